@@ -1,0 +1,59 @@
+# Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test unit integration faults check format lock clean
+
+BIN := .venv/bin
+LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
+# Explicit, so that tests never meet the jars or the settings of somebody's own Spark.
+PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m pytest
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+setup: .venv/.jars ## make .venv with the locked packages, and fetch the locked jars
+
+demo: setup ## show everything on a Kafka broker of its own
+	@$(BIN)/kmq demo
+
+test: unit integration ## run the tests, quickest first
+
+unit: .venv/.dev ## run the tests that need no JVM
+	@$(PYTEST) -m "not spark and not kafka and not faults"
+
+integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
+	@$(PYTEST) -m "(spark or kafka) and not faults"
+
+faults: .venv/.dev .venv/.jars ## run the tests that kill, pause and starve processes
+	@$(PYTEST) -m faults
+
+check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "kmq: some files are not formatted; run make format" >&2; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m kmq_spark.wire.generate --check
+
+format: .venv/.dev ## format the code, and repair what the linter can
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+lock: ## resolve the dependencies anew, inside the bounds of pyproject.toml
+	@requirements/lock.sh
+
+clean: ## remove .venv and what the tools left; the jar cache stays
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp a kind of installation: a second call compares dates and is done.
+.venv/.all: requirements/all.txt $(LOCKS)
+	@requirements/setup.sh all
+	@touch $@
+
+# After .all, since both install into .venv.
+.venv/.dev: requirements/dev.txt .venv/.all
+	@requirements/setup.sh dev
+	@touch $@
+
+.venv/.jars: kmq_spark/local/jars.lock .venv/.all
+	@$(BIN)/python -m kmq_spark.local.jars fetch
+	@touch $@

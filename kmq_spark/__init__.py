@@ -1,0 +1,68 @@
+"""
+Message-queue semantics on plain Kafka topics.
+
+    from kmq_spark import QueueConsumer, QueueProducer
+
+Rule 1: importing this package loads neither pyspark nor Kafka's client; a name loads what it needs when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.markers import MessageId
+from kmq_spark.errors import (
+    ConfigError,
+    FencedError,
+    KafkaClientError,
+    KmqError,
+    LeaseLostError,
+    SetupError,
+    TopicError,
+    UsageError,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from kmq_spark.kafka.consumer import QueueConsumer
+    from kmq_spark.kafka.message import Message
+    from kmq_spark.kafka.producer import QueueProducer
+    from kmq_spark.kafka.topics import check_queue, create_queue
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Message": "kmq_spark.kafka.message",
+    "QueueConsumer": "kmq_spark.kafka.consumer",
+    "QueueProducer": "kmq_spark.kafka.producer",
+    "check_queue": "kmq_spark.kafka.topics",
+    "create_queue": "kmq_spark.kafka.topics",
+}
+
+__all__ = [
+    "ConfigError",
+    "FencedError",
+    "KafkaClientError",
+    "KmqError",
+    "LeaseLostError",
+    "Message",
+    "MessageId",
+    "QueueConsumer",
+    "QueueProducer",
+    "SetupError",
+    "TopicError",
+    "UsageError",
+    "WireError",
+    "check_queue",
+    "create_queue",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a name that needs Kafka's client (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(home), name)

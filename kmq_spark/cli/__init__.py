@@ -1,0 +1,1 @@
+"""The `kmq` command: noun, then verb, with Kafka's manners."""

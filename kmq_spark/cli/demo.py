@@ -1,0 +1,37 @@
+"""`kmq demo`: everything on this machine, narrated, with an outcome that can be checked."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Annotated
+
+import typer
+
+from kmq_spark.cli.common import EXIT_FAILED, BootstrapServer, print_json, set_up_logs, told_clearly
+
+
+@told_clearly
+def demo(
+    bootstrap_server: BootstrapServer = None,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 2,
+    kills: Annotated[int, typer.Option(min=0, max=20, help="How many workers are killed at work.")] = 3,
+    lease_ms: Annotated[int, typer.Option(min=1_000, max=60_000, help="How long a worker holds a message.")] = 4_000,
+) -> None:
+    """
+    Index the Python standard library through a queue, kill workers at work, and count what came out.
+
+    Without --bootstrap-server it starts an embedded broker. The last line is a JSON object; exit code 1 if anything is
+    lost or redelivered too early.
+    """
+    from kmq_spark.demo.narrator import Demo  # noqa: PLC0415  # `kmq --help` must not wait for it
+
+    set_up_logs("WARNING")
+    logging.getLogger("kmq_spark.kafka.client").setLevel(logging.ERROR)
+    folder = Path(mkdtemp(prefix="kmq-demo-"))
+    outcome = Demo(folder, workers=workers, kills=kills, lease_ms=lease_ms).run(bootstrap_server)
+    print_json(outcome.summary())
+    if not outcome.is_right:
+        typer.echo(f"kmq: the outcome is not what it should be; logs and results are in {folder}", err=True)
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,23 @@
+"""The `kmq` command, put together from its nouns."""
+
+from __future__ import annotations
+
+import typer
+
+from kmq_spark.cli import broker, demo, queue, tracker
+
+app = typer.Typer(
+    name="kmq",
+    help="Message-queue semantics on plain Kafka topics.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(queue.app, name="queue")
+app.add_typer(tracker.app, name="tracker")
+app.command("up")(broker.up)
+app.command("demo")(demo.demo)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,71 @@
+"""`kmq queue`: make and look at a queue's topics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kmq_spark.cli.common import (
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.config import plain
+
+app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the queue, and of its queue topic.", metavar="QUEUE")]
+
+
+@app.command("create")
+@told_clearly
+def create(  # noqa: PLR0913  # each is one flag
+    name: Name,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    partitions: Annotated[int, typer.Option(help="Partitions of each of the three topics.")] = 4,
+    replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
+) -> None:
+    """Make the queue, markers and dead-letter topics where they do not exist, and check them."""
+    from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    kafka = settings_from(config, bootstrap_server, command_config, client_settings).kafka
+    layout = create_queue(
+        name,
+        bootstrap_servers=kafka.bootstrap_servers,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        timeout_ms=kafka.timeout_ms,
+        extra=plain(kafka.extra),
+    )
+    typer.echo(f"queue {name}: {', '.join(layout.topics.all_topics)}, {layout.partition_count} partitions")
+
+
+@app.command("describe")
+@told_clearly
+def describe(
+    name: Name,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+) -> None:
+    """Check the queue's topics, and say how each finding is repaired."""
+    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    kafka = settings_from(config, bootstrap_server, command_config, client_settings).kafka
+    layout = check_queue(
+        name, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
+    )
+    typer.echo(f"queue {name}: {layout.partition_count} partitions, topics fit")
+    typer.echo(f"  queue topic        {layout.topics.queue_topic}  (largest message {layout.max_message_bytes} bytes)")
+    typer.echo(f"  markers topic      {layout.topics.markers_topic}  (kept for {layout.retention_ms} ms)")
+    typer.echo(
+        f"  dead-letter topic  {layout.topics.dead_letter_topic}  ({layout.dead_letter_partition_count} partitions)"
+    )

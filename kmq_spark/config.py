@@ -1,0 +1,236 @@
+"""
+Settings: what can be set, within which bounds, and where a value comes from.
+
+Rule 1: read at the edge (`jobs/`, `cli/`) and handed inward as frozen values; nothing below the edge reads the
+environment.
+Rule 2: flags > environment (`KMQ_<SECTION>__<KEY>`) > file (TOML) > default.
+Rule 3: an unknown key is an error with a suggestion, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource
+
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic_core import ErrorDetails
+
+QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
+"""Queue names reach topic names, metric labels and file paths, so Kafka's own alphabet and room for a suffix."""
+
+TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
+
+QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
+
+
+class _Section(BaseModel):
+    """One table of the file: frozen, and nothing unknown in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class KafkaSettings(_Section):
+    """`[kafka]`: the broker and how to reach it."""
+
+    bootstrap_servers: str = Field(default="localhost:9092", min_length=1)
+    """Comma-separated `host:port`. Kafka key: `bootstrap.servers`."""
+
+    extra: dict[str, SecretStr] = Field(default_factory=dict)
+    """librdkafka keys passed through as they are (`security.protocol`, `sasl.*`, `ssl.*`); printed as `***`."""
+
+    spark_extra: dict[str, SecretStr] = Field(default_factory=dict)
+    """Java client keys for Spark's Kafka source, without the `kafka.` prefix (`sasl.jaas.config`, …)."""
+
+    timeout_ms: int = Field(default=15_000, ge=1_000, le=300_000)
+    """How long a metadata or admin call may take before it is an error; raise it on slow networks."""
+
+
+class QueueSettings(_Section):
+    """`[queue]`: what holds for every queue, unless `[queues.<name>]` says otherwise."""
+
+    lease_ms: int = Field(default=30_000, ge=1_000, le=TWELVE_HOURS_MS)
+    """How long a consumer holds a message before it is redelivered; SQS's visibility timeout, whose default this is."""
+
+    max_deliveries: int = Field(default=5, ge=0, le=10_000)
+    """Last allowed delivery, then the dead-letter topic; 0 = no limit. 5 as in Kafka's share groups."""
+
+
+class ConsumerSettings(_Section):
+    """`[consumer]`: one worker process."""
+
+    max_in_flight: int = Field(default=1_000, ge=1, le=1_000_000)
+    """Messages held at once, by count; receiving waits beyond it."""
+
+    concurrency: int = Field(default=8, ge=1, le=1_024)
+    """Handler threads of `run`."""
+
+    retry_delay_ms: int = Field(default=1_000, ge=0, le=TWELVE_HOURS_MS)
+    """How long a message rests after its handler raised; 0 gives it back at once."""
+
+    drain_timeout_ms: int = Field(default=20_000, ge=0, le=3_600_000)
+    """How long a clean stop waits for running handlers; below Kubernetes' 30 s grace period."""
+
+
+class TrackerSettings(_Section):
+    """`[tracker]`: the redelivery tracker."""
+
+    queues: tuple[QueueName, ...] = ()
+    """Queues of this application, a streaming query each; flags may name others."""
+
+    checkpoint_dir: str = "checkpoints"
+    """Where Spark keeps offsets and state, a folder per queue: a local path, or one of the cluster's file systems."""
+
+    trigger: Literal["processing-time", "available-now"] = "processing-time"
+    """`processing-time` runs until stopped; `available-now` handles what is there and ends, as Databricks serverless does."""
+
+    trigger_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
+    """Shortest time between two batches; 0 starts the next at once, for the least lateness."""
+
+    tick_interval_ms: int = Field(default=250, ge=10, le=60_000)
+    """Shortest time between two TICKs of a markers partition: a bound on the clock's share of the lateness."""
+
+    commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
+    """How often the group's offsets are committed while nothing is to be sent; lag shown by Kafka's tools is this old."""
+
+    state_partitions: int = Field(default=4, ge=1, le=1_000)
+    """State partitions (`spark.sql.shuffle.partitions`); pinned by the first run of a checkpoint."""
+
+    max_markers_per_batch: int = Field(default=200_000, ge=1, le=100_000_000)
+    """Bound on one batch after an outage. Spark key: `maxOffsetsPerTrigger`."""
+
+    max_decisions_per_tick: int = Field(default=20_000, ge=1, le=1_000_000)
+    """What one TICK may decide in one markers partition, earliest deadlines first; the rest stays due."""
+
+    max_transaction_messages: int = Field(default=5_000, ge=1, le=1_000_000)
+    """Messages sent again in one Kafka transaction; a batch with more is cut into several."""
+
+    max_transaction_bytes: int = Field(default=16 * 1024 * 1024, ge=1_024, le=1024**3)
+    """Payload bytes held for one transaction, a bound on the driver's memory."""
+
+    restart_limit: int = Field(default=20, ge=0, le=1_000_000)
+    """How many times in a row a failed query is started again before the process ends with an error."""
+
+
+class Settings(BaseSettings):
+    """
+    Everything that can be set.
+
+    Raises:
+        ConfigError: from `load_settings`, never from here directly.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")  # type: ignore[assignment]  # no SettingsConfigDict key needed
+
+    kafka: KafkaSettings = KafkaSettings()
+    queue: QueueSettings = QueueSettings()
+    queues: dict[QueueName, dict[str, Any]] = Field(default_factory=dict)
+    consumer: ConsumerSettings = ConsumerSettings()
+    tracker: TrackerSettings = TrackerSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: flags (given to the constructor), environment, file; no dotenv."""
+        del env_settings, dotenv_settings, file_secret_settings
+        flags = dict(init_settings())
+        file_values = flags.pop("_file_values", {})
+        return (
+            InitSettingsSource(settings_cls, flags),
+            EnvSettingsSource(settings_cls, env_prefix="KMQ_", env_nested_delimiter="__"),
+            InitSettingsSource(settings_cls, file_values),
+        )
+
+    def for_queue(self, name: str) -> QueueSettings:
+        """
+        Return the settings of one queue: `[queues.<name>]` over `[queue]`.
+
+        Raises:
+            ConfigError: `[queues.<name>]` has an unknown key or a value out of bounds.
+        """
+        values = {**self.queue.model_dump(exclude_unset=True), **self.queues.get(name, {})}
+        try:
+            return QueueSettings.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error.errors()[0], f"[queues.{name}]", QueueSettings)) from error
+
+
+def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
+    """
+    Read the settings from all sources and check them.
+
+    Args:
+        file: TOML file, or None for none.
+        flags: Values by section and key that go before everything else; None values are left out.
+
+    Raises:
+        ConfigError: The file is missing or no TOML, a key is unknown, a value is out of bounds.
+    """
+    given = {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in (flags or {}).items()
+    }
+    try:
+        settings = Settings(
+            **{section: values for section, values in given.items() if values}, _file_values=_read(file)
+        )  # type: ignore[arg-type]  # checked by pydantic
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0], str(file or "the environment or the flags"), Settings)) from error
+    for name in settings.queues:
+        settings.for_queue(name)
+    return settings
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read the settings file: got {str(file)!r}: {error.strerror}; give an existing TOML file"
+        raise ConfigError(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"the settings file is no TOML: got {str(file)!r}: {error}; see conf/local.toml for the form"
+        raise ConfigError(message) from error
+
+
+def _explain(error: ErrorDetails, source: str, model: type[BaseModel]) -> str:
+    """Turn pydantic's first finding into our form: what is wrong: got what, what is allowed; what to do."""
+    path = [str(part) for part in error["loc"]]
+    name = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        allowed = sorted(_fields_at(model, path[:-1]))
+        close = difflib.get_close_matches(path[-1], allowed, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "remove it"
+        return f"unknown setting: got {name!r} in {source}, allowed are {', '.join(allowed)}; {hint}"
+    wanted = error["msg"][0].lower() + error["msg"][1:]
+    shown = "***" if "extra" in name else repr(error["input"])
+    return f"setting {name} is not allowed: got {shown}, {wanted}; correct it in {source}"
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def plain(extra: Mapping[str, SecretStr]) -> dict[str, str]:
+    """Return pass-through settings with their secrets open, for the client that needs them and nobody else."""
+    return {key: value.get_secret_value() for key, value in extra.items()}

@@ -1,0 +1,132 @@
+"""
+Markers to event columns: one event for each message that a marker covers.
+
+Rule 1: events keep the order of the log.
+Rule 2: collecting a marker costs one tuple; numpy does the rest, for all markers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kmq_spark.core.in_flight import KEY_BITS
+from kmq_spark.core.markers import MarkerType, OffsetRange
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kmq_spark.core.markers import Marker
+
+
+class LoggedMarker(NamedTuple):
+    """
+    A marker at its place in the log.
+
+    Attributes:
+        marker_offset: Where.
+        appended_at_ms: Append time, epoch milliseconds, broker clock; negative reads as 0.
+        marker: What it says; None where the record is no marker.
+    """
+
+    marker_offset: int
+    appended_at_ms: int
+    marker: Marker | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """
+    Columns of events, in log order, and of the markers they come from.
+
+    Attributes:
+        key: Message key of each event.
+        source: Marker of each event, as a row of the columns below.
+        type: A `MarkerType`.
+        marker_offset: Where the marker lies.
+        deadline_at_ms: START, KEEPALIVE: append time and lease.
+        delivery_count: START.
+        outcome: END: an `Outcome`.
+        never_handed_out: KEEPALIVE: 1 where the delivery does not count.
+        reasons: END: free text.
+    """
+
+    key: NDArray[np.int64]
+    source: NDArray[np.int64]
+    type: NDArray[np.int64]
+    marker_offset: NDArray[np.int64]
+    deadline_at_ms: NDArray[np.int64]
+    delivery_count: NDArray[np.int64]
+    outcome: NDArray[np.int64]
+    never_handed_out: NDArray[np.int64]
+    reasons: list[str]
+
+
+class EventBuffer:
+    """Markers since the last time that the table was brought up to date."""
+
+    __slots__ = ("_ranges", "_reasons", "_rows")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._rows: list[tuple[int, ...]] = []
+        self._ranges: list[OffsetRange] = []
+        self._reasons: list[str] = []
+
+    def __len__(self) -> int:
+        """Return the number of markers."""
+        return len(self._rows)
+
+    def append(self, marker_offset: int, deadline_at_ms: int, marker: Marker) -> None:
+        """
+        Add a marker that is no TICK.
+
+        Args:
+            marker_offset: Where it lies.
+            deadline_at_ms: Append time and lease.
+            marker: What it says.
+        """
+        self._rows.append(
+            (
+                marker.type,
+                marker_offset,
+                deadline_at_ms,
+                max(1, marker.delivery_count),
+                marker.outcome,
+                marker.never_handed_out,
+                marker.queue_partition,
+                len(marker.ranges),
+            )
+        )
+        self._ranges += marker.ranges
+        # Only an END's reason is ever asked for, by the row of its marker.
+        self._reasons.append(marker.reason if marker.type is MarkerType.END else "")
+
+    def events(self) -> Events:
+        """Return everything collected, and begin anew."""
+        columns = np.array(self._rows, dtype=np.int64).T
+        marker_type, marker_offset, deadline_at_ms, delivery_count, outcome, never_handed_out = columns[:6]
+        queue_partition, range_count = columns[6:]
+        first, count = np.array(self._ranges, dtype=np.int64).reshape(-1, 2).T
+        source = np.repeat(np.arange(len(range_count)), range_count)
+        key = first + (queue_partition << KEY_BITS)[source]
+        total = int(count.sum())
+        if total > len(count):
+            before = np.cumsum(count) - count
+            key = np.repeat(key - before, count) + np.arange(total)
+            source = np.repeat(source, count)
+        reasons = self._reasons
+        self._rows, self._ranges, self._reasons = [], [], []
+        return Events(
+            key,
+            source,
+            marker_type,
+            marker_offset,
+            deadline_at_ms,
+            delivery_count,
+            outcome,
+            never_handed_out,
+            reasons,
+        )

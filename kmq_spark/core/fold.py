@@ -1,0 +1,190 @@
+"""
+Fold the markers of one markers partition into its state, and decide which messages fall due.
+
+Rule 1: decisions happen at TICKs alone: they depend on the log and not on how it was cut into batches.
+Rule 2: no clock, no Kafka, no Spark: time is the append time of the last TICK folded.
+Rule 3: an END below a TICK always wins over that TICK.
+Rule 4: a TICK that cannot decide anything costs a comparison; columns are touched where something is due.
+
+Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`; differs in that time is a marker and
+never silence, and in that a second START after the deadline is welcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kmq_spark.core.decisions import Decision, Decisions
+from kmq_spark.core.events import EventBuffer, LoggedMarker
+from kmq_spark.core.in_flight import KEY_BITS, REJECTED
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome
+from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason, is_exhausted
+from kmq_spark.core.resolve import resolve
+from kmq_spark.core.state import Counters, PartitionState, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from kmq_spark.core.markers import Marker
+
+__all__ = [
+    "Counters",
+    "Decision",
+    "DecisionAction",
+    "Decisions",
+    "FoldResult",
+    "LoggedMarker",
+    "PartitionState",
+    "Rules",
+    "Status",
+    "fold",
+]
+
+_NEVER = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldResult:
+    """
+    What a batch led to.
+
+    Attributes:
+        state: After the batch; the state before it is unchanged.
+        decisions: What is to be sent.
+        status: Where the partition stands.
+    """
+
+    state: PartitionState
+    decisions: Decisions
+    status: Status
+
+
+def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -> FoldResult:
+    """
+    Fold a batch of markers of one markers partition.
+
+    Args:
+        state: Before the batch; left as it is.
+        markers: In any order. Those below `state.next_marker_offset`, or twice in the batch, are counted and skipped.
+        rules: Of the queue.
+
+    Returns:
+        State, decisions, status. The same log gives the same, however it is cut into batches.
+
+    Source: docs/protocol.md, the fold.
+    """
+    folding = _Folding(state, rules)
+    # By offset alone: two rows of the same offset are the same record, and markers have no order.
+    for logged in sorted(markers, key=itemgetter(0)):
+        folding.take(*logged)
+    folding.bring_up_to_date()
+    return FoldResult(folding.state, Decisions.concatenated(folding.decided), folding.state.status())
+
+
+class _Folding:
+    """
+    One fold at work.
+
+    Attributes:
+        state: Up to date but for the buffered events.
+        decided: Decisions so far, by TICK.
+    """
+
+    __slots__ = ("_buffer", "_earliest_ms", "_rules", "decided", "state")
+
+    def __init__(self, state: PartitionState, rules: Rules) -> None:
+        self.state = replace(state, counters=replace(state.counters))
+        self.decided: list[Decisions] = []
+        self._rules = rules
+        self._buffer = EventBuffer()
+        # No deadline lies below this, buffered events included; one that an END took away may still hold it down.
+        self._earliest_ms = self._table_earliest_ms()
+
+    def take(self, marker_offset: int, appended_at_ms: int, marker: Marker | None) -> None:
+        """Fold one marker."""
+        state = self.state
+        if marker_offset < state.next_marker_offset:
+            state.counters.repeated += 1
+            return
+        state.next_marker_offset = marker_offset + 1
+        if marker is None:
+            state.counters.unreadable += 1
+        elif marker.type is MarkerType.TICK:
+            self._tick(marker_offset, appended_at_ms)
+        else:
+            deadline_at_ms = max(appended_at_ms, 0) + marker.redeliver_after_ms
+            if marker.type is not MarkerType.END:
+                self._earliest_ms = min(self._earliest_ms, deadline_at_ms)
+            elif marker.outcome is Outcome.REJECTED:
+                self._earliest_ms = REJECTED
+            self._buffer.append(marker_offset, deadline_at_ms, marker)
+
+    def bring_up_to_date(self) -> None:
+        """Apply the buffered events to the table."""
+        if len(self._buffer):
+            self.state.in_flight = resolve(self.state.in_flight, self._buffer.events(), self.state.counters)
+
+    def _table_earliest_ms(self) -> int:
+        earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
+        return _NEVER if earliest_ms is None else earliest_ms
+
+    def _tick(self, marker_offset: int, appended_at_ms: int) -> None:
+        state = self.state
+        state.counters.ticks += 1
+        state.clock_ms = max(state.clock_ms, appended_at_ms)
+        if marker_offset < self._rules.decide_from_marker_offset or self._earliest_ms >= state.clock_ms:
+            return
+        self.bring_up_to_date()
+        rows = self._due_rows()
+        if len(rows):
+            self.decided.append(self._decide(rows, marker_offset))
+        self._earliest_ms = self._table_earliest_ms()
+
+    def _due_rows(self) -> NDArray[np.int64]:
+        """Return the rows that this TICK decides: earliest deadlines first, then by key."""
+        limit = self._rules.max_decisions_per_tick
+        deadline_at_ms = self.state.in_flight.columns.deadline_at_ms
+        rows = np.flatnonzero(deadline_at_ms < self.state.clock_ms)
+        if len(rows) > limit:
+            # Leave out what lies past the limit before sorting: after an outage there may be a million of them.
+            latest_ms = np.partition(deadline_at_ms[rows], limit - 1)[limit - 1]
+            rows = rows[deadline_at_ms[rows] <= latest_ms]
+        # Rows ascend by key, and the sort is stable.
+        return rows[np.argsort(deadline_at_ms[rows], kind="stable")][:limit]
+
+    def _decide(self, rows: NDArray[np.int64], tick_marker_offset: int) -> Decisions:
+        """Decide messages and take them out of the table."""
+        state, table = self.state, self.state.in_flight
+        due = table.columns.take(rows)
+        reasons: list[str] = []
+        for key, deadline_at_ms, delivery_count in zip(
+            due.key.tolist(), due.deadline_at_ms.tolist(), due.delivery_count.tolist(), strict=True
+        ):
+            if deadline_at_ms == REJECTED:
+                reasons.append(table.reasons.get(key) or "rejected")
+            elif is_exhausted(delivery_count, self._rules):
+                reasons.append(exhausted_reason(delivery_count, self._rules))
+            else:
+                reasons.append("")
+        is_dead_letter = np.fromiter(map(bool, reasons), dtype=np.bool_, count=len(reasons))
+        dead_letters = int(np.count_nonzero(is_dead_letter))
+        state.counters.dead_lettered += dead_letters
+        state.counters.redelivered += len(rows) - dead_letters
+        state.in_flight = table.without(np.sort(rows))
+        columns = {
+            "queue_partition": due.key >> KEY_BITS,
+            "message_offset": due.key & MAX_MESSAGE_OFFSET,
+            "delivery_count": due.delivery_count,
+            "action": np.where(is_dead_letter, DecisionAction.DEAD_LETTER, DecisionAction.REDELIVER),
+            "deadline_at_ms": due.deadline_at_ms,
+            "tick_marker_offset": np.full(len(rows), tick_marker_offset),
+            "tick_at_ms": np.full(len(rows), state.clock_ms),
+            "start_marker_offset": due.start_marker_offset,
+        }
+        return Decisions.from_columns(columns, reasons)

@@ -1,0 +1,162 @@
+"""
+The packed table of leased messages: numpy columns sorted by message key.
+
+Rule 1: a table is a value: every change returns a new one, columns that did not change are shared.
+Rule 2: one int64 key a message, `queue_partition << 48 | message_offset`: one column to sort, search and merge by.
+Rule 3: a rejected message stays in the table, due whatever its lease: deadline `REJECTED`, its reason lies aside.
+
+Source: kafka-mq-go keeps a map and two heaps (`queue/redelivery/markersqueue.go`); here a batch is merged at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kmq_spark.core.markers import OffsetRange
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KEY_BITS = 48
+"""Bits of the message offset within a key; see `MAX_MESSAGE_OFFSET`."""
+
+REJECTED = -1
+"""Deadline of a rejected message: below every clock, so that the next TICK decides it."""
+
+
+def message_keys(queue_partition: int, message_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the table's keys of messages of one queue partition."""
+    return message_offsets + (queue_partition << KEY_BITS)
+
+
+def ranges_of(message_offsets: NDArray[np.int64]) -> tuple[OffsetRange, ...]:
+    """
+    Return the ranges that cover exactly these offsets.
+
+    Args:
+        message_offsets: Ascending, none twice.
+
+    Returns:
+        Ascending ranges, as few as possible; none for no offsets.
+    """
+    if not len(message_offsets):
+        return ()
+    starts = np.flatnonzero(np.diff(message_offsets, prepend=message_offsets[0] - 2) != 1)
+    counts = np.diff(starts, append=len(message_offsets))
+    return tuple(map(OffsetRange, message_offsets[starts].tolist(), counts.tolist()))
+
+
+def _no_rows() -> NDArray[np.int64]:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """
+    Messages as columns of equal length, sorted by key, no key twice.
+
+    Attributes:
+        key: See `message_keys`.
+        deadline_at_ms: Lease end, epoch milliseconds on the broker's clock; `REJECTED` for a rejected message.
+        delivery_count: Deliveries so far; 0 where the only one was released before a handler saw it.
+        start_marker_offset: Marker offset of the last START.
+    """
+
+    key: NDArray[np.int64] = field(default_factory=_no_rows)
+    deadline_at_ms: NDArray[np.int64] = field(default_factory=_no_rows)
+    delivery_count: NDArray[np.int64] = field(default_factory=_no_rows)
+    start_marker_offset: NDArray[np.int64] = field(default_factory=_no_rows)
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return len(self.key)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
+        """Return some of the rows: by number, or by a mask."""
+        return Columns(
+            self.key[rows], self.deadline_at_ms[rows], self.delivery_count[rows], self.start_marker_offset[rows]
+        )
+
+    def merged(self, other: Columns) -> Columns:
+        """Return the rows of both, which have no key in common."""
+        if not len(other):
+            return self
+        if not len(self):
+            return other
+        pairs = (
+            (self.key, other.key),
+            (self.deadline_at_ms, other.deadline_at_ms),
+            (self.delivery_count, other.delivery_count),
+            (self.start_marker_offset, other.start_marker_offset),
+        )
+        if other.key[0] > self.key[-1]:
+            # New messages nearly always lie past all others of their queue partition.
+            return Columns(*(np.concatenate(pair) for pair in pairs))
+        is_other = np.zeros(len(self) + len(other), dtype=np.bool_)
+        is_other[np.searchsorted(self.key, other.key) + np.arange(len(other))] = True
+        is_own = ~is_other
+        merged = []
+        for own, others in pairs:
+            column = np.empty(len(is_other), dtype=np.int64)
+            column[is_own] = own
+            column[is_other] = others
+            merged.append(column)
+        return Columns(*merged)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """
+    The messages that are started and not ended, of one markers partition.
+
+    Attributes:
+        columns: One row a message.
+        reasons: Reason of each rejected message, by key.
+    """
+
+    columns: Columns = field(default_factory=Columns)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of messages, the rejected ones included."""
+        return len(self.columns)
+
+    def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """
+        Find messages.
+
+        Args:
+            keys: Ascending.
+
+        Returns:
+            Row number of each key, -1 where it is not in the table.
+        """
+        own = self.columns.key
+        if not len(own) or not len(keys) or keys[0] > own[-1]:
+            return np.full(len(keys), -1, dtype=np.int64)
+        rows = np.searchsorted(own, keys)
+        found = own[np.minimum(rows, len(own) - 1)] == keys
+        return np.where(found, rows, -1)
+
+    def without(self, rows: NDArray[np.int64]) -> InFlight:
+        """Return the table without these rows."""
+        if not len(rows):
+            return self
+        is_kept = np.ones(len(self), dtype=np.bool_)
+        is_kept[rows] = False
+        reasons = self.reasons
+        if reasons:
+            gone = set(self.columns.key[rows].tolist())
+            reasons = {key: reason for key, reason in reasons.items() if key not in gone}
+        return InFlight(self.columns.take(is_kept), reasons)
+
+    def smallest_deadline_at_ms(self) -> int | None:
+        """Return the deadline that falls due first, `REJECTED` where that is now, None where nothing is in flight."""
+        return int(self.columns.deadline_at_ms.min()) if len(self) else None
+
+    def smallest_start_marker_offset(self) -> int | None:
+        """Return the oldest marker that is still needed to build this table again, None where none is."""
+        return int(self.columns.start_marker_offset.min()) if len(self) else None

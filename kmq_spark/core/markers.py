@@ -1,0 +1,94 @@
+"""
+The vocabulary of the markers topic: what a marker is, without its bytes.
+
+Rule 1: values only; no clock, no Kafka, no Spark.
+Rule 2: two topics are in play, so nothing here is called a bare `offset` or `partition`.
+
+Source: kafka-mq-go `pkg/proto/marker.proto` (V1), extended upward; the ranges and the TICK are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+MAX_QUEUE_PARTITION = 32_767
+"""Largest queue partition that a marker may name; the packed table keeps 15 bits for it."""
+
+MAX_MESSAGE_OFFSET = 2**48 - 1
+"""Largest message offset that a marker may name; the packed table keeps 48 bits for it."""
+
+MAX_MESSAGES_PER_MARKER = 100_000
+"""Most messages that one marker may cover: a range of 2**32 offsets is hostile input, not work."""
+
+MAX_REDELIVER_AFTER_MS = 12 * 60 * 60 * 1000
+"""Longest lease, 12 hours, as in SQS; a longer one is hostile input or a unit mistaken."""
+
+MAX_DELIVERY_COUNT = 2**31 - 1
+"""Largest delivery count that is kept; a larger one reads as this."""
+
+MAX_TEXT_CHARS = 1_000
+"""Longest reason or consumer id that is kept: both travel on into headers, so a longer one is cut."""
+
+
+class MarkerType(IntEnum):
+    """What a marker says; the numbers are those on the wire."""
+
+    START = 0
+    END = 1
+    KEEPALIVE = 2
+    TICK = 3
+
+
+class Outcome(IntEnum):
+    """How a message ended; the numbers are those on the wire."""
+
+    ACKED = 0
+    REJECTED = 1
+    EXPIRED = 2
+    REDELIVERED = 3
+    DEAD_LETTERED = 4
+
+
+class MessageId(NamedTuple):
+    """The identity of a message: its place in the queue topic."""
+
+    queue_partition: int
+    message_offset: int
+
+
+class OffsetRange(NamedTuple):
+    """`count` message offsets from `first` on."""
+
+    first: int
+    count: int  # type: ignore[assignment]  # hides `tuple.count`, which means nothing for a range
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """
+    One record of the markers topic.
+
+    Attributes:
+        type: What it says.
+        queue_partition: Queue partition of every message covered; -1 on a TICK.
+        ranges: Message offsets covered, ascending, without overlap; empty on a TICK.
+        redeliver_after_ms: START, KEEPALIVE: lease in milliseconds from the marker's append time;
+            0 on a KEEPALIVE means due at the next TICK (a release).
+        delivery_count: START: deliveries of every message covered, this one included, at least 1.
+        outcome: END: how it ended.
+        reason: END, rejected or dead-lettered: why, free text.
+        consumer_id: Who wrote it, free text.
+        never_handed_out: KEEPALIVE: a release of messages that no handler saw; the delivery does not count.
+    """
+
+    type: MarkerType
+    queue_partition: int = -1
+    ranges: tuple[OffsetRange, ...] = ()
+    redeliver_after_ms: int = 0
+    delivery_count: int = 1
+    outcome: Outcome = Outcome.ACKED
+    reason: str = ""
+    consumer_id: str = ""
+    never_handed_out: bool = False

@@ -1,0 +1,273 @@
+"""
+The rules of START, KEEPALIVE and END, for any number of events at once.
+
+Rule 1: what counts for a message is its last START, and the first END after it; what came before a START is history.
+Rule 2: a KEEPALIVE after the END, or after a rejection, moves nothing: it never revives a message.
+Rule 3: a rejected message leaves by a START, a TICK, or an END of the tracker itself, and by nothing else.
+Rule 4: no loop over events, nor over the rounds of one key, which may be a hundred thousand in a keep-alive storm:
+events are cut into *leases*, one for each START and one for what precedes a key's first START, and every question about
+a lease is a reduction over it.
+
+`testing/model.py` says the same with a dict, one message at a time; the two are compared by property tests.
+Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
+from kmq_spark.core.markers import MarkerType, Outcome
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kmq_spark.core.events import Events
+    from kmq_spark.core.state import Counters
+
+# Where a message stands, between events.
+ABSENT, LEASED, REFUSED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Leases:
+    """
+    Events sorted by key, cut into leases.
+
+    Attributes:
+        source: Marker of each event.
+        of_event: Lease of each event.
+        first: First event of each lease.
+        began: Whether a START opens the lease; else it goes on from the table.
+        key: Message of each lease.
+        row: Its row in the table, -1 where it is not there.
+        before: Where the message stood before the first event that may change it, START included.
+        is_last: Whether it is the last lease of its message.
+    """
+
+    source: NDArray[np.int64]
+    of_event: NDArray[np.int64]
+    first: NDArray[np.int64]
+    began: NDArray[np.bool_]
+    key: NDArray[np.int64]
+    row: NDArray[np.int64]
+    before: NDArray[np.int8]
+    is_last: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ends:
+    """
+    What ENDs did to each lease.
+
+    Attributes:
+        end: First END that found the message leased; an index past all events where there was none.
+        settled: First END that found it rejected and took it out; past all events where there was none.
+        after: Where the message stood after the lease.
+    """
+
+    end: NDArray[np.int64]
+    settled: NDArray[np.int64]
+    after: NDArray[np.int8]
+
+
+def resolve(table: InFlight, events: Events, counters: Counters) -> InFlight:
+    """
+    Apply events to the table.
+
+    Args:
+        table: Before the events.
+        events: In log order, no TICK among them, none of them empty.
+        counters: Brought up to date in place.
+
+    Returns:
+        The table after them.
+    """
+    leases = _leases_of(table, events)
+    ends = _ends_of(leases, events)
+    _count_starts(leases, ends, counters)
+    _count_ends(leases, ends, events, counters)
+    rows = _final_rows(table, leases, ends, events, counters)
+    reasons = _final_reasons(table, leases, ends, events)
+    return InFlight(rows, reasons)
+
+
+def _leases_of(table: InFlight, events: Events) -> _Leases:
+    """Sort the events by key, the order of the log within a key, and cut them into leases."""
+    order = np.argsort(events.key, kind="stable")
+    key, source = events.key[order], events.source[order]
+    is_new_key = np.ones(len(key), dtype=np.bool_)
+    is_new_key[1:] = key[1:] != key[:-1]
+    is_start = (events.type == MarkerType.START)[source]
+    is_first = is_new_key | is_start
+    first = np.flatnonzero(is_first)
+    began = is_start[first]
+    opens_key = is_new_key[first]
+    lease_key = key[first]
+    keys_row = table.rows_of(lease_key[opens_key])
+    row = keys_row[np.cumsum(opens_key) - 1]
+    before = np.full(len(first), LEASED, dtype=np.int8)
+    goes_on = np.flatnonzero(~began)
+    before[goes_on] = _standing(table, row[goes_on])
+    is_last = np.ones(len(first), dtype=np.bool_)
+    is_last[:-1] = opens_key[1:]
+    return _Leases(source, np.cumsum(is_first) - 1, first, began, lease_key, row, before, is_last)
+
+
+def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Return where messages stand in the table."""
+    standing = np.full(len(rows), ABSENT, dtype=np.int8)
+    found = rows >= 0
+    is_rejected = table.columns.deadline_at_ms[rows[found]] == REJECTED
+    standing[found] = np.where(is_rejected, REFUSED, LEASED)
+    return standing
+
+
+def _ends_of(leases: _Leases, events: Events) -> _Ends:
+    """Find the ENDs that changed something."""
+    count = len(leases.source)
+    past = np.full(len(leases.first), count, dtype=np.int64)
+    ending = np.flatnonzero((events.type == MarkerType.END)[leases.source])
+    if not len(ending):
+        return _Ends(past, past, leases.before)
+    end = _first_of_lease(leases, ending)
+    end[leases.before != LEASED] = count
+    has_end = end < count
+    outcome = events.outcome[leases.source[np.minimum(end, count - 1)]]
+    is_rejected = has_end & (outcome == Outcome.REJECTED)
+    after = np.where(is_rejected, REFUSED, np.where(has_end, ABSENT, leases.before)).astype(np.int8)
+    settled = past
+    if np.any(after == REFUSED):
+        by_tracker = ending[_is_by_tracker(events)[leases.source[ending]]]
+        # An END of the tracker settles a rejection that it follows, within the same lease.
+        refused_at = np.where(is_rejected, end, np.where(leases.before == REFUSED, -1, count))
+        settled = _first_of_lease(leases, by_tracker[by_tracker > refused_at[leases.of_event[by_tracker]]])
+        after[settled < count] = ABSENT
+    return _Ends(end, settled, after)
+
+
+def _first_of_lease(leases: _Leases, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first of the found events (ascending) in each lease, past all events where there is none."""
+    first = np.full(len(leases.first), len(leases.source), dtype=np.int64)
+    of_lease = leases.of_event[found]
+    is_first = np.ones(len(found), dtype=np.bool_)
+    is_first[1:] = of_lease[1:] != of_lease[:-1]
+    first[of_lease[is_first]] = found[is_first]
+    return first
+
+
+def _is_by_tracker(events: Events) -> NDArray[np.bool_]:
+    """Return whether each marker is an END that only a tracker writes."""
+    by_tracker: NDArray[np.bool_] = np.isin(events.outcome, (Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
+    by_tracker &= events.type == MarkerType.END
+    return by_tracker
+
+
+def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
+    """Count STARTs by whether they found the message in flight."""
+    starts = np.flatnonzero(leases.began)
+    is_renewed = leases.row[starts] >= 0
+    # Where an earlier lease of the same batch precedes the START, that one says where the message stood.
+    follows = np.flatnonzero((starts > 0) & ~leases.is_last[starts - 1])
+    is_renewed[follows] = ends.after[starts[follows] - 1] != ABSENT
+    renewed = int(np.count_nonzero(is_renewed))
+    counters.renewed += renewed
+    counters.started += len(starts) - renewed
+
+
+def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters) -> None:
+    """Count ENDs by outcome where they changed something, by writer where they did not."""
+    count = len(leases.source)
+    is_end = (events.type == MarkerType.END)[leases.source]
+    total = int(np.count_nonzero(is_end))
+    if not total:
+        return
+    by_tracker = int(np.count_nonzero(_is_by_tracker(events)[leases.source]))
+    effective = np.concatenate((ends.end[ends.end < count], ends.settled[ends.settled < count]))
+    outcomes = np.bincount(events.outcome[leases.source[effective]], minlength=len(Outcome)).tolist()
+    counters.acked += outcomes[Outcome.ACKED]
+    counters.rejected += outcomes[Outcome.REJECTED]
+    counters.expired += outcomes[Outcome.EXPIRED]
+    counters.redelivered += outcomes[Outcome.REDELIVERED]
+    counters.dead_lettered += outcomes[Outcome.DEAD_LETTERED]
+    confirmed = by_tracker - outcomes[Outcome.REDELIVERED] - outcomes[Outcome.DEAD_LETTERED]
+    counters.end_confirmed += confirmed
+    counters.end_unknown += total - len(effective) - confirmed
+
+
+def _final_rows(table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters) -> Columns:
+    """Return the rows of the table after all events."""
+    deadline_at_ms, delivery_count = _lease_values(table, leases, ends, events, counters)
+    is_known = leases.row >= 0
+    stays = leases.is_last & (ends.after != ABSENT)
+    opened_by = leases.source[leases.first]
+    changed = Columns(leases.key, deadline_at_ms, delivery_count, events.marker_offset[opened_by])
+    columns = table.columns
+    updated = np.flatnonzero(stays & is_known)
+    if len(updated):
+        rows, values = leases.row[updated], changed.take(updated)
+        began = leases.began[updated]
+        columns = Columns(
+            columns.key,
+            _put(columns.deadline_at_ms, rows, values.deadline_at_ms),
+            _put(columns.delivery_count, rows, values.delivery_count),
+            _put(columns.start_marker_offset, rows[began], values.start_marker_offset[began]),
+        )
+    gone = leases.row[leases.is_last & is_known & (ends.after == ABSENT)]
+    if len(gone):
+        is_kept = np.ones(len(columns), dtype=np.bool_)
+        is_kept[gone] = False
+        columns = columns.take(is_kept)
+    added = np.flatnonzero(stays & ~is_known)
+    return columns.merged(changed.take(added)) if len(added) else columns
+
+
+def _put(column: NDArray[np.int64], rows: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a column with some values replaced; the column itself where they are what it says already."""
+    if np.array_equal(column[rows], values):
+        return column
+    column = column.copy()
+    column[rows] = values
+    return column
+
+
+def _lease_values(
+    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return deadline and delivery count of each lease after its last event, and count its KEEPALIVEs."""
+    opened_by = leases.source[leases.first]
+    deadline_at_ms, delivery_count = events.deadline_at_ms[opened_by], events.delivery_count[opened_by]
+    goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
+    deadline_at_ms[goes_on] = table.columns.deadline_at_ms[leases.row[goes_on]]
+    delivery_count[goes_on] = table.columns.delivery_count[leases.row[goes_on]]
+    renewing = np.flatnonzero((events.type == MarkerType.KEEPALIVE)[leases.source])
+    if len(renewing):
+        of_lease = leases.of_event[renewing]
+        is_known = (leases.before[of_lease] == LEASED) & (renewing < ends.end[of_lease])
+        counters.kept_alive += int(np.count_nonzero(is_known))
+        counters.keepalive_unknown += int(np.count_nonzero(~is_known))
+        of_lease, source = of_lease[is_known], leases.source[renewing[is_known]]
+        # Events ascend, and of several values for one place numpy keeps the last.
+        deadline_at_ms[of_lease] = events.deadline_at_ms[source]
+        uncounted = of_lease[events.never_handed_out[source] != 0]
+        # One less and not below 0, for each of them: the same as all of them less and not below 0.
+        delivery_count = np.maximum(delivery_count - np.bincount(uncounted, minlength=len(delivery_count)), 0)
+    deadline_at_ms[ends.after == REFUSED] = REJECTED
+    return deadline_at_ms, delivery_count
+
+
+def _final_reasons(table: InFlight, leases: _Leases, ends: _Ends, events: Events) -> dict[int, str]:
+    """Return the reasons of the messages that are rejected after all events."""
+    last = np.flatnonzero(leases.is_last)
+    rejected = last[(ends.after[last] == REFUSED) & (ends.end[last] < len(leases.source))]
+    if not table.reasons and not len(rejected):
+        return table.reasons
+    reasons = dict(table.reasons)
+    for key in leases.key[last[ends.after[last] != REFUSED]].tolist() if reasons else ():
+        reasons.pop(key, None)
+    source = leases.source[ends.end[rejected]].tolist()
+    reasons.update(zip(leases.key[rejected].tolist(), (events.reasons[marker] for marker in source), strict=True))
+    return reasons

@@ -1,0 +1,234 @@
+"""
+What the fold keeps of one markers partition between batches, and its bytes.
+
+Rule 1: the bytes are versioned; what does not fit is refused, never guessed.
+Rule 2: neighbours that were started together and not touched since are one run: a consumer that holds 500 messages in
+a row costs as much as one that holds one.
+
+The blob: magic, version, number of counters, CRC-32 of all that follows; clock, next marker offset, counters; the runs
+as packed columns; the reasons of rejected messages. Little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kmq_spark.core.in_flight import Columns, InFlight
+from kmq_spark.core.packing import pack_column, unpack_column
+from kmq_spark.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+STATE_VERSION = 1
+_MAGIC = b"KMQS"
+_HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
+_AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the markers topic"
+
+
+@dataclass(slots=True)
+class Counters:
+    """
+    What was folded since the state began; messages unless said otherwise.
+
+    Always: started = in flight + acked + expired + redelivered + dead_lettered.
+
+    Attributes:
+        started: STARTs of messages that were not in flight.
+        renewed: STARTs of messages that were.
+        kept_alive: KEEPALIVEs that moved a deadline.
+        acked: ENDs with that outcome, which took a message out of flight.
+        expired: As acked.
+        rejected: ENDs with that outcome; the message stays in flight until it is dead-lettered.
+        redelivered: Decided so by a TICK, or by an END of a tracker where no TICK had decided.
+        dead_lettered: As redelivered.
+        keepalive_unknown: KEEPALIVEs of messages not in flight, or rejected.
+        end_confirmed: ENDs of a tracker after its own decision.
+        end_unknown: Other ENDs of messages not in flight, or rejected.
+        ticks: TICKs, in markers.
+        repeated: Markers that had been folded before.
+        unreadable: Records that are no markers.
+    """
+
+    started: int = 0
+    renewed: int = 0
+    kept_alive: int = 0
+    acked: int = 0
+    expired: int = 0
+    rejected: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+    keepalive_unknown: int = 0
+    end_confirmed: int = 0
+    end_unknown: int = 0
+    ticks: int = 0
+    repeated: int = 0
+    unreadable: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the counters by name."""
+        return asdict(self)
+
+
+# New counters go to the end: older state reads as zero there.
+_COUNTER_NAMES = tuple(counter.name for counter in fields(Counters))
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """
+    Where a markers partition stands after a batch.
+
+    Attributes:
+        next_marker_offset: First marker offset not folded.
+        clock_ms: Append time of the latest TICK, epoch milliseconds, broker clock; 0 before the first.
+        in_flight: Messages started and not ended, the rejected ones included.
+        needed_marker_offset: First marker offset that is needed to build the state again.
+        next_deadline_at_ms: Earliest deadline in flight, -1 where a rejected message waits for a TICK; None where
+            nothing is in flight.
+        counters: See `Counters`.
+    """
+
+    next_marker_offset: int
+    clock_ms: int
+    in_flight: int
+    needed_marker_offset: int
+    next_deadline_at_ms: int | None
+    counters: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as JSON can hold it."""
+        return {**asdict(self), "counters": dict(self.counters)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Status:
+        """Return the status that `to_dict` gave."""
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """
+    Everything the fold knows of one markers partition.
+
+    Attributes:
+        in_flight: Started messages.
+        clock_ms: Append time of the latest TICK, epoch milliseconds, broker clock; 0 before the first.
+        next_marker_offset: First marker offset not folded.
+        counters: See `Counters`.
+    """
+
+    in_flight: InFlight = field(default_factory=InFlight)
+    clock_ms: int = 0
+    next_marker_offset: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+    @classmethod
+    def empty(cls) -> PartitionState:
+        """Return the state before the first marker."""
+        return cls()
+
+    def status(self) -> Status:
+        """Return what the rest of the tracker needs to know."""
+        needed = self.in_flight.smallest_start_marker_offset()
+        return Status(
+            next_marker_offset=self.next_marker_offset,
+            clock_ms=self.clock_ms,
+            in_flight=len(self.in_flight),
+            needed_marker_offset=self.next_marker_offset if needed is None else needed,
+            next_deadline_at_ms=self.in_flight.smallest_deadline_at_ms(),
+            counters=self.counters.to_dict(),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the state as bytes of `STATE_VERSION`."""
+        counts = [getattr(self.counters, name) for name in _COUNTER_NAMES]
+        numbers = (self.clock_ms, self.next_marker_offset, *counts)
+        pieces: list[bytes | memoryview] = [struct.pack(f"<{len(numbers)}q", *numbers)]
+        for column in _runs_of(self.in_flight.columns):
+            pieces += pack_column(column)
+        reasons = self.in_flight.reasons
+        texts = [reason.encode() for reason in reasons.values()]
+        pieces += pack_column(np.fromiter(reasons, dtype=np.int64, count=len(reasons)))
+        pieces += pack_column(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+        pieces += texts
+        checksum = 0
+        for piece in pieces:
+            checksum = zlib.crc32(piece, checksum)
+        return b"".join([_HEAD.pack(_MAGIC, STATE_VERSION, len(counts), checksum), *pieces])
+
+    @classmethod
+    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> PartitionState:
+        """
+        Read a state.
+
+        Args:
+            blob: What `to_bytes` gave.
+
+        Raises:
+            StateError: The bytes are of another version, damaged, or no state at all.
+        """
+        view = memoryview(blob)
+        if len(view) < _HEAD.size or bytes(view[:4]) != _MAGIC:
+            raise StateError(f"cannot read tracker state: got {bytes(view[:4])!r}, {_MAGIC!r} expected; {_AGAIN}")
+        _, version, counter_count, checksum = _HEAD.unpack_from(view)
+        if version != STATE_VERSION or counter_count > len(_COUNTER_NAMES):
+            raise StateError(
+                f"cannot read tracker state: version {version!r} with {counter_count!r} counters, this build reads "
+                f"version {STATE_VERSION} with up to {len(_COUNTER_NAMES)}; {_AGAIN}"
+            )
+        rest = view[_HEAD.size :]
+        if zlib.crc32(rest) != checksum:
+            raise StateError(f"cannot read tracker state: {len(view)} bytes with a wrong checksum; {_AGAIN}")
+        try:
+            clock_ms, next_marker_offset, *counts = struct.unpack_from(f"<{2 + counter_count}q", rest)
+            in_flight = _in_flight_of(rest, 8 * (2 + counter_count))
+        except (StateError, struct.error, ValueError, MemoryError) as error:
+            raise StateError(f"cannot read tracker state: {error}; {_AGAIN}") from error
+        counters = Counters(**dict(zip(_COUNTER_NAMES, counts, strict=False)))
+        return cls(in_flight, clock_ms, next_marker_offset, counters)
+
+
+def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
+    """Return the rows as runs: length and first row of neighbours that differ in their key alone, by one."""
+    key, deadline = columns.key, columns.deadline_at_ms
+    if not len(key):
+        return [key] * 5
+    is_first = np.ones(len(key), dtype=np.bool_)
+    is_first[1:] = key[1:] - key[:-1] != 1
+    for column in (deadline, columns.delivery_count, columns.start_marker_offset):
+        is_first[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(is_first)
+    rows = columns.take(first) if len(first) < len(key) else columns
+    lengths = np.diff(first, append=len(key))
+    return [lengths, rows.key, rows.deadline_at_ms, rows.delivery_count, rows.start_marker_offset]
+
+
+def _in_flight_of(view: memoryview, at: int) -> InFlight:
+    """Read table and reasons, up to the last byte."""
+    columns = []
+    for _ in range(7):
+        column, at = unpack_column(view, at)
+        columns.append(column)
+    lengths, key, *others, reason_keys, reason_lengths = columns
+    if any(len(column) != len(lengths) for column in (key, *others)) or len(reason_keys) != len(reason_lengths):
+        raise StateError(f"columns of unequal length: got {[len(column) for column in columns]!r}")
+    if np.any(lengths != 1):
+        ends = np.cumsum(lengths)
+        within = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
+        key = np.repeat(key, lengths) + within
+        others = [np.repeat(column, lengths) for column in others]
+    reasons = {}
+    for reason_key, length in zip(reason_keys.tolist(), reason_lengths.tolist(), strict=True):
+        reasons[reason_key] = str(view[at : at + length], "utf-8")
+        at += length
+    if at != len(view):
+        raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
+    return InFlight(Columns(key, *others), reasons)

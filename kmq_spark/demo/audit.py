@@ -1,0 +1,128 @@
+"""
+What the topics say happened: read after the demo, from the log itself and nobody's counters.
+
+Rule 1: broker clock on both sides: append times of markers and of redelivered messages.
+Rule 2: independent of the tracker: deadlines are computed here again, from STARTs and KEEPALIVEs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from confluent_kafka import Consumer, TopicPartition
+
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome
+from kmq_spark.kafka.settings import make_client, reader_config
+from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.headers import ORIGIN, PREVIOUS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka import Message
+
+    from kmq_spark.kafka.topics import QueueLayout
+
+READ_TIMEOUT_S = 15.0
+
+
+@dataclass(slots=True)
+class Audit:
+    """
+    The story of a queue, from its topics.
+
+    Attributes:
+        sent: First copies in the queue topic.
+        acked: Messages (first copies) with an END that says so.
+        rejected: Messages (first copies) with a dead letter.
+        redelivered: Copies that the tracker sent.
+        lateness_ms: For each of them: append time less deadline; negative is too early.
+    """
+
+    sent: set[MessageId] = field(default_factory=set)
+    acked: set[MessageId] = field(default_factory=set)
+    rejected: set[MessageId] = field(default_factory=set)
+    redelivered: int = 0
+    lateness_ms: list[int] = field(default_factory=list)
+
+    @property
+    def lost(self) -> set[MessageId]:
+        """Messages that were sent and are neither acknowledged nor dead letters."""
+        return self.sent - self.acked - self.rejected
+
+    @property
+    def early(self) -> int:
+        """Redeliveries before their deadline."""
+        return sum(lateness < 0 for lateness in self.lateness_ms)
+
+    def percentile(self, share: float) -> int:
+        """Return a percentile of the lateness in milliseconds, 0 where nothing was redelivered."""
+        return int(np.percentile(self.lateness_ms, share)) if self.lateness_ms else 0
+
+
+def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
+    """Read the three topics of a queue from beginning to end and put the story together."""
+    config = reader_config(bootstrap_servers, f"{layout.topics.consumer_group}.audit")
+    topics, result = layout.topics, Audit()
+    deadlines: dict[MessageId, int] = {}
+    acked_copies: set[MessageId] = set()
+    for record in _read(config, topics.markers_topic, layout.partition_count):
+        _fold(record, deadlines, acked_copies)
+    origins: dict[MessageId, MessageId] = {}
+    for record in _read(config, topics.queue_topic, layout.partition_count):
+        copy = MessageId(record.partition() or 0, record.offset() or 0)
+        headers = dict(record.headers() or [])
+        origins[copy] = _id(headers[ORIGIN]) if ORIGIN in headers else copy
+        if ORIGIN in headers:
+            result.redelivered += 1
+            result.lateness_ms.append(record.timestamp()[1] - deadlines[_id(headers[PREVIOUS])])
+        else:
+            result.sent.add(copy)
+    result.acked = {origins[copy] for copy in acked_copies}
+    for record in _read(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
+        headers = dict(record.headers() or [])
+        if ORIGIN in headers:  # else a record of the markers topic that was no marker
+            result.rejected.add(_id(headers[ORIGIN]))
+    return result
+
+
+def _fold(record: Message, deadlines: dict[MessageId, int], acked: set[MessageId]) -> None:
+    marker = decode_marker(record.value())
+    ids = (
+        MessageId(marker.queue_partition, message_offset)
+        for covered in marker.ranges
+        for message_offset in range(covered.first, covered.first + covered.count)
+    )
+    if marker.type in (MarkerType.START, MarkerType.KEEPALIVE):
+        deadlines.update(dict.fromkeys(ids, record.timestamp()[1] + marker.redeliver_after_ms))
+    elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
+        acked.update(ids)
+
+
+def _id(text: bytes | str | None) -> MessageId:
+    partition, _, offset = (text.decode() if isinstance(text, bytes) else text or "").partition(":")
+    return MessageId(int(partition), int(offset))
+
+
+def _read(config: dict[str, object], topic: str, partition_count: int) -> Iterator[Message]:
+    """Yield every committed record of a topic, up to its present end, in order within a partition."""
+    consumer = make_client(Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
+        unread = set(range(partition_count))
+        while unread:
+            # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+            records = consumer.consume(1, READ_TIMEOUT_S)
+            records += consumer.consume(1_000, 0)
+            if not records:
+                message = f"cannot read {topic} to its end: got nothing for {READ_TIMEOUT_S:g} s; check the broker"
+                raise TimeoutError(message)
+            for record in records:
+                if record.error() is None:
+                    yield record
+                else:
+                    unread.discard(record.partition() or 0)
+    finally:
+        consumer.close()

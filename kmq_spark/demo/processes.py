@@ -1,0 +1,132 @@
+"""
+The processes of the demo: the tracker and the workers, started as a user would, ended with us.
+
+Rule 1: a worker is killed with SIGKILL, so it cannot say goodbye; the others are asked to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import IO, TYPE_CHECKING
+
+from kmq_spark.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STOP_TIMEOUT_S = 40.0
+TRACKER_START_TIMEOUT_S = 120.0
+
+
+class TrackerProcess:
+    """`kmq tracker run` in a process of its own, its log in a file."""
+
+    def __init__(self, bootstrap_servers: str, queue: str, folder: Path) -> None:
+        """Start it; `wait_ready` waits until it tracks."""
+        self.log = folder / "tracker.log"
+        command = [
+            *(sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", queue, "--events"),
+            *("--bootstrap-server", bootstrap_servers, "--checkpoint-dir", str(folder / "checkpoints")),
+        ]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=_environment())  # noqa: S603  # our own module
+
+    def wait_ready(self) -> None:
+        """
+        Wait for its first batch.
+
+        Raises:
+            SetupError: It ended before, or did not get there in two minutes.
+        """
+        first_line = next(_lines_within(self._process, TRACKER_START_TIMEOUT_S), "")
+        if not first_line or json.loads(first_line).get("event") != "ready":
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+            message = f"the tracker did not start: got exit code {self._process.poll()!r}; see {self.log}\n{tail}"
+            raise SetupError(message)
+
+    def stop(self) -> None:
+        """Ask it to stop between two batches, and wait."""
+        _stop(self._process)
+
+
+class WorkerProcess:
+    """One worker, its results in a file."""
+
+    def __init__(self, bootstrap_servers: str, queue: str, folder: Path, number: int, lease_ms: int) -> None:
+        """Start it."""
+        self.number = number
+        self.results = folder / f"worker-{number}.jsonl"
+        command = [
+            sys.executable,
+            "-m",
+            "kmq_spark.demo.worker",
+            bootstrap_servers,
+            queue,
+            str(self.results),
+            str(lease_ms),
+        ]
+        with (folder / f"worker-{number}.log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())  # noqa: S603  # our own module
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Ask it to stop, and wait."""
+        _stop(self._process)
+
+    def events(self) -> Iterator[dict[str, object]]:
+        """Return what it has written so far."""
+        if self.results.exists():
+            for line in self.results.read_text().splitlines():
+                yield json.loads(line)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _lines_within(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[str]:
+    """Yield what a process prints, until it ends or the time is up."""
+    pipe: IO[bytes] | None = process.stdout
+    if pipe is None:
+        return
+    os.set_blocking(pipe.fileno(), False)
+    deadline_s, rest = time.monotonic() + timeout_s, b""
+    while time.monotonic() < deadline_s:
+        has_ended = process.poll() is not None
+        rest += pipe.read() or b""
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            yield line.decode()
+        if has_ended:
+            return
+        time.sleep(0.05)

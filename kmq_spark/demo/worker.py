@@ -1,0 +1,54 @@
+"""
+One worker process of the demo: an ordinary consumer, which does not know that it may be killed.
+
+    python -m kmq_spark.demo.worker BOOTSTRAP_SERVER QUEUE RESULTS_FILE LEASE_MS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kmq_spark.demo.source_files import count_definitions
+from kmq_spark.kafka.consumer import QueueConsumer
+
+if TYPE_CHECKING:
+    from kmq_spark.kafka.message import Message
+
+MAX_IN_FLIGHT = 40
+"""Few enough that a killed worker takes a handful of files with it, not half the library."""
+
+THREADS = 2
+
+
+def main(bootstrap_servers: str, queue: str, results_file: str, lease_ms: str) -> None:
+    """Work until SIGTERM, one result a line; a line is appended with one write, so a kill never leaves half of one."""
+    results = os.open(Path(results_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def handle(message: Message) -> None:
+        path = (message.key or b"").decode()
+        result: dict[str, object] = {"path": path, "delivery": message.delivery_count, "pid": os.getpid()}
+        os.write(results, _line({**result, "event": "begun"}))
+        try:
+            count = count_definitions(message.value or b"")
+        except (SyntaxError, ValueError, RecursionError) as error:
+            message.reject(f"cannot be parsed: {type(error).__name__}: {error}")
+            os.write(results, _line({**result, "event": "rejected"}))
+        else:
+            os.write(results, _line({**result, "event": "counted", "definitions": count}))
+
+    consumer = QueueConsumer(
+        queue, bootstrap_servers=bootstrap_servers, lease_ms=int(lease_ms), max_in_flight=MAX_IN_FLIGHT
+    )
+    consumer.run(handle, concurrency=THREADS)
+
+
+def _line(result: dict[str, object]) -> bytes:
+    return json.dumps(result).encode() + b"\n"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,105 @@
+"""
+Turn a Kafka client's failure into ours, in one place.
+
+Rule 1: the client's error code and its word on retrying are kept as attributes.
+Rule 2: the text says what to do, by the code; it never carries a value of the client's configuration.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kmq_spark.errors import FencedError, KafkaClientError, TopicError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.errors import KmqError
+
+_FENCED_NAMES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "FENCED_INSTANCE_ID"})
+
+PASSING_NAMES = frozenset(
+    {
+        *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
+        *("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"),
+    }
+)
+"""Failures that pass by themselves and that librdkafka does not mark as retriable: it has retried already."""
+
+_MISSING_NAMES = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"})
+
+_ADVICE = {
+    "_TRANSPORT": "check that the broker runs, and [kafka] bootstrap_servers and security.protocol",
+    "_ALL_BROKERS_DOWN": "check that the broker runs, and [kafka] bootstrap_servers and security.protocol",
+    "_RESOLVE": "check the host names in [kafka] bootstrap_servers",
+    "_TIMED_OUT": "check that the broker runs, and [kafka] bootstrap_servers",
+    "_MSG_TIMED_OUT": "check the broker; the record may or may not have been written",
+    "_QUEUE_FULL": "wait for deliveries (flush), or send more slowly",
+    "_AUTHENTICATION": "check sasl.* and ssl.* in [kafka.extra]",
+    "_SSL": "check ssl.* in [kafka.extra]",
+    "MSG_SIZE_TOO_LARGE": "send a smaller message, or a reference to where its content is kept",
+    "TOPIC_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
+    "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
+    "CLUSTER_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
+    "NOT_ENOUGH_REPLICAS": "wait until the replicas are back in sync",
+}
+
+_OTHER_ADVICE = "see the client's log lines of `kmq_spark.kafka.client`"
+
+_RETRY_PAUSE_S = 0.1
+
+Answer = TypeVar("Answer")
+
+
+def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
+    """
+    Return our error for a client's failure.
+
+    Args:
+        cause: What the client raised or reported.
+        doing: What could not be done, in our message form: `cannot send to orders`.
+
+    Returns:
+        `FencedError` where a newer client has taken over, `TopicError` where a topic or partition is missing,
+        `KafkaClientError` otherwise; to be raised `from` the cause.
+    """
+    error = cause.args[0] if isinstance(cause, KafkaException) else cause
+    if not isinstance(error, KafkaError):
+        return KafkaClientError(f"{doing}: {error}; {_OTHER_ADVICE}")
+    name = error.name()
+    if name in _FENCED_NAMES:
+        return FencedError(f"{doing}: a newer client has taken over ({name}); stop this one")
+    if name in _MISSING_NAMES:
+        return TopicError(f"{doing}: {error.str()} ({name}); create the queue with `kmq queue create`")
+    advice = _ADVICE.get(name, _OTHER_ADVICE)
+    return KafkaClientError(
+        f"{doing}: {error.str()} ({name}); {advice}",
+        code=name,
+        retriable=error.retriable() or name in PASSING_NAMES,
+    )
+
+
+def until_answered(call: Callable[[], Answer], doing: str, timeout_s: float) -> Answer:
+    """
+    Ask the broker again while its answer is that it will know soon: a coordinator that moves, a broker that starts.
+
+    Args:
+        call: The client's call; changes nothing.
+        doing: What cannot be done, in our message form.
+        timeout_s: Seconds after which the failure stands.
+
+    Raises:
+        KmqError: It did not pass, or not in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call()
+        except KafkaException as error:
+            failure = client_error(error, doing)
+            if not failure.retriable or time.monotonic() > deadline_s:
+                raise failure from error
+            time.sleep(_RETRY_PAUSE_S)

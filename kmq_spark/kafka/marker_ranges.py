@@ -1,0 +1,45 @@
+"""
+Cut offsets into the ranges of as many markers as they need, which is nearly always one.
+
+Rule 1: a marker stays below 100 KiB and below what a reader accepts, whatever was settled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kmq_spark.core.in_flight import ranges_of
+from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, OffsetRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+MAX_RANGES_PER_MARKER = 5_000
+"""A range takes at most 18 bytes on the wire, so 5,000 of them 90,000."""
+
+
+def cut_ranges(offsets: Sequence[int] | npt.NDArray[np.int64]) -> Iterator[tuple[OffsetRange, ...]]:
+    """
+    Yield the ranges of each marker that covers the offsets.
+
+    Args:
+        offsets: Message offsets of one queue partition, in any order, repeats allowed.
+
+    Yields:
+        Ascending ranges without overlap, at most `MAX_RANGES_PER_MARKER` of them and `MAX_MESSAGES_PER_MARKER`
+        messages; nothing where there are no offsets.
+    """
+    column = np.asarray(offsets, dtype=np.int64)
+    # Fetched offsets come ascending; acknowledged ones as the handlers finished. `np.unique` would hash them all.
+    if len(column) > 1 and not (column[1:] > column[:-1]).all():
+        column = np.sort(column)
+        column = column[np.concatenate(([True], column[1:] != column[:-1]))]
+    while len(column):
+        part = column[:MAX_MESSAGES_PER_MARKER]
+        ranges = ranges_of(part)[:MAX_RANGES_PER_MARKER]
+        yield ranges
+        column = column[sum(each.count for each in ranges) :]

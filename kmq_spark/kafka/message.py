@@ -1,0 +1,224 @@
+"""
+One delivery of a message, and the three ways to settle it.
+
+Rule 1: settling costs a `set.remove` and a `list.append`; the marker is written by another thread.
+Rule 2: a late settlement is told to its caller and written all the same: an END before the tracker's decision wins.
+Rule 3: the same verb twice is fine, another verb is an error.
+
+Source: SQS `ReceiveMessage` and Kafka's share consumer for the verbs; see the glossary for why there is no `nack`.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS, MAX_TEXT_CHARS, MessageId
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.leases import Settled, Verb
+from kmq_spark.wire.headers import FIRST_SENT_MS, ORIGIN, PREFIX
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.kafka.leases import Lease
+
+
+class Message:
+    """
+    One delivery of a message, held until it is settled or its lease ends.
+
+    Made by `QueueConsumer`; may be settled from any thread of the process that received it.
+    """
+
+    __slots__ = ("_lease", "_offset", "_record", "_verb")
+
+    def __init__(self, record: KafkaMessage, offset: int, lease: Lease) -> None:
+        """Keep the record as it is: what nobody looks at is never decoded."""
+        self._record = record
+        self._offset = offset
+        self._lease = lease
+        self._verb: Verb | None = None
+
+    def __repr__(self) -> str:
+        """Tell identity and state, not the content."""
+        state = "held" if self._verb is None else self._verb.value
+        return f"<Message {self.id.queue_partition}:{self._offset} delivery {self.delivery_count} {state}>"
+
+    @property
+    def value(self) -> bytes | None:
+        """The payload, as it was sent."""
+        return self._record.value()
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, as it was sent."""
+        return self._record.key()
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """The headers, as they were sent, in order; those of kmq-spark itself are left out."""
+        return [(name, value) for name, value in self._all_headers() if not name.startswith(PREFIX)]
+
+    @property
+    def id(self) -> MessageId:
+        """Where this copy lies: a redelivered message has a new one each time; `origin` stays."""
+        return MessageId(self._lease.queue_partition, self._offset)
+
+    @property
+    def origin(self) -> MessageId:
+        """The place of the first copy: the same for every delivery of a message."""
+        text = self._header(ORIGIN)
+        partition, _, offset = text.partition(":")
+        return MessageId(int(partition), int(offset)) if partition.isdecimal() and offset.isdecimal() else self.id
+
+    @property
+    def delivery_count(self) -> int:
+        """Deliveries so far, this one included: 1 on the first."""
+        return self._lease.delivery_count
+
+    @property
+    def appended_at_ms(self) -> int:
+        """When this copy was appended to the queue topic, epoch milliseconds, broker clock."""
+        return self._record.timestamp()[1]
+
+    @property
+    def first_sent_at_ms(self) -> int:
+        """When the first copy was appended, epoch milliseconds, broker clock."""
+        text = self._header(FIRST_SENT_MS)
+        return int(text) if text.isdecimal() else self.appended_at_ms
+
+    @property
+    def is_settled(self) -> bool:
+        """True after `ack`, `release` or `reject`, and once the consumer has given the message back."""
+        return self._verb is not None or self._offset not in self._lease.held
+
+    @property
+    def settled_by(self) -> str:
+        """The verb that settled it: `ack`, `release`, `reject`, or empty."""
+        return "" if self._verb is None else self._verb.value
+
+    def ack(self) -> None:
+        """
+        Say that the message is done; it is not delivered again.
+
+        Returns before the marker is written; `QueueConsumer.flush` waits for it.
+
+        Raises:
+            LeaseLostError: The lease ran out before. The END is written all the same and wins if the message was not
+                redelivered yet.
+            UsageError: It was released or rejected before.
+        """
+        lease = self._lease
+        try:
+            lease.held.remove(self._offset)
+        except KeyError:
+            self._settled_before(Verb.ACK)
+            return
+        self._verb = Verb.ACK
+        lease.outbox.acked.append(self._offset)
+        if lease.expires_at < monotonic():
+            self._raise_lost()
+
+    def release(self, delay: float | timedelta = 0) -> None:
+        """
+        Give the message back, to be delivered again.
+
+        Args:
+            delay: How long it rests before, seconds or a timedelta, 0 to 12 hours.
+
+        Raises:
+            ConfigError: *delay* is out of bounds.
+            LeaseLostError: The lease ran out before; it is or will be delivered again anyway.
+            UsageError: It was acknowledged or rejected before.
+        """
+        delay_ms = _delay_ms(delay)
+        self._settle(Settled(Verb.RELEASE, self._offset, delay_ms=delay_ms))
+
+    def reject(self, reason: str = "") -> None:
+        """
+        Send the message to the dead-letter topic: it is not delivered again.
+
+        Args:
+            reason: Why, kept with the dead letter; at most 1,000 characters of it.
+
+        Raises:
+            LeaseLostError: The lease ran out before; it may be delivered again instead.
+            UsageError: It was acknowledged or released before.
+        """
+        self._settle(Settled(Verb.REJECT, self._offset, reason=str(reason)[:MAX_TEXT_CHARS]))
+
+    def finish(self, default: Verb, delay: float) -> Verb:
+        """Settle by *default* unless it is settled, and return what settled it. For `run`, not for handlers."""
+        if self._verb is None:
+            if default is Verb.ACK:
+                self.ack()
+            else:
+                self.release(delay)
+        return self._verb or default
+
+    def release_unseen(self) -> bool:
+        """Give the message back uncounted; False where it is settled or lost. For consumers, not for handlers."""
+        if self.is_settled or self._lease.expires_at < monotonic():
+            return False
+        self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
+        return True
+
+    def _settle(self, settled: Settled) -> None:
+        lease = self._lease
+        try:
+            lease.held.remove(self._offset)
+        except KeyError:
+            self._settled_before(settled.verb)
+            return
+        self._verb = settled.verb
+        lease.outbox.others.append(settled)
+        if lease.expires_at < monotonic():
+            self._raise_lost()
+
+    def _settled_before(self, verb: Verb) -> None:
+        if self._verb is None and self._lease.fate:
+            self._raise_lost()
+        if self._verb not in (None, verb):
+            message = (
+                f"message {_shown(self.id)} is settled already: got {verb.value}, "
+                f"{self.settled_by} came first; settle a message once"
+            )
+            raise UsageError(message)
+
+    def _raise_lost(self) -> None:
+        why = self._lease.fate or "the lease ran out"
+        message = (
+            f"lease of message {_shown(self.id)} is lost: {why}; expect it to be delivered again, "
+            "raise lease_ms where handlers need longer"
+        )
+        raise LeaseLostError(message)
+
+    def _all_headers(self) -> list[tuple[str, bytes | None]]:
+        headers = self._record.headers()
+        # The stub's type is what may be sent; what is received is always pairs with bytes.
+        return cast("list[tuple[str, bytes | None]]", headers or [])
+
+    def _header(self, name: str) -> str:
+        """Return the last header of a name as text, empty where there is none or it is no text."""
+        for found, value in reversed(self._all_headers()):
+            if found == name and value is not None:
+                return value.decode("ascii", "replace")
+        return ""
+
+
+def _shown(message_id: MessageId) -> str:
+    return f"{message_id.queue_partition}:{message_id.message_offset}"
+
+
+def _delay_ms(delay: float | timedelta) -> int:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if not (isinstance(seconds, int | float) and 0 <= seconds * 1000 <= MAX_REDELIVER_AFTER_MS):
+        message = (
+            f"delay is out of bounds: got {delay!r}, 0 to {MAX_REDELIVER_AFTER_MS // 1000} seconds; "
+            "give seconds or a timedelta"
+        )
+        raise ConfigError(message)
+    return math.ceil(seconds * 1000)

@@ -1,0 +1,193 @@
+"""
+Read single messages back from a topic by their offsets: the payloads of what is redelivered.
+
+Rule 1: `read_committed`, without a group; nothing is committed.
+Rule 2: neighbouring offsets are read in one run; far ones are sought.
+Rule 3: a message that is not there any more is told (None), never waited for and never replaced by its neighbour.
+
+Source: kmq redelivers whatever it finds at the position after a seek; this is where ours differs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.settings import client_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from confluent_kafka import Message
+
+READ_THROUGH = 2_000
+"""Unwanted messages that are read and dropped rather than sought over: a seek empties the fetch queue."""
+
+POLL_MESSAGES = 1_000
+
+
+class Payload(NamedTuple):
+    """One message asked for, or the news that it is gone (`message` is None)."""
+
+    partition: int
+    offset: int
+    message: Message | None
+
+
+class PayloadReader:
+    """
+    Reads messages of one topic by (partition, offset).
+
+    Args:
+        config: librdkafka settings of a consumer.
+        topic: Topic to read.
+        timeout_ms: How long no message may arrive before the read is an error.
+    """
+
+    def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
+        """Connect lazily: nothing is sent before the first read."""
+        self._consumer = Consumer({**config, "enable.partition.eof": True, "auto.offset.reset": "error"})
+        self._topic = topic
+        self._timeout_s = timeout_ms / 1000
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._consumer.close()
+
+    def read(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Payload]:
+        """
+        Yield every wanted message once.
+
+        Args:
+            wanted: Offsets by partition, ascending, without repeats.
+
+        Yields:
+            Payloads, ascending within a partition, partitions mixed.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`.
+        """
+        runs = {partition: _Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
+        try:
+            yield from self._skip_removed(runs)
+            self._consumer.assign([run.position() for run in runs.values() if not run.is_done])
+            yield from self._read_runs(runs)
+        except KafkaException as error:
+            raise client_error(error, f"cannot read messages back from {self._topic}") from error
+        finally:
+            self._consumer.unassign()
+
+    def _read_runs(self, runs: dict[int, _Run]) -> Iterator[Payload]:
+        quiet_since = time.monotonic()
+        while not all(run.is_done for run in runs.values()):
+            # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+            records = self._consumer.consume(1, 0.1)
+            if records:
+                records += self._consumer.consume(POLL_MESSAGES, 0)
+            if records:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since > self._timeout_s:
+                left = sum(run.left for run in runs.values())
+                message = (
+                    f"cannot read messages back from {self._topic}: got none of {left} within {self._timeout_s:g} s; "
+                    "check the broker, or raise [kafka] timeout_ms"
+                )
+                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            for record in records:
+                yield from self._take(runs, record)
+            self._seek_far(runs)
+
+    def _take(self, runs: dict[int, _Run], record: Message) -> Iterator[Payload]:
+        error, partition = record.error(), record.partition()
+        run = runs.get(-1 if partition is None else partition)
+        if error is None:
+            if run is not None:
+                yield from run.take(record)
+        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
+            if run is not None:
+                yield from run.give_up()
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
+            # Retention moved past the position while we read: tell what is gone, go on behind it.
+            yield from self._skip_removed(runs)
+            for each in runs.values():
+                if not each.is_done:
+                    self._consumer.seek(each.position())
+        elif not error.retriable() and error.code() != KafkaError._TRANSPORT:  # noqa: SLF001  # as above
+            raise KafkaException(error)
+
+    def _skip_removed(self, runs: dict[int, _Run]) -> Iterator[Payload]:
+        for run in runs.values():
+            if run.is_done:
+                continue
+            first, end = self._consumer.get_watermark_offsets(
+                TopicPartition(self._topic, run.partition), timeout=self._timeout_s, cached=False
+            )
+            yield from run.drop_below(first)
+            run.drop_from(end)
+            yield from run.beyond()
+
+    def _seek_far(self, runs: dict[int, _Run]) -> None:
+        for run in runs.values():
+            if not run.is_done and run.offsets[run.cursor] - run.read_to > READ_THROUGH:
+                self._consumer.seek(run.position())
+                run.read_to = run.offsets[run.cursor]
+
+
+class _Run:
+    """The wanted offsets of one partition and how far they were read."""
+
+    def __init__(self, topic: str, partition: int, offsets: Sequence[int]) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offsets = [int(offset) for offset in offsets]
+        self.cursor = 0
+        self.read_to = self.offsets[0]
+        self._beyond: list[int] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.cursor >= len(self.offsets)
+
+    @property
+    def left(self) -> int:
+        return len(self.offsets) - self.cursor
+
+    def position(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition, self.offsets[self.cursor])
+
+    def take(self, record: Message) -> Iterator[Payload]:
+        offset = record.offset()
+        if offset is None:
+            return
+        self.read_to = max(self.read_to, offset + 1)
+        # Compaction, deletion and aborted transactions leave holes: what was passed over is gone.
+        yield from self.drop_below(offset)
+        if not self.is_done and self.offsets[self.cursor] == offset:
+            self.cursor += 1
+            yield Payload(self.partition, offset, record)
+
+    def drop_below(self, first: int) -> Iterator[Payload]:
+        while not self.is_done and self.offsets[self.cursor] < first:
+            self.cursor += 1
+            yield Payload(self.partition, self.offsets[self.cursor - 1], None)
+
+    def drop_from(self, end: int) -> None:
+        """Set aside the offsets that the topic has not reached: a marker may name any number."""
+        known = len(self.offsets)
+        while known > self.cursor and self.offsets[known - 1] >= end:
+            known -= 1
+        self._beyond = self.offsets[known:]
+        del self.offsets[known:]
+
+    def beyond(self) -> Iterator[Payload]:
+        for offset in self._beyond:
+            yield Payload(self.partition, offset, None)
+        self._beyond = []
+
+    def give_up(self) -> Iterator[Payload]:
+        """At the end of the partition: whatever is still wanted is not there."""
+        if not self.is_done and self.read_to <= self.offsets[self.cursor]:
+            yield from self.drop_below(self.offsets[-1] + 1)

@@ -1,0 +1,155 @@
+"""
+Where a tracker stands: the offsets of its group, and where a new one must begin.
+
+Rule 1: offsets are committed inside transactions only; a fenced tracker must not be able to move them.
+Rule 2: a committed offset means: every marker below it was folded, and what it led to was sent.
+Rule 3: the metadata of a commit says who made it and the oldest marker still needed, so a lost checkpoint is rebuilt
+from there and not from the beginning of the topic.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from kmq_spark.kafka.client_errors import until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+logger = logging.getLogger(__name__)
+
+METADATA_VERSION = 1
+
+
+class Position(NamedTuple):
+    """
+    Where the fold of one markers partition stands.
+
+    Attributes:
+        next_offset: First marker offset that is not folded yet.
+        needed_offset: First marker offset that a rebuild of the state must read.
+        tracker_id: Who said so; empty where unknown.
+    """
+
+    next_offset: int
+    needed_offset: int
+    tracker_id: str = ""
+
+    def to_topic_partition(self, topic: str, partition: int) -> TopicPartition:
+        """Return the form in which it is committed."""
+        metadata = json.dumps({"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id})
+        return TopicPartition(topic, partition, self.next_offset, metadata)
+
+    @classmethod
+    def from_topic_partition(cls, committed: TopicPartition) -> Position | None:
+        """Return what was committed, None where nothing was; metadata that is not ours counts as none."""
+        if committed.offset < 0:
+            return None
+        try:
+            metadata = json.loads(committed.metadata or "{}")
+            return cls(committed.offset, int(metadata["needed"]), str(metadata["by"]))
+        except (ValueError, TypeError, KeyError):
+            return cls(committed.offset, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """
+    Where a tracker begins, by markers partition.
+
+    Attributes:
+        positions: As committed, or the beginning of the log.
+        starting_offsets: First marker that a query without checkpoint reads.
+        decide_from: End of the log now: TICKs below it decide nothing, since the ENDs of what older trackers sent lie
+            below it, and they must be known first.
+    """
+
+    positions: Mapping[int, Position]
+    starting_offsets: Mapping[int, int]
+    decide_from: Mapping[int, int]
+
+
+class TrackerPositions:
+    """
+    Reads the positions of one tracker group.
+
+    Args:
+        consumer: Of the tracker's group; never subscribes.
+        admin: Admin client.
+        markers_topic: Markers topic.
+        partition_count: Its partitions.
+        timeout_ms: Bound on each call.
+    """
+
+    def __init__(
+        self, consumer: Consumer, admin: AdminClient, markers_topic: str, partition_count: int, timeout_ms: int
+    ) -> None:
+        """Keep the clients; nothing is sent yet."""
+        self._consumer = consumer
+        self._admin = admin
+        self._topic = markers_topic
+        self._partitions = range(partition_count)
+        self._timeout_s = timeout_ms / 1000
+
+    def committed(self) -> dict[int, Position]:
+        """Return the committed positions; partitions without one are left out."""
+        wanted = [TopicPartition(self._topic, partition) for partition in self._partitions]
+        found = until_answered(
+            lambda: self._consumer.committed(wanted, timeout=self._timeout_s),
+            f"cannot read the committed offsets of {self._topic}",
+            self._timeout_s,
+        )
+        positions = {each.partition: Position.from_topic_partition(each) for each in found}
+        return {partition: position for partition, position in positions.items() if position is not None}
+
+    def resume_point(self) -> ResumePoint:
+        """
+        Return where to begin. Call it after older trackers were fenced, or the end of the log may still move under it.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        first, end = self._offsets(OffsetSpec.earliest()), self._offsets(OffsetSpec.latest())
+        committed = self.committed()
+        positions, starting_offsets = {}, {}
+        for partition in self._partitions:
+            position = committed.get(partition)
+            if position is not None and position.next_offset > end[partition]:
+                logger.error(
+                    "%s[%d] ends at %d but the tracker's group stands at %d: the topic was created anew; "
+                    "reading it from its beginning",
+                    self._topic, partition, end[partition], position.next_offset,
+                )  # fmt: skip
+                position = None
+            if position is None:
+                position = Position(first[partition], first[partition])
+            elif position.needed_offset < first[partition]:
+                # Not at the beginning of the log as a rule of the group, so silence would be a loss without a word.
+                logger.warning(
+                    "retention removed markers %d to %d of %s[%d] that a rebuild would need; raise its retention.ms",
+                    position.needed_offset, first[partition] - 1, self._topic, partition,
+                )  # fmt: skip
+            positions[partition] = position
+            starting_offsets[partition] = max(position.needed_offset, first[partition])
+        return ResumePoint(positions, starting_offsets, end)
+
+    def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
+        def ask() -> dict[int, int]:
+            # The very end, open transactions included: `read_committed` would stop short of them.
+            futures = self._admin.list_offsets(
+                {TopicPartition(self._topic, partition): spec for partition in self._partitions},
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=self._timeout_s,
+            )
+            return {place.partition: future.result().offset for place, future in futures.items()}
+
+        return until_answered(ask, f"cannot read the offsets of {self._topic}", self._timeout_s)

@@ -1,0 +1,396 @@
+"""
+Carry out the tracker's decisions, exactly once: messages, dead letters, ENDs and offsets in one Kafka transaction.
+
+Rule 1: a decision and its END commit together or not at all. So the log itself says what is done, and a tracker that has
+read the log to its end (`ResumePoint.decide_from`) cannot send anything twice, whatever died before.
+Rule 2: a batch with much to send is cut into several transactions; the offsets go with the last one.
+Rule 3: nothing is lost in silence: what cannot be redelivered becomes a dead letter that says why.
+
+Source: KIP-98, KIP-447 (consume-process-produce); docs/design.md has the argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.errors import FencedError, KafkaClientError
+from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
+from kmq_spark.kafka.redelivery_records import (
+    Due,
+    Item,
+    OutgoingRecord,
+    dues_of,
+    end_records,
+    outgoing_record,
+    settle,
+    unreadable_record,
+)
+from kmq_spark.kafka.settings import (
+    admin_config,
+    make_client,
+    new_client_id,
+    reader_config,
+    transactional_producer_config,
+)
+from kmq_spark.kafka.transaction import TransactionalProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from confluent_kafka import Message, Producer
+
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.errors import KmqError
+    from kmq_spark.kafka.topics import QueueLayout
+
+    OnDelivery = Callable[[KafkaError | None, Message], None]
+
+logger = logging.getLogger(__name__)
+
+LARGEST_RECORD = 1_000_000_000
+"""The broker decides what is too large, not our client: librdkafka's upper bound."""
+
+CLAIM_WAIT_S = 2.0
+"""How long a tracker that was shut out waits for its successor to sign the group's offsets."""
+
+UNREADABLE_LOG_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SenderLimits:
+    """
+    Bounds of one sender.
+
+    Attributes:
+        timeout_ms: For each call to the broker.
+        max_transaction_messages: Messages in one transaction.
+        max_transaction_bytes: Payload bytes in one transaction.
+        commit_interval_ms: How often offsets are committed while nothing is sent.
+        transaction_timeout_ms: When the broker aborts a transaction whose tracker fell silent.
+    """
+
+    timeout_ms: int = 15_000
+    max_transaction_messages: int = 5_000
+    max_transaction_bytes: int = 16 * 1024 * 1024
+    commit_interval_ms: int = 5_000
+    transaction_timeout_ms: int = 60_000
+
+
+@dataclass(slots=True)
+class Sent:
+    """
+    What a batch led to.
+
+    Attributes:
+        redelivered: Messages sent to the queue topic again.
+        dead_lettered: Messages sent to the dead-letter topic.
+        set_aside: Records of the markers topic that are no markers.
+        lateness_ms: For each redelivered message: append time less deadline, both on the broker's clock.
+    """
+
+    redelivered: int = 0
+    dead_lettered: int = 0
+    set_aside: int = 0
+    lateness_ms: list[int] = field(default_factory=list)
+
+
+class RedeliverySender:
+    """
+    The tracker's hands: one per queue, one transactional id.
+
+    Args:
+        layout: The queue's topics, checked.
+        bootstrap_servers: Comma-separated `host:port`.
+        extra: librdkafka settings of the operator.
+        limits: Bounds.
+    """
+
+    def __init__(
+        self,
+        layout: QueueLayout,
+        *,
+        bootstrap_servers: str,
+        extra: Mapping[str, str] | None = None,
+        limits: SenderLimits | None = None,
+    ) -> None:
+        """Make the clients that only read; `open` makes the one that writes."""
+        self.topics = layout.topics
+        self._dead_letter_count = layout.dead_letter_partition_count
+        self._limits = limits or SenderLimits()
+        self.tracker_id = new_client_id("tracker")
+        self._producer_config = self._writing(layout, bootstrap_servers, extra)
+        reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
+        self._group = make_client(Consumer, reading)
+        self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout_ms)
+        self._raw_markers = PayloadReader(reading, layout.topics.markers_topic, self._limits.timeout_ms)
+        admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
+        self._tracker_positions = TrackerPositions(
+            self._group, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
+        )
+        self._producer: TransactionalProducer | None = None
+        self._older_ids = {""}
+        self._positions: dict[int, Position] = {}
+        self._committed: dict[int, Position] = {}
+        self._committed_at_s = 0.0
+        self._unreadable_logged_at_s = -UNREADABLE_LOG_S
+        self._lock = threading.Lock()  # batches and upkeep come from different threads, transactions from one at a time
+
+    def _writing(self, layout: QueueLayout, bootstrap_servers: str, extra: Mapping[str, str] | None) -> dict[str, Any]:
+        config = transactional_producer_config(
+            bootstrap_servers,
+            layout.topics.tracker_group,
+            self.tracker_id,
+            extra,
+            max_message_bytes=LARGEST_RECORD,
+            transaction_timeout_ms=self._limits.transaction_timeout_ms,
+        )
+        # A transaction is flushed as a whole: waiting for a fuller batch would only be waiting.
+        config["linger.ms"] = 0
+        # The broker judges a whole batch by the topic's limit, and refuses it whole.
+        config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
+        return config
+
+    def open(self) -> ResumePoint:
+        """
+        Take over the queue: fence older trackers, find out where to begin, and sign the group's offsets.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+            FencedError: A newer tracker took over while this one was starting.
+        """
+        with self._lock:
+            if self._producer is not None:
+                self._producer.close()
+            self._producer = TransactionalProducer(self._producer_config, self._limits.timeout_ms)
+            resume = self._tracker_positions.resume_point()
+            self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
+            self._committed = dict(resume.positions)
+            self._older_ids |= {at.tracker_id for at in resume.positions.values()}
+            self._transact([], [], list(self._positions), Sent())
+            return resume
+
+    def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
+        """
+        Carry out the decisions of a batch.
+
+        Args:
+            outcomes: One a markers partition.
+
+        Returns:
+            What was sent, when all of it is committed.
+
+        Raises:
+            FencedError: A newer tracker has taken over; nothing of the open transaction was sent.
+            KafkaClientError: It did not succeed; open again before anything is decided.
+        """
+        sent = Sent()
+        with self._lock:
+            set_aside = self._set_aside(outcomes)
+            self._advance(outcomes)
+            chunks = self._chunks(outcomes)
+            chunk = next(chunks, [])
+            while (following := next(chunks, None)) is not None:
+                self._transact(chunk, [], [], sent)
+                chunk = following
+            # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
+            if chunk or set_aside or self._is_commit_due():
+                self._transact(chunk, set_aside, list(self._positions), sent)
+            sent.set_aside = len(set_aside)
+        return sent
+
+    def commit_read_to(self, read_to: Mapping[int, int]) -> None:
+        """
+        Commit where an idle queue stands.
+
+        Args:
+            read_to: First marker offset not read, by partition, as Spark knows it: past the last marker there may be
+                the control records of transactions, and lag would count them for ever.
+        """
+        with self._lock:
+            if not self._is_commit_due():
+                return
+            for partition, next_offset in read_to.items():
+                position = self._positions.get(partition)
+                if position is None or position.next_offset >= next_offset:
+                    continue
+                nothing_needed = position.needed_offset == position.next_offset
+                needed_offset = next_offset if nothing_needed else position.needed_offset
+                self._positions[partition] = Position(next_offset, needed_offset, self.tracker_id)
+            self._commit_positions()
+
+    def close(self) -> None:
+        """Commit where we stand and leave the broker."""
+        with self._lock:
+            try:
+                self._commit_positions()
+            finally:
+                if self._producer is not None:
+                    self._producer.close()
+                    self._producer = None
+                for client in (self._payloads, self._raw_markers, self._group):
+                    client.close()
+
+    def _is_commit_due(self) -> bool:
+        return time.monotonic() - self._committed_at_s > self._limits.commit_interval_ms / 1000
+
+    def _commit_positions(self) -> None:
+        if self._producer is not None and self._positions != self._committed:
+            self._transact([], [], list(self._positions), Sent())
+
+    def _advance(self, outcomes: Sequence[PartitionOutcome]) -> None:
+        for outcome in outcomes:
+            status = outcome.status
+            before = self._positions.get(outcome.marker_partition)
+            # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
+            if before is None or status.next_marker_offset >= before.next_offset:
+                self._positions[outcome.marker_partition] = Position(
+                    status.next_marker_offset, status.needed_marker_offset, self.tracker_id
+                )
+
+    def _chunks(self, outcomes: Sequence[PartitionOutcome]) -> Iterator[list[Item]]:
+        """Read the payloads of all decisions, in pieces that fit into one transaction."""
+        by_id: dict[tuple[int, int], list[Due]] = {}
+        for due in dues_of(outcomes):
+            by_id.setdefault((due.queue_partition, due.message_offset), []).append(due)
+        wanted: dict[int, list[int]] = {}
+        for queue_partition, message_offset in sorted(by_id):
+            wanted.setdefault(queue_partition, []).append(message_offset)
+        chunk: list[Item] = []
+        size = 0
+        for payload in self._payloads.read(wanted) if wanted else ():
+            for due in by_id[payload.partition, payload.offset]:
+                item = Item(due, payload.message)
+                chunk.append(item)
+                size += item.size
+            if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+
+    def _set_aside(self, outcomes: Sequence[PartitionOutcome]) -> list[OutgoingRecord]:
+        """Return a dead letter for each record that is no marker, unless its position was committed before."""
+        errors = {
+            (outcome.marker_partition, record.marker_offset): record.error
+            for outcome in outcomes
+            for record in outcome.unreadable
+            if record.marker_offset >= self._committed[outcome.marker_partition].next_offset
+        }
+        if not errors:
+            return []
+        if time.monotonic() - self._unreadable_logged_at_s > UNREADABLE_LOG_S:
+            self._unreadable_logged_at_s = time.monotonic()
+            logger.warning(
+                "%d records of %s are no markers and go to %s; the first: %s",
+                len(errors), self.topics.markers_topic, self.topics.dead_letter_topic, next(iter(errors.values())),
+                extra={"action": "set_aside", "queue": self.topics.queue},
+            )  # fmt: skip
+        wanted: dict[int, list[int]] = {}
+        for partition, offset in sorted(errors):
+            wanted.setdefault(partition, []).append(offset)
+        return [
+            unreadable_record(payload, errors[payload.partition, payload.offset], self.topics, self._dead_letter_count)
+            for payload in self._raw_markers.read(wanted)
+        ]
+
+    def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
+        """Send items with their ENDs, other records and the positions of these partitions, in one transaction."""
+        refused: Counter[int] = Counter()
+        attempt = Sent()
+
+        def work(producer: Producer) -> None:
+            nonlocal attempt
+            attempt = Sent()
+            settled = [settle(item, refused[index], self.topics) for index, item in enumerate(items)]
+            for index, item in enumerate(settled):
+                record = outgoing_record(item, self.topics, self._dead_letter_count)
+                _produce(producer, record, partial(_on_delivered, attempt, refused, index, item.due))
+            for record in (*also, *end_records((item.due for item in settled), self.topics)):
+                _produce(producer, record, None)
+
+        committing = {partition: self._positions[partition] for partition in places}
+        positions = [at.to_topic_partition(self.topics.markers_topic, p) for p, at in committing.items()]
+        try:
+            self._opened().run(work, positions, self._group.consumer_group_metadata())
+        except FencedError as error:
+            raise self._by_whom(error) from error
+        self._committed |= committing
+        if committing:
+            self._committed_at_s = time.monotonic()
+        sent.redelivered += attempt.redelivered
+        sent.dead_lettered += attempt.dead_lettered
+        sent.lateness_ms += attempt.lateness_ms
+
+    def _opened(self) -> TransactionalProducer:
+        if self._producer is None:
+            message = "the tracker's sender is closed: got a batch; call open() first"
+            raise KafkaClientError(message)
+        return self._producer
+
+    def _by_whom(self, error: FencedError) -> KmqError:
+        """
+        Tell a newer tracker from a transaction that the broker gave up.
+
+        After `transaction.timeout.ms` of silence (a suspended process) the broker bumps the epoch itself, and the
+        producer sees the same error. Whoever takes over signs the group's offsets first thing: the signature decides.
+        """
+        deadline_s = time.monotonic() + CLAIM_WAIT_S
+        while time.monotonic() < deadline_s:
+            signatures = {at.tracker_id for at in self._tracker_positions.committed().values()}
+            newer = signatures - self._older_ids - {self.tracker_id}
+            if newer:
+                message = (
+                    f"tracker {self.tracker_id} of {self.topics.queue} was fenced: "
+                    f"{', '.join(sorted(newer))} has taken over; stop this one"
+                )
+                return FencedError(message)
+            time.sleep(0.2)
+        message = f"the broker gave up a transaction of {self.tracker_id}: {error}; opening a new one"
+        return KafkaClientError(message, code="INVALID_PRODUCER_EPOCH", retriable=True)
+
+
+def _produce(producer: Producer, record: OutgoingRecord, on_delivery: OnDelivery | None) -> None:
+    while True:
+        try:
+            producer.produce(
+                record.topic,
+                value=record.value,
+                key=record.key,
+                partition=record.partition,
+                headers=record.headers,
+                on_delivery=on_delivery or _ignore,
+            )
+        except BufferError:
+            # The local queue is full: let it drain.
+            producer.poll(0.05)
+        else:
+            producer.poll(0)
+            return
+
+
+def _ignore(_error: KafkaError | None, _record: Message) -> None:
+    """Do nothing: an END that fails makes the commit of its transaction fail."""
+
+
+def _on_delivered(
+    attempt: Sent, refused: Counter[int], index: int, due: Due, error: KafkaError | None, record: Message
+) -> None:
+    if error is not None:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            refused[index] += 1
+        return
+    if due.is_dead_letter:
+        attempt.dead_lettered += 1
+    else:
+        attempt.redelivered += 1
+        attempt.lateness_ms.append(record.timestamp()[1] - due.deadline_at_ms)

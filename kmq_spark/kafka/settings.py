@@ -1,0 +1,312 @@
+"""
+Build the librdkafka settings of each client: whatever differs from the default stands here with its reason.
+
+Rule 1: what the guarantees rest on cannot be overridden; everything else can (`[kafka.extra]`).
+Rule 2: settings come from the operator alone, never from a message, a queue name or a row.
+
+Source: librdkafka CONFIGURATION.md; KIP-98 (idempotence), KIP-429 (cooperative rebalancing).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from confluent_kafka import KafkaException
+
+from kmq_spark.errors import ConfigError
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.client_log import client_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "admin_config",
+    "client_error",
+    "consumer_config",
+    "make_client",
+    "marker_producer_config",
+    "new_client_id",
+    "producer_config",
+    "reader_config",
+    "transactional_producer_config",
+]
+
+Client = TypeVar("Client")
+
+MAX_MESSAGE_BYTES = 1_048_576
+"""Largest message (key, value, headers) that a producer sends unless told otherwise; about Kafka's own default."""
+
+REQUIRED: dict[str, tuple[str, ...]] = {
+    # A retried batch must neither double nor overtake another.
+    "enable.idempotence": ("true",),
+    # A START that one broker alone has seen may vanish with it, after its message was handed out.
+    "acks": ("all", "-1"),
+    "request.required.acks": ("all", "-1"),
+    # The tracker redelivers in transactions: an aborted redelivery must not be seen.
+    "isolation.level": ("read_committed",),
+    # A position may only be committed once the START of everything before it is durable.
+    "enable.auto.commit": ("false",),
+    "enable.auto.offset.store": ("false",),
+    # A mistyped queue name must fail, not make a topic with the wrong timestamp type.
+    "allow.auto.create.topics": ("false",),
+}
+"""Settings that the guarantees rest on, with the values they may be given."""
+
+OURS = frozenset(
+    {
+        "bootstrap.servers",
+        "client.id",
+        "group.id",
+        "transactional.id",
+        "partition.assignment.strategy",
+        "delivery.report.only.error",
+        "message.max.bytes",
+    }
+)
+"""Settings that have a parameter of their own, or that our code depends on in a way no other value fits."""
+
+LOADS_CODE = frozenset({"plugin.library.paths", "ssl.engine.location"})
+"""Settings that make librdkafka load a shared library; refused, as are Java class names, which it does not know."""
+
+
+def check_extra(extra: Mapping[str, str]) -> None:
+    """
+    Refuse settings that would break a guarantee.
+
+    Args:
+        extra: librdkafka settings by their own names.
+
+    Raises:
+        ConfigError: A setting is ours to make, has another value than the guarantees need, or loads code.
+    """
+    for key, value in extra.items():
+        if key in LOADS_CODE:
+            message = f"setting {key} is not allowed: it loads a library into the process; remove it from [kafka.extra]"
+            raise ConfigError(message)
+        if key in OURS:
+            message = f"setting {key} is not allowed in [kafka.extra]: kmq-spark sets it itself; remove it"
+            raise ConfigError(message)
+        allowed = REQUIRED.get(key)
+        if allowed is not None and str(value).lower() not in allowed:
+            message = (
+                f"setting {key} would break a guarantee: got {value!r}, allowed {allowed[0]!r}; "
+                "remove it from [kafka.extra]"
+            )
+            raise ConfigError(message)
+
+
+def new_client_id(role: str) -> str:
+    """Return a client id that tells role, host and process, and that no other client of this process has."""
+    return f"kmq-{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _base(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
+    if not bootstrap_servers:
+        message = "bootstrap_servers is empty: got '', at least one host:port; set [kafka] bootstrap_servers"
+        raise ConfigError(message)
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "client.id": client_id,
+        # stdlib logging instead of lines on stderr; see client_log.py.
+        "logger": client_logger,
+        # An idle connection closed by the broker is no news.
+        "log.connection.close": False,
+        # A broker is back within seconds of its start, not at the end of a ten-second pause.
+        "reconnect.backoff.max.ms": 2_000,
+    }
+
+
+def _finish(config: dict[str, Any], extra: Mapping[str, str] | None) -> dict[str, Any]:
+    given = dict(extra or {})
+    check_extra(given)
+    return {**config, **given}
+
+
+def admin_config(bootstrap_servers: str, client_id: str = "", extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the settings of an admin client."""
+    return _finish(_base(bootstrap_servers, client_id or new_client_id("admin")), extra)
+
+
+def _durable_producer(bootstrap_servers: str, client_id: str, max_message_bytes: int) -> dict[str, Any]:
+    return {
+        **_base(bootstrap_servers, client_id),
+        "enable.idempotence": True,
+        "acks": "all",
+        "allow.auto.create.topics": False,
+        # Refuse an oversize message at once, in the caller's hands, not after a round trip.
+        "message.max.bytes": max_message_bytes,
+        # Key -> partition as Java clients have it: one key's messages meet, whoever sent them.
+        "partitioner": "murmur2_random",
+    }
+
+
+def producer_config(
+    bootstrap_servers: str,
+    client_id: str = "",
+    extra: Mapping[str, str] | None = None,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    delivery_timeout_ms: int = 120_000,
+) -> dict[str, Any]:
+    """
+    Return the settings of a producer of messages.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        client_id: Name in the broker's log and quotas; empty for one of our making.
+        extra: librdkafka settings that go before ours.
+        max_message_bytes: Largest message, key, value and headers together.
+        delivery_timeout_ms: How long a message may wait for the broker before it has failed.
+
+    Raises:
+        ConfigError: *extra* would break a guarantee.
+    """
+    config = {
+        **_durable_producer(bootstrap_servers, client_id or new_client_id("producer"), max_message_bytes),
+        # 5 ms fill a batch at 10,000 messages/s and up, and are lost in a broker's round trip below that.
+        "linger.ms": 5,
+        "delivery.timeout.ms": delivery_timeout_ms,
+    }
+    return _finish(config, extra)
+
+
+def marker_producer_config(
+    bootstrap_servers: str,
+    client_id: str = "",
+    extra: Mapping[str, str] | None = None,
+    *,
+    delivery_timeout_ms: int = 10_000,
+) -> dict[str, Any]:
+    """
+    Return the settings of a consumer's producer of markers.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        client_id: Name in the broker's log and quotas; empty for one of our making.
+        extra: librdkafka settings that go before ours.
+        delivery_timeout_ms: When a marker that has no answer has failed. A START must not be written by a retry long
+            after its messages were given up, so this is the START's time-out too.
+
+    Raises:
+        ConfigError: *extra* would break a guarantee.
+    """
+    config = {
+        **_durable_producer(bootstrap_servers, client_id or new_client_id("markers"), MAX_MESSAGE_BYTES),
+        # The receiver waits for its START; ENDs were gathered already.
+        "linger.ms": 0,
+        # Leader-to-follower answers are small; Nagle would hold a lone START for a delayed TCP acknowledgement.
+        "socket.nagle.disable": True,
+        "delivery.timeout.ms": delivery_timeout_ms,
+    }
+    return _finish(config, extra)
+
+
+def transactional_producer_config(
+    bootstrap_servers: str,
+    transactional_id: str,
+    client_id: str = "",
+    extra: Mapping[str, str] | None = None,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transaction_timeout_ms: int = 60_000,
+) -> dict[str, Any]:
+    """Return the settings of the tracker's producer; as `producer_config`, with a transactional id."""
+    config = producer_config(bootstrap_servers, client_id, extra, max_message_bytes=max_message_bytes)
+    # librdkafka refuses a delivery time-out above the transaction's.
+    config["delivery.timeout.ms"] = min(int(config["delivery.timeout.ms"]), transaction_timeout_ms)
+    return {**config, "transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout_ms}
+
+
+def _reading(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
+    return {
+        **_base(bootstrap_servers, client_id),
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "allow.auto.create.topics": False,
+        # The broker answers an empty long poll after this; 500 ms is what a lone message would wait behind it.
+        "fetch.wait.max.ms": 10,
+        # The default of 1000 ms idles the fetcher each time the local queue is full: 0.28 instead of 1.05 M messages/s.
+        "fetch.queue.backoff.ms": 2,
+    }
+
+
+def reader_config(
+    bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the settings of a consumer that assigns its partitions itself and commits nothing."""
+    config = {**_reading(bootstrap_servers, client_id or new_client_id("reader")), "group.id": group}
+    return _finish(config, extra)
+
+
+def consumer_config(
+    bootstrap_servers: str,
+    group: str,
+    client_id: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """
+    Return the settings of a queue's consumer.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        group: Consumer group.
+        client_id: Name in the broker's log and quotas; empty for one of our making.
+        extra: librdkafka settings that go before ours.
+
+    Raises:
+        ConfigError: *extra* would break a guarantee.
+    """
+    config = {
+        **_reading(bootstrap_servers, client_id or new_client_id("consumer")),
+        "group.id": group,
+        # A queue's first consumer gets what was sent before it came.
+        "auto.offset.reset": "earliest",
+        # Consumers that come and go leave the others' partitions alone (KIP-429).
+        "partition.assignment.strategy": "cooperative-sticky",
+        # A killed consumer's partitions wait this long for another; the default of 45 s exceeds the default lease.
+        "session.timeout.ms": 15_000,
+        # A member hears of a rebalance with the answer to its next heartbeat.
+        "heartbeat.interval.ms": 1_000,
+        # New partitions of a grown queue are read within half a minute, not five.
+        "topic.metadata.refresh.interval.ms": 30_000,
+    }
+    return _finish(config, extra)
+
+
+def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:
+    """
+    Make a client, and say which setting is wrong where librdkafka refuses one.
+
+    Args:
+        kind: `Producer`, `Consumer` or `AdminClient`.
+        config: Its settings.
+
+    Raises:
+        ConfigError: librdkafka does not know a setting, or refuses its value.
+    """
+    try:
+        return kind(dict(config))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise ConfigError(_explain(error, config)) from None
+
+
+def _explain(error: Exception, config: Mapping[str, Any]) -> str:
+    """Name the setting, never its value: it may be a password."""
+    text = str(error.args[0].str() if isinstance(error, KafkaException) and error.args else error)
+    named = re.search(r'configuration property:? "([^"]+)"', text)
+    # By its own name or, where it has two, by librdkafka's first.
+    key = named.group(1) if named else ""
+    if "No such configuration property" in text:
+        close = difflib.get_close_matches(key, sorted({*REQUIRED, *config} - {key}), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "see librdkafka's CONFIGURATION.md for the names"
+        return f"unknown Kafka client setting: got {key!r} in [kafka.extra]; {hint}"
+    if key:
+        return f"Kafka client setting {key} is not allowed: librdkafka refuses its value; correct it in [kafka.extra]"
+    return f"cannot make a Kafka client: {text}; correct [kafka.extra]"

@@ -1,0 +1,186 @@
+"""
+The clock of a queue: append a TICK to a markers partition when something there may be due.
+
+Rule 1: only the broker's append time counts; what this thread believes of the time decides when to write, never what is
+due. A wrong belief costs lateness or a TICK too many, nothing else.
+Rule 2: at most one TICK each `interval_ms` and partition, none where nothing is in flight.
+Rule 3: no lock is held while a record is produced.
+
+The delivery report of a TICK carries its append time: that is how the broker's clock is known here, and why a TICK can
+be aimed at the earliest deadline instead of being thrown every so often.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException, Producer
+
+from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.errors import KmqError
+from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from confluent_kafka import KafkaError, Message
+
+    from kmq_spark.core.outcome import PartitionOutcome
+
+logger = logging.getLogger(__name__)
+
+AIM_PAST_DEADLINE_MS = 2
+"""A deadline is due when it lies *below* the TICK's append time; the broker's clock is known to about a millisecond."""
+
+LONGEST_WAIT_S = 1.0
+
+REPORT_POLL_S = 0.005
+
+
+@dataclass(slots=True)
+class _Clockwork:
+    """What is known of one markers partition."""
+
+    next_deadline_at_ms: int | None = None
+    in_flight: int = 0
+    last_tick_s: float = -1e9
+    wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
+
+
+class Ticker(threading.Thread):
+    """
+    The thread that writes TICKs.
+
+    Args:
+        config: librdkafka settings of a producer.
+        markers_topic: Where the TICKs go.
+        partition_count: Markers partitions.
+        interval_ms: Shortest time between two TICKs of a partition.
+
+    Attributes:
+        on_pause: Called about once a second from this thread, for upkeep that must go on without batches.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, str | int | float | bool],
+        markers_topic: str,
+        partition_count: int,
+        interval_ms: int,
+    ) -> None:
+        """Connect lazily; `start` begins to tick."""
+        super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
+        self._producer = Producer(dict(config))
+        self._topic = markers_topic
+        self._interval_s = interval_ms / 1000
+        self._partitions = {partition: _Clockwork() for partition in range(partition_count)}
+        self.on_pause: Callable[[], None] | None = None
+        self._broker_ahead_ms: float | None = None  # broker's epoch milliseconds less our monotonic ones
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._tick = encode_marker(Marker(type=MarkerType.TICK))
+        self._first_reported: set[int] = set()
+        self._all_reported = threading.Event()
+
+    def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
+        """Take in where the partitions stand after a batch."""
+        with self._lock:
+            for outcome in outcomes:
+                clockwork = self._partitions.setdefault(outcome.marker_partition, _Clockwork())
+                clockwork.in_flight = outcome.status.in_flight
+                clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
+        self._changed.set()
+
+    def wait_first_ticks(self, timeout_s: float) -> bool:
+        """Wait until every partition has got a TICK from this thread; return whether it has."""
+        return self._all_reported.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Stop ticking and wait for the thread."""
+        self._stopping.set()
+        self._changed.set()
+        if self.is_alive():
+            self.join(timeout=5)
+
+    def run(self) -> None:
+        """Tick until stopped; called by `start`."""
+        paused_at_s = time.monotonic()
+        while not self._stopping.is_set():
+            now_s = time.monotonic()
+            for partition in self._due(now_s):
+                self._write(partition)
+            self._producer.poll(0)
+            if self.on_pause is not None and now_s - paused_at_s > LONGEST_WAIT_S:
+                paused_at_s = now_s
+                self._upkeep(self.on_pause)
+            self._changed.wait(self._wait_s(time.monotonic()))
+            self._changed.clear()
+        self._producer.flush(2)
+
+    def _due(self, now_s: float) -> list[int]:
+        """Return the partitions that want a TICK now, and note that they get it."""
+        with self._lock:
+            due = [p for p, clockwork in self._partitions.items() if self._due_in_s(clockwork, now_s) <= 0]
+            for partition in due:
+                self._partitions[partition].last_tick_s = now_s
+                self._partitions[partition].wants_tick = False
+        return due
+
+    def _due_in_s(self, clockwork: _Clockwork, now_s: float) -> float:
+        """Return in how many seconds a partition wants a TICK; infinity for never."""
+        rest_s = clockwork.last_tick_s + self._interval_s - now_s
+        if clockwork.wants_tick:
+            return rest_s
+        if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None:
+            return float("inf")
+        if self._broker_ahead_ms is None:
+            return rest_s
+        broker_now_ms = now_s * 1000 + self._broker_ahead_ms
+        return max(rest_s, (clockwork.next_deadline_at_ms + AIM_PAST_DEADLINE_MS - broker_now_ms) / 1000)
+
+    def _wait_s(self, now_s: float) -> float:
+        with self._lock:
+            nearest_s = min((self._due_in_s(c, now_s) for c in self._partitions.values()), default=LONGEST_WAIT_S)
+        # A delivery report waits until it is polled for, and it carries the broker's clock.
+        longest_s = REPORT_POLL_S if len(self._producer) else LONGEST_WAIT_S
+        return min(max(nearest_s, 0.001), longest_s)
+
+    def _write(self, partition: int) -> None:
+        on_delivery = partial(self._report, time.monotonic())
+        try:
+            self._producer.produce(self._topic, value=self._tick, partition=partition, on_delivery=on_delivery)
+        except (KafkaException, BufferError) as error:
+            logger.warning("cannot write a TICK to %s[%d]: %s", self._topic, partition, error)
+            self._ask_again(partition)
+
+    def _report(self, sent_s: float, error: KafkaError | None, tick: Message) -> None:
+        """Learn the broker's clock from a TICK that arrived; ask for another one where it did not."""
+        if error is not None:
+            logger.warning("a TICK did not reach %s[%s]: %s", self._topic, tick.partition(), error)
+            self._ask_again(tick.partition())
+            return
+        _, appended_at_ms = tick.timestamp()
+        # The append lies between the sending and this report; half way is off by half a round trip at most.
+        self._broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
+        self._first_reported.add(tick.partition() or 0)
+        if len(self._first_reported) >= len(self._partitions):
+            self._all_reported.set()
+
+    def _ask_again(self, partition: int | None) -> None:
+        with self._lock:
+            clockwork = self._partitions.get(-1 if partition is None else partition)
+            if clockwork is not None:
+                clockwork.wants_tick = True
+
+    def _upkeep(self, on_pause: Callable[[], None]) -> None:
+        try:
+            on_pause()
+        except KmqError as error:
+            # What matters is done with the next batch, which fails loudly; this is only for an idle queue.
+            logger.warning("upkeep of %s failed: %s", self._topic, error)

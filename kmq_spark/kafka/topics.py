@@ -1,0 +1,326 @@
+"""
+The topics of a queue: their names, how they are made, and whether they fit.
+
+Rule 1: names are derived from the queue's name, groups too, so that two queues never meet.
+Rule 2: making is idempotent and changes nothing that exists; checking names every finding, each with its repair.
+Rule 3: who may only see that a topic exists (no DescribeConfigs) gets that much of a check.
+
+Source: system.md §2; kafka-mq-go names its group after nothing but itself, so that two of its queues share one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+HEADER_ROOM_BYTES = 16 * 1024
+"""What the queue topic takes beyond a producer's largest message: a redelivery adds `kmq-*` headers to it."""
+
+DLQ_ROOM_BYTES = 64 * 1024
+"""What the dead-letter topic takes beyond the queue topic: a dead letter adds its reason and Kafka's six headers."""
+
+SEVEN_DAYS_MS = 7 * 24 * 60 * 60 * 1000
+
+DEFAULT_TIMEOUT_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTopics:
+    """
+    The names that belong to a queue.
+
+    Attributes:
+        queue: Name of the queue, and of its queue topic.
+
+    Raises:
+        ConfigError: The name has other characters than `A-Za-z0-9._-`, or not 1 to 200 of them.
+    """
+
+    queue: str
+
+    def __post_init__(self) -> None:
+        """Check the name: it reaches topic names, metric labels, file paths and SQL."""
+        if not isinstance(self.queue, str) or _QUEUE_NAME.fullmatch(self.queue) is None or set(self.queue) <= {"."}:
+            message = (
+                f"queue name is not allowed: got {self.queue!r}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
+            )
+            raise ConfigError(message)
+
+    @property
+    def queue_topic(self) -> str:
+        """The topic of the messages."""
+        return self.queue
+
+    @property
+    def markers_topic(self) -> str:
+        """The topic of the markers."""
+        return f"{self.queue}.markers"
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """The topic of the dead letters."""
+        return f"{self.queue}.dlq"
+
+    @property
+    def consumer_group(self) -> str:
+        """The group of the queue's consumers."""
+        return f"kmq.{self.queue}"
+
+    @property
+    def tracker_group(self) -> str:
+        """The group under which the tracker commits its positions."""
+        return f"kmq.{self.queue}.tracker"
+
+    @property
+    def all_topics(self) -> tuple[str, str, str]:
+        """The three topics, in the order in which they are made."""
+        return (self.queue_topic, self.markers_topic, self.dead_letter_topic)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLayout:
+    """
+    What a check has found to be right.
+
+    Attributes:
+        topics: Names of the queue.
+        partition_count: Partitions of the queue topic and of the markers topic.
+        dead_letter_partition_count: Partitions of the dead-letter topic.
+        max_message_bytes: The queue topic's `max.message.bytes`; 0 where we may not read it.
+        retention_ms: The markers topic's `retention.ms`, -1 for ever; 0 where we may not read it.
+    """
+
+    topics: QueueTopics
+    partition_count: int
+    dead_letter_partition_count: int
+    max_message_bytes: int = 0
+    retention_ms: int = 0
+
+
+def create_queue(
+    queue: str,
+    *,
+    bootstrap_servers: str,
+    partitions: int = 4,
+    replication_factor: int = -1,
+    retention_ms: int = SEVEN_DAYS_MS,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    extra: Mapping[str, str] | None = None,
+) -> QueueLayout:
+    """
+    Make a queue's three topics where they do not exist, and check them all.
+
+    Args:
+        queue: Name of the queue.
+        bootstrap_servers: Comma-separated `host:port`.
+        partitions: Partitions of each topic, 1 to 32,768.
+        replication_factor: Copies of each partition; -1 leaves it to the broker's default.
+        retention_ms: How long messages and markers are kept, milliseconds; must exceed the longest lease plus the
+            longest outage. Dead letters are kept for ever.
+        max_message_bytes: Largest message that a producer may send.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+
+    Returns:
+        The layout of the queue; the same as before where all of it existed and fits.
+
+    Raises:
+        ConfigError: A value is out of bounds.
+        TopicError: A topic exists and does not fit.
+        KafkaClientError: The broker cannot be reached or refuses.
+    """
+    topics = QueueTopics(queue)
+    if not 1 <= partitions <= 32_768:  # noqa: PLR2004  # MAX_QUEUE_PARTITION + 1, said in the message
+        message = f"partitions is out of bounds: got {partitions!r}, 1 to 32768; correct --partitions"
+        raise ConfigError(message)
+    admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+    configs = _configs(topics, replication_factor, retention_ms, max_message_bytes)
+    wanted = [NewTopic(name, partitions, replication_factor, config=configs[name]) for name in topics.all_topics]
+    known = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
+    missing = [topic for topic in wanted if topic.topic not in known]
+    if missing:
+        _create(admin, missing, timeout_ms)
+        _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+    return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+
+
+def check_queue(
+    queue: str,
+    *,
+    bootstrap_servers: str,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    extra: Mapping[str, str] | None = None,
+) -> QueueLayout:
+    """
+    Find out whether a queue's topics exist and have the settings that the queue needs.
+
+    Args:
+        queue: Name of the queue.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+
+    Returns:
+        The layout of the queue.
+
+    Raises:
+        ConfigError: The name of the queue is not allowed.
+        TopicError: Something does not fit; the message names every finding and the command that repairs it.
+        KafkaClientError: The broker cannot be reached.
+    """
+    topics = QueueTopics(queue)
+    admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+    counts = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
+    configs = _topic_configs(admin, [name for name in topics.all_topics if name in counts], timeout_ms)
+    findings = [*_partition_findings(topics, counts), *_config_findings(topics, configs)]
+    if findings:
+        message = f"queue {queue!r} does not fit: " + "; ".join(findings)
+        raise TopicError(message)
+    return QueueLayout(
+        topics=topics,
+        partition_count=counts[topics.queue_topic],
+        dead_letter_partition_count=counts[topics.dead_letter_topic],
+        max_message_bytes=int(configs.get(topics.queue_topic, {}).get("max.message.bytes", "0")),
+        retention_ms=int(configs.get(topics.markers_topic, {}).get("retention.ms", "0")),
+    )
+
+
+def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:  # noqa: ANN401  # below
+    """
+    Return how many partitions a topic has, 0 where it does not exist.
+
+    Args:
+        client: Any client with `list_topics`: producer, consumer or admin client have no common type.
+        topic: Name of the topic.
+        bootstrap_servers: For the message alone.
+        timeout_ms: Bound on the call.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached.
+    """
+    try:
+        metadata = client.list_topics(topic, timeout=timeout_ms / 1000).topics.get(topic)
+    except KafkaException as error:
+        raise client_error(error, f"cannot reach broker at {bootstrap_servers}") from error
+    return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
+
+
+def _configs(
+    topics: QueueTopics, replication_factor: int, retention_ms: int, max_message_bytes: int
+) -> dict[str, dict[str, str]]:
+    queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
+    # With three copies, two must have a record before it counts as written; with fewer, a lost broker would stop us.
+    replicas = {"min.insync.replicas": "2"} if replication_factor >= 3 else {}  # noqa: PLR2004  # said above
+    # The append time of the markers is the only clock; the messages' own tells lateness on the same clock.
+    common = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime", **replicas}
+    return {
+        topics.queue_topic: {
+            **common,
+            "retention.ms": str(retention_ms),
+            "max.message.bytes": str(queue_bytes),
+        },
+        topics.markers_topic: {**common, "retention.ms": str(retention_ms)},
+        # Somebody must look at a dead letter before it may go; when it does not fit, redelivery would stand still.
+        topics.dead_letter_topic: {
+            **common,
+            "retention.ms": "-1",
+            "max.message.bytes": str(queue_bytes + DLQ_ROOM_BYTES),
+        },
+    }
+
+
+def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> None:
+    futures: dict[str, Future[None]] = admin.create_topics(
+        missing, operation_timeout=timeout_ms / 1000, request_timeout=timeout_ms / 1000
+    )
+    for name, future in futures.items():
+        try:
+            future.result()
+        except KafkaException as error:
+            # Somebody else made it in between: the check that follows says whether it fits.
+            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                raise client_error(error, f"cannot create topic {name}") from error
+
+
+def _wait_until_known(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:
+    """Wait until the broker that answers us knows the topics: the controller tells it in its own time."""
+    until = time.monotonic() + timeout_ms / 1000
+    while len(_partition_counts(admin, topics, bootstrap_servers, timeout_ms)) < len(topics.all_topics):
+        if time.monotonic() > until:
+            return  # the check that follows names what is missing
+        time.sleep(0.05)
+
+
+def _partition_counts(
+    admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int
+) -> dict[str, int]:
+    counts = {name: partition_count(admin, name, bootstrap_servers, timeout_ms) for name in topics.all_topics}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _topic_configs(admin: AdminClient, names: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
+    """Return the settings of each topic; a topic whose settings we may not read is left out."""
+    if not names:
+        return {}
+    futures = admin.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=timeout_ms / 1000
+    )
+    configs = {}
+    for resource, future in futures.items():
+        try:
+            entries = future.result()
+        except KafkaException as error:
+            if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+                continue
+            raise client_error(error, f"cannot read the settings of topic {resource.name}") from error
+        configs[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
+    return configs
+
+
+def _partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> list[str]:
+    findings = [
+        f"topic {name!r} does not exist; run `kmq queue create {topics.queue}`"
+        for name in topics.all_topics
+        if name not in counts
+    ]
+    queue_count = counts.get(topics.queue_topic, 0)
+    marker_count = counts.get(topics.markers_topic, 0)
+    if queue_count and marker_count and queue_count != marker_count:
+        smaller = topics.queue_topic if queue_count < marker_count else topics.markers_topic
+        findings.append(
+            f"topic {topics.markers_topic!r} has {marker_count} partitions, {topics.queue_topic!r} has {queue_count}, "
+            f"they must be equal; run `kafka-topics.sh --alter --topic {smaller} "
+            f"--partitions {max(queue_count, marker_count)}`"
+        )
+    return findings
+
+
+def _config_findings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> list[str]:
+    required = {
+        topics.queue_topic: {"cleanup.policy": "delete"},
+        topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
+        topics.dead_letter_topic: {"cleanup.policy": "delete"},
+    }
+    return [
+        f"topic {name!r} has {key}={configs[name][key]}, must be {value}; run `kafka-configs.sh --alter "
+        f"--entity-type topics --entity-name {name} --add-config {key}={value}`"
+        for name, settings in required.items()
+        if name in configs
+        for key, value in settings.items()
+        if configs[name].get(key, value) != value
+    ]

@@ -1,0 +1,256 @@
+"""
+The jars of the embedded broker and of Spark: locked by sha256, fetched once, kept in a cache.
+
+Rule 1: `jars.lock` names every jar, dependencies included, with its sha256; nothing else ever reaches a class path.
+Rule 2: a set appears in the cache whole and verified, by one rename, or not at all.
+Rule 3: two sets, never mixed: the broker and Spark carry different kafka-clients.
+
+Ivy's own checksums come from the same repository as the jars, so they are no pin; the lock file is.
+`python -m kmq_spark.local.jars fetch` fills the cache, `… lock` writes the sums in the lock file anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kmq_spark.errors import KmqError, SetupError
+from kmq_spark.local.jar_fetch import fetch_with_ivy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LOCK_FILE = Path(__file__).with_name("jars.lock")
+
+_COMPLETE = "complete.json"
+"""Written last: the size of each jar. A set without it was never finished."""
+
+_LOCK_HEADER = """\
+# Every jar that the embedded broker and Spark load: coordinate and sha256, dependencies included.
+# Change a coordinate here, then run `python -m kmq_spark.local.jars lock`, and review the difference.
+"""
+
+
+class LockedJar(NamedTuple):
+    """A jar of the lock file: its Maven coordinate `group:artifact:version` and its sha256 in hex."""
+
+    coordinate: str
+    sha256: str
+
+    @property
+    def ivy_name(self) -> str:
+        """The file name that Ivy gives it."""
+        group, artifact, version = self.coordinate.split(":")
+        return f"{group}_{artifact}-{version}.jar"
+
+    @property
+    def plain_name(self) -> str:
+        """The file name that Spark's own distribution gives it."""
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+
+def jar_paths(jar_set: str) -> list[Path]:
+    """
+    Return the jars of a set, fetched first when the cache does not hold them.
+
+    Args:
+        jar_set: `broker` or `spark`, a table of `jars.lock`.
+
+    Returns:
+        Absolute paths in the order of the lock file. They were verified when they entered the cache; a later call
+        looks at their sizes only, which is a matter of a millisecond.
+
+    Raises:
+        SetupError: The set is unknown, cannot be fetched, or does not match the lock file.
+    """
+    wanted = _locked(jar_set)
+    try:
+        home = _cached(jar_set, wanted)
+    except OSError as error:
+        raise SetupError(_disk_failure(error)) from error
+    return [home / jar.ivy_name for jar in wanted]
+
+
+def cache_directory() -> Path:
+    """Return the directory of all jar sets: `KMQ_JARS_DIR`, else `kmq-spark/jars` in the user's cache."""
+    if chosen := os.environ.get("KMQ_JARS_DIR"):
+        return Path(chosen).absolute()
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches, "kmq-spark", "jars").absolute()
+
+
+def read_lock() -> dict[str, list[LockedJar]]:
+    """Return the lock file: the jars of each set."""
+    tables = tomllib.loads(LOCK_FILE.read_text(encoding="utf-8"))
+    return {jar_set: [LockedJar(*row) for row in table.items()] for jar_set, table in tables.items()}
+
+
+def write_lock() -> None:
+    """
+    Fetch every coordinate of the lock file and write the sums that it has now.
+
+    Raises:
+        SetupError: A coordinate cannot be fetched.
+    """
+    parts = [_LOCK_HEADER]
+    for jar_set, jars in read_lock().items():
+        with tempfile.TemporaryDirectory() as temporary:
+            staged = _stage(jar_set, jars, Path(temporary), Path(temporary, "ivy.log"))
+            rows = [f'"{jar.coordinate}" = "{_sha256(staged / jar.ivy_name)}"\n' for jar in sorted(jars)]
+        parts.append(f"\n[{jar_set}]\n{''.join(rows)}")
+    LOCK_FILE.write_text("".join(parts), encoding="utf-8")
+
+
+def _locked(jar_set: str) -> list[LockedJar]:
+    """Return the jars of one set."""
+    sets = read_lock()
+    if jar_set not in sets:
+        message = f"unknown jar set: got {jar_set!r}, allowed {', '.join(map(repr, sets))}; see {LOCK_FILE}"
+        raise SetupError(message)
+    return sets[jar_set]
+
+
+def _cached(jar_set: str, wanted: Sequence[LockedJar]) -> Path:
+    """Return the directory that holds the whole set, filled first when it is missing or damaged."""
+    cache = cache_directory()
+    home = cache / f"{jar_set}-{_digest(wanted)}"
+    if _is_complete(home, wanted):
+        return home
+    cache.mkdir(parents=True, exist_ok=True)
+    with _exclusive(cache / f"{jar_set}.lock"):
+        if _is_complete(home, wanted):  # somebody else fetched it while we waited
+            return home
+        for left_over in cache.glob(f".{jar_set}-*"):  # of a fetch that was killed
+            shutil.rmtree(left_over, ignore_errors=True)
+        sys.stderr.write(f"kmq: fetching {len(wanted)} {jar_set} jars into {cache}, once\n")
+        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{jar_set}-") as temporary:
+            staged = _stage(jar_set, wanted, Path(temporary), cache / f"{jar_set}.log")
+            _verify(staged, wanted)
+            sizes = {jar.ivy_name: (staged / jar.ivy_name).stat().st_size for jar in wanted}
+            (staged / _COMPLETE).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
+            if home.exists():  # damaged: a rename needs the name free
+                shutil.rmtree(home)
+            staged.rename(home)
+    return home
+
+
+def _stage(jar_set: str, wanted: Sequence[LockedJar], temporary: Path, log: Path) -> Path:
+    """Bring the jars of a set into one new directory, not yet verified."""
+    staged = temporary / "set"
+    staged.mkdir()
+    missing = []
+    for jar in wanted:
+        # Spark ships some of them, and its Ivy refuses to fetch scala-library, since every Spark has one.
+        shipped = _shipped_with_spark(jar)
+        if shipped is None:
+            missing.append(jar)
+        else:
+            shutil.copyfile(shipped, staged / jar.ivy_name)
+    if not missing:
+        return staged
+    fetched = fetch_with_ivy([jar.coordinate for jar in missing], temporary / "ivy", log=log, title=jar_set)
+    for jar in missing:
+        source = fetched / jar.ivy_name
+        if not source.is_file():
+            message = f"cannot fetch the {jar_set} jars: no {jar.coordinate} in the repository; see {log}"
+            raise SetupError(message)
+        source.rename(staged / jar.ivy_name)
+    return staged
+
+
+def _shipped_with_spark(jar: LockedJar) -> Path | None:
+    """Return the copy of a jar inside the installed pyspark package, where it has one and it is the locked one."""
+    spec = importlib.util.find_spec("pyspark")  # looks, does not import
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        candidate = Path(location, "jars", jar.plain_name)
+        if candidate.is_file() and jar.sha256 in ("", _sha256(candidate)):
+            return candidate
+    return None
+
+
+def _verify(staged: Path, wanted: Sequence[LockedJar]) -> None:
+    """Refuse a set of which any jar is not the locked one."""
+    for jar in wanted:
+        got = _sha256(staged / jar.ivy_name)
+        if got != jar.sha256:
+            message = (
+                f"sha256 of {jar.coordinate} is not the locked one: got {got}, locked {jar.sha256}; "
+                "the repository serves another file: ask whoever runs it, do not edit the lock file"
+            )
+            raise SetupError(message)
+
+
+def _is_complete(home: Path, wanted: Sequence[LockedJar]) -> bool:
+    """Tell whether the set was finished and every jar still has its size."""
+    try:
+        sizes = json.loads((home / _COMPLETE).read_text(encoding="utf-8"))
+        return all((home / jar.ivy_name).stat().st_size == sizes[jar.ivy_name] for jar in wanted)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _digest(wanted: Sequence[LockedJar]) -> str:
+    """Return a short name for exactly these jars, so that a changed lock file never meets an old cache."""
+    lines = "".join(f"{jar.coordinate}={jar.sha256}\n" for jar in wanted)
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+def _sha256(file: Path) -> str:
+    """Return the sha256 of a file in hex."""
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """Hold a lock file; a second process waits, and the kernel lets go when the holder dies."""
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _disk_failure(error: OSError) -> str:
+    """Return the line for a cache that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    repair = "free 300 MB there" if full else "make it writable"
+    cache = cache_directory()
+    return f"cannot write the jar cache {cache}: {error.strerror}; {repair}, or set KMQ_JARS_DIR to another disk"
+
+
+def main(arguments: list[str]) -> int:
+    """
+    Run `fetch [SET …]` or `lock` from the command line.
+
+    Returns:
+        Exit code: 0 well, 1 failed (one line on stderr), 2 usage.
+    """
+    try:
+        match arguments:
+            case ["fetch", *sets]:
+                for jar_set in sets or read_lock():
+                    jar_paths(jar_set)
+            case ["lock"]:
+                write_lock()
+            case _:
+                sys.stderr.write("usage: python -m kmq_spark.local.jars fetch [SET …] | lock\n")
+                return 2
+    except KmqError as error:
+        sys.stderr.write(f"kmq: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

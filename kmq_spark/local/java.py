@@ -1,0 +1,72 @@
+"""
+Find a Java that Spark and Kafka both run on.
+
+Rule 1: `JAVA_HOME` first, then `PATH`; the first one that is new enough is taken.
+Rule 2: nothing but the standard library, so that set-up can ask before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from kmq_spark.errors import SetupError
+
+MINIMUM_JAVA = 17
+"""Spark 4 and Kafka 4 brokers are compiled for it."""
+
+_VERSION_TIMEOUT_S = 30
+
+
+def find_java() -> Path:
+    """
+    Return the `java` program to run, version 17 or newer.
+
+    Returns:
+        Absolute path; `JAVA_HOME` comes before `PATH`.
+
+    Raises:
+        SetupError: None is installed, or all of them are too old.
+    """
+    found: list[str] = []
+    for candidate in _candidates():
+        version = java_version(candidate)
+        if version is not None and version >= MINIMUM_JAVA:
+            return candidate.resolve()
+        found.append(f"{candidate} is {'no Java' if version is None else f'version {version}'}")
+    got = "; ".join(found) if found else "none in JAVA_HOME or PATH"
+    message = (
+        f"Java {MINIMUM_JAVA} or newer is needed: got {got}; install OpenJDK {MINIMUM_JAVA} or set JAVA_HOME to one"
+    )
+    raise SetupError(message)
+
+
+def java_version(java: Path) -> int | None:
+    """
+    Return the feature version of a `java` program, such as 17.
+
+    Args:
+        java: Program to ask; it is run with `-version`.
+
+    Returns:
+        The version (8 for the old form `1.8`), None where the program does not run or says nothing we know.
+    """
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match.group(1)) if match and done.returncode == 0 else None
+
+
+def _candidates() -> list[Path]:
+    """Return the programs to ask, in order; those that exist."""
+    named = [Path(home, "bin", "java")] if (home := os.environ.get("JAVA_HOME")) else []
+    on_path = shutil.which("java")
+    both = named + ([Path(on_path)] if on_path else [])
+    return [java for java in both if java.is_file()]

@@ -1,0 +1,342 @@
+"""
+The tracker as a service: the one room where Spark and Kafka's client meet.
+
+Rule 1: wiring and supervision only; rules are in `core`, effects in `kafka`, the stream in `spark`.
+Rule 2: a failed query is started again here, with backoff and a limit; each start opens the sender anew, so it decides
+nothing before it has read the log to its end.
+Rule 3: a fenced tracker ends and is not started again: the newer one has the queue.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.base import StreamingQueryException
+
+from kmq_spark.config import plain
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.kafka.ticker import Ticker
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.spark.fold_rows import FoldSettings
+from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
+from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from kmq_spark.config import Settings
+    from kmq_spark.core.state import Status
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.redelivery import Sent
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 30.0
+LATENESS_KEPT = 100_000
+STOP_WAIT_S = 30.0
+
+
+@dataclass(slots=True)
+class TrackerStats:
+    """
+    What one queue's tracker has done since this process began; read by the command line and by tests.
+
+    Attributes:
+        batches: Batches carried out.
+        redelivered: Messages sent again.
+        dead_lettered: Messages sent to the dead-letter topic.
+        set_aside: Records of the markers topic that were no markers.
+        restarts: How often the query was started again.
+        lateness_ms: The newest redeliveries: append time less deadline, broker clock.
+        statuses: Newest status by markers partition.
+    """
+
+    batches: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+    set_aside: int = 0
+    restarts: int = 0
+    lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=LATENESS_KEPT))
+    statuses: dict[int, Status] = field(default_factory=dict)
+
+    def add(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
+        """Count one batch."""
+        self.batches += 1
+        self.redelivered += sent.redelivered
+        self.dead_lettered += sent.dead_lettered
+        self.set_aside += sent.set_aside
+        self.lateness_ms.extend(sent.lateness_ms)
+        self.statuses |= {outcome.marker_partition: outcome.status for outcome in outcomes}
+
+
+class QueueTracker:
+    """
+    The tracker of one queue.
+
+    Args:
+        spark: Session; the streaming settings are set on it.
+        queue: Name of the queue.
+        settings: All settings.
+    """
+
+    def __init__(self, spark: SparkSession, queue: str, settings: Settings) -> None:
+        """Keep what is needed; `run` does the work."""
+        self._spark = spark
+        self._settings = settings
+        self._queue = queue
+        self._stopping = threading.Event()
+        self._ready = threading.Event()
+        self._batch_gate = threading.Lock()
+        self._failure: BaseException | None = None
+        self._failures_in_a_row = 0
+        self.stats = TrackerStats()
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue."""
+        return self._queue
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the first batch was carried out; return whether it was."""
+        return self._ready.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Ask `run` to end between two batches."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """
+        Track until stopped, or until everything there is was handled (`available-now`).
+
+        Raises:
+            FencedError: A newer tracker of this queue has taken over.
+            TopicError: A topic is missing or does not fit.
+            KmqError: The query failed more often in a row than `restart_limit` allows.
+        """
+        while True:
+            try:
+                self._run_once()
+            except FencedError:
+                raise
+            except (KmqError, PySparkException) as error:
+                self._failures_in_a_row += 1
+                if not _may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
+                    raise
+                self._rest(error)
+                if self._stopping.is_set():
+                    return
+            else:
+                return
+
+    def _rest(self, error: Exception) -> None:
+        backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
+        self.stats.restarts += 1
+        logger.warning(
+            "tracker of %s failed, starting again in %g s (%d of %d): %s",
+            self._queue, backoff_s, self._failures_in_a_row, self._settings.tracker.restart_limit, _first_line(error),
+            extra={"action": "restart", "queue": self._queue},
+        )  # fmt: skip
+        self._stopping.wait(backoff_s)
+
+    def _run_once(self) -> None:
+        """Open the sender, tick, run the query until it ends."""
+        kafka, tracker = self._settings.kafka, self._settings.tracker
+        extra = plain(kafka.extra)
+        layout = check_queue(
+            self._queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=extra
+        )
+        limits = SenderLimits(
+            timeout_ms=kafka.timeout_ms,
+            max_transaction_messages=tracker.max_transaction_messages,
+            max_transaction_bytes=tracker.max_transaction_bytes,
+            commit_interval_ms=tracker.commit_interval_ms,
+        )
+        sender = RedeliverySender(layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits)
+        try:
+            resume = sender.open()
+            ticker = Ticker(
+                marker_producer_config(kafka.bootstrap_servers, extra=extra, delivery_timeout_ms=5_000),
+                layout.topics.markers_topic,
+                layout.partition_count,
+                tracker.tick_interval_ms,
+            )
+            self._track(sender, ticker, resume)
+        finally:
+            sender.close()
+
+    def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> None:
+        self._failure = None
+        ticker.start()
+        try:
+            if self._settings.tracker.trigger == "available-now" and not ticker.wait_first_ticks(
+                self._settings.kafka.timeout_ms / 1000
+            ):
+                message = f"cannot write TICKs for {self._queue} in time; check the broker"
+                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            query = self._start_query(sender, ticker, resume)
+            ticker.on_pause = lambda: sender.commit_read_to(_read_to(query))
+            self._await(query)
+        finally:
+            ticker.stop()
+
+    def _start_query(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> StreamingQuery:
+        tracker, kafka = self._settings.tracker, self._settings.kafka
+        topics = sender.topics
+        for key, value in (
+            streaming_settings(tracker.state_partitions) | local_checkpoint_settings(tracker.checkpoint_dir)
+        ).items():
+            self._spark.conf.set(key, value)
+        source = MarkersSource(
+            bootstrap_servers=kafka.bootstrap_servers,
+            topic=topics.markers_topic,
+            starting_offsets=resume.starting_offsets,
+            group_id_prefix=f"{topics.tracker_group}.source",
+            max_markers_per_batch=tracker.max_markers_per_batch,
+            extra=plain(kafka.spark_extra),
+        )
+        fold_settings = FoldSettings(
+            markers_topic=topics.markers_topic,
+            max_deliveries=self._settings.for_queue(self._queue).max_deliveries,
+            max_decisions_per_tick=tracker.max_decisions_per_tick,
+            decide_from=dict(resume.decide_from),
+        )
+        trigger: dict[str, object] = (
+            {"availableNow": True}
+            if tracker.trigger == "available-now"
+            else {"processingTime": f"{tracker.trigger_interval_ms} milliseconds"}
+        )
+        writer = build_query(
+            read_markers(self._spark, source),
+            fold_settings,
+            self._delivering(sender, ticker),
+            query_name=f"kmq-tracker-{self._queue}",
+            checkpoint=f"{tracker.checkpoint_dir.rstrip('/')}/{self._queue}",
+            trigger=trigger,
+        )
+        return writer.start()
+
+    def _delivering(self, sender: RedeliverySender, ticker: Ticker) -> Callable[[int, list[PartitionOutcome]], None]:
+        def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
+            with self._batch_gate:
+                try:
+                    # The ticker first: what the next TICK should be aimed at does not depend on what is sent now.
+                    ticker.observe(outcomes)
+                    sent = sender.deliver(outcomes)
+                except BaseException as error:
+                    # Spark hands the driver a Java exception with this one's text: keep the original.
+                    self._failure = error
+                    raise
+                self.stats.add(outcomes, sent)
+                self._failures_in_a_row = 0
+                self._ready.set()
+            if sent.redelivered or sent.dead_lettered:
+                logger.info(
+                    "batch %d of %s: %d redelivered, %d dead-lettered",
+                    batch_id, self._queue, sent.redelivered, sent.dead_lettered,
+                    extra={"action": "redelivered", "queue": self._queue},
+                )  # fmt: skip
+
+        return deliver
+
+    def _await(self, query: StreamingQuery) -> None:
+        """Wait for the end of the query; stop it between two batches when asked to."""
+        try:
+            while query.isActive and not self._stopping.is_set():
+                self._stopping.wait(0.1)
+            if self._stopping.is_set() and query.isActive:
+                self._stop_between_batches(query)
+            query.awaitTermination(STOP_WAIT_S)
+        except StreamingQueryException as error:
+            if isinstance(self._failure, KmqError):
+                raise self._failure from error
+            raise
+
+    def _stop_between_batches(self, query: StreamingQuery) -> None:
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
+            time.sleep(0.01)
+        # With the gate held no batch is being carried out: whatever the stop interrupts has sent nothing.
+        with self._batch_gate:
+            query.stop()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether starting again may help: Spark's failures mostly do, ours say so themselves."""
+    return error.retriable if isinstance(error, KmqError) else True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _read_to(query: StreamingQuery) -> dict[int, int]:
+    """Return the first marker offset that the last finished batch did not read, by markers partition."""
+    progress = query.lastProgress
+    if progress is None or not progress.sources:
+        return {}
+    end = progress.sources[0].endOffset
+    by_topic = json.loads(end) if isinstance(end, str) else (end or {})
+    return {int(partition): int(offset) for offsets in by_topic.values() for partition, offset in offsets.items()}
+
+
+class TrackerService:
+    """
+    Several queues in one Spark application, a query, a checkpoint and a transactional id each.
+
+    Args:
+        spark: Session.
+        queues: Their names, without repeats.
+        settings: All settings.
+    """
+
+    def __init__(self, spark: SparkSession, queues: Sequence[str], settings: Settings) -> None:
+        """Make a tracker for each queue."""
+        self.trackers = [QueueTracker(spark, queue, settings) for queue in queues]
+        self._ended = threading.Event()
+        self._errors: list[BaseException] = []
+
+    def stop(self) -> None:
+        """Ask every tracker to end between two batches; safe in a signal handler."""
+        for tracker in self.trackers:
+            tracker.stop()
+
+    def run(self) -> None:
+        """
+        Run all trackers until stopped; one that ends with an error ends the others too.
+
+        Raises:
+            KmqError: The first error of a tracker.
+        """
+        threads = [
+            threading.Thread(target=self._run_one, args=(tracker,), name=f"kmq-tracker-{tracker.queue}")
+            for tracker in self.trackers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            # In slices, so that a signal handler of the main thread gets its turn.
+            while thread.is_alive():
+                thread.join(0.2)
+        if self._errors:
+            raise self._errors[0]
+
+    def _run_one(self, tracker: QueueTracker) -> None:
+        try:
+            tracker.run()
+        except BaseException as error:  # noqa: BLE001  # told to the main thread, which raises it
+            self._errors.append(error)
+            self.stop()

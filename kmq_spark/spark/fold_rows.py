@@ -1,0 +1,172 @@
+"""
+The state function of the tracker: marker rows of one markers partition in, decisions and a status row out.
+
+Rule 1: importable by name from the Python workers, so that Spark sends its name and not its code.
+Rule 2: only a translation: bytes to markers (`wire`), the rules (`core.fold`), arrays to rows. No rule lives here.
+Rule 3: a record that cannot be read becomes a row, never an exception.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from kmq_spark.core.fold import LoggedMarker, fold
+from kmq_spark.core.policy import Rules
+from kmq_spark.core.state import PartitionState
+from kmq_spark.errors import WireError
+from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kmq_spark.core.decisions import Decisions
+    from kmq_spark.core.markers import Marker
+    from kmq_spark.core.state import Status
+
+# The worker is forked for each task from a daemon that imported this module: frozen objects are not copied by the
+# collector in every fork.
+gc.freeze()
+
+ROW_STATUS, ROW_REDELIVER, ROW_DEAD_LETTER, ROW_UNREADABLE = 0, 1, 2, 3
+
+STATE_SCHEMA = "state binary"
+"""One binary column: array and map state crash the PySpark 4.2 worker."""
+
+OUTPUT_SCHEMA = (
+    "marker_partition int, row_kind byte, queue_partition int, message_offset long, delivery_count int, "
+    "deadline_at_ms long, tick_marker_offset long, tick_at_ms long, start_marker_offset long, detail string"
+)
+"""
+Rows of the tracker's query, by `row_kind`:
+0 status: `detail` is the status of the partition as JSON, once a partition and batch;
+1 redeliver, 2 dead-letter: one decision, `detail` the reason of a dead letter;
+3 unreadable: `message_offset` is the *marker* offset of a record that is no marker, `detail` says why.
+Columns that a kind does not use are -1 or null.
+"""
+
+MAX_UNREADABLE_ROWS = 1_000
+"""Unreadable records told one by one in a batch; past it they are only counted."""
+
+_INT_COLUMNS = (
+    "queue_partition",
+    "message_offset",
+    "delivery_count",
+    "deadline_at_ms",
+    "tick_marker_offset",
+    "tick_at_ms",
+    "start_marker_offset",
+)
+
+
+class StateHandle(Protocol):
+    """What we use of Spark's `GroupState`, whose constructor and class name differ between versions."""
+
+    @property
+    def exists(self) -> bool:
+        """True where the group has state."""
+
+    @property
+    def get(self) -> tuple[Any, ...]:
+        """The state, one value a column."""
+
+    def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803  # Spark's name
+        """Replace the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSettings:
+    """
+    What the state function needs beyond the rows; sent to the workers with the query.
+
+    Attributes:
+        markers_topic: For error texts.
+        max_deliveries: Limit of the queue, 0 = none.
+        max_decisions_per_tick: Bound for one TICK and partition.
+        decide_from: Marker offset by markers partition; TICKs below it decide nothing. Partitions that are not named
+            are new: they decide from 0.
+    """
+
+    markers_topic: str
+    max_deliveries: int
+    max_decisions_per_tick: int
+    decide_from: dict[int, int] = field(default_factory=dict)
+
+    def rules(self, marker_partition: int) -> Rules:
+        """Return the rules of one markers partition."""
+        return Rules(
+            max_deliveries=self.max_deliveries,
+            max_decisions_per_tick=self.max_decisions_per_tick,
+            decide_from_marker_offset=self.decide_from.get(marker_partition, 0),
+        )
+
+
+def fold_rows(
+    key: tuple[int, ...], frames: Iterable[pd.DataFrame], state: StateHandle, settings: FoldSettings
+) -> Iterator[pd.DataFrame]:
+    """
+    Fold the new marker rows of one markers partition into its state.
+
+    Args:
+        key: The markers partition.
+        frames: Rows `marker_offset: long`, `appended_at_ms: long`, `value: binary`; in several frames, in no order.
+        state: One binary column, see `core.fold.PartitionState`.
+        settings: Of the query.
+
+    Yields:
+        One frame with the columns of `OUTPUT_SCHEMA`.
+    """
+    marker_partition = int(key[0])
+    before = PartitionState.from_bytes(state.get[0]) if state.exists else PartitionState.empty()
+    markers: list[LoggedMarker] = []
+    unreadable: list[tuple[int, str]] = []
+    for frame in frames:
+        for marker_offset, appended_at_ms, value in zip(
+            frame["marker_offset"].tolist(), frame["appended_at_ms"].tolist(), frame["value"], strict=True
+        ):
+            marker = _read(value, settings.markers_topic, marker_partition, marker_offset, unreadable)
+            markers.append(LoggedMarker(marker_offset, appended_at_ms, marker))
+    result = fold(before, markers, settings.rules(marker_partition))
+    state.update((result.state.to_bytes(),))
+    yield output_frame(marker_partition, result.decisions, result.status, unreadable)
+
+
+def _read(
+    value: bytes | None, topic: str, partition: int, offset: int, unreadable: list[tuple[int, str]]
+) -> Marker | None:
+    try:
+        return decode_marker(value, topic=topic, partition=partition, offset=offset)
+    except WireError as error:
+        if len(unreadable) < MAX_UNREADABLE_ROWS:
+            unreadable.append((offset, str(error)))
+        return None
+
+
+def output_frame(
+    marker_partition: int, decisions: Decisions, status: Status, unreadable: list[tuple[int, str]]
+) -> pd.DataFrame:
+    """Return the rows of one partition and batch: its status, its decisions, its unreadable records."""
+    decided_count, unreadable_count = len(decisions.message_offset), len(unreadable)
+    row_count = 1 + decided_count + unreadable_count
+    decided = slice(1, 1 + decided_count)
+    row_kind = np.full(row_count, ROW_UNREADABLE, dtype=np.int8)
+    row_kind[0] = ROW_STATUS
+    row_kind[decided] = decisions.action
+    columns: dict[str, Any] = {
+        "marker_partition": np.full(row_count, marker_partition, dtype=np.int32),
+        "row_kind": row_kind,
+    }
+    for name in _INT_COLUMNS:
+        source = getattr(decisions, name)
+        column = np.full(row_count, -1, dtype=source.dtype)
+        column[decided] = source
+        columns[name] = column
+    columns["message_offset"][1 + decided_count :] = [offset for offset, _ in unreadable]
+    detail = [json.dumps(status.to_dict()), *decisions.reasons, *(text for _, text in unreadable)]
+    columns["detail"] = pd.Series(detail, dtype=object)
+    return pd.DataFrame(columns)

@@ -1,0 +1,113 @@
+"""
+The Spark session of the tracker: settings that matter, each with its reason.
+
+Rule 1: what a checkpoint pins (shuffle partitions, state store) is set in code, so that no cluster default can change it.
+Rule 2: nothing here knows a queue; one session runs several.
+
+Measured on two cores with 8 markers partitions; see docs/design.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def streaming_settings(state_partitions: int) -> dict[str, str]:
+    """
+    Return the SQL settings that every tracker query runs with.
+
+    Args:
+        state_partitions: Tasks and state stores of one query; pinned by the first run of its checkpoint.
+    """
+    return {
+        "spark.sql.shuffle.partitions": str(state_partitions),
+        # Adaptive execution is off for stateful queries anyway; saying so keeps the partition count what it says.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        # Without it every batch uploads whole RocksDB snapshots.
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        # One state row is one whole partition's table: a state that is sent again with each Arrow chunk must not be.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
+        # No batch without new markers: an idle queue costs nothing.
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # Batches to keep for a restart; 100 by default, and each costs files.
+        "spark.sql.streaming.minBatchesToRetain": "10",
+        # The trigger is as short as possible, so "falling behind" is the normal state, not worth a warning a batch.
+        "spark.sql.streaming.numRecentProgressUpdates": "20",
+    }
+
+
+def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> dict[str, str]:
+    """
+    Return the settings that must stand before the JVM starts (local mode; `spark-submit.sh` passes its own).
+
+    Args:
+        jars: Connector jars from the lock file; empty where the cluster has them.
+        driver_memory: Heap of the driver, which in local mode also runs the tasks.
+    """
+    settings = {
+        "spark.driver.memory": driver_memory,
+        # `query.stop()` during foreachBatch otherwise overflows the stack of a regex in the log formatter.
+        "spark.driver.extraJavaOptions": "-Xss16m -XX:+UseSerialGC",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # Unix sockets instead of loopback TCP between the JVM and the Python workers: less time in each batch.
+        "spark.python.unix.domain.socket.enabled": "true",
+        # Secrets must not reach the UI, the event log or error messages.
+        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|kafka[.]sasl|jaas",
+    }
+    if jars:
+        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+    return settings
+
+
+def local_checkpoint_settings(checkpoint_dir: str) -> dict[str, str]:
+    """Return settings that make a checkpoint on a local disk faster; empty for any other file system."""
+    if urlparse(checkpoint_dir).scheme in ("", "file"):
+        # Renames through Java's own file API instead of Hadoop's FileContext, which forks a `chmod` for each file.
+        return {"spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES}
+    return {}
+
+
+def build_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """
+    Return the running session, or start one.
+
+    Args:
+        app_name: Shown by Spark; never holds settings or secrets.
+        master: Spark master such as `local[2]`; None leaves it to `spark-submit`.
+        settings: More Spark settings, over none of ours by default.
+        log_level: Level of the JVM's log.
+    """
+    from pyspark.sql import SparkSession as Session  # noqa: PLC0415  # importing this module must not start loading Spark
+
+    # The workers must run this interpreter: another one on the PATH may lack pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = Session.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
+    return session

@@ -1,0 +1,142 @@
+"""
+Builders of markers at their place in the log: `start(message_offset=7, at_ms=1_000)`.
+
+Rule 1: every argument has a small round default; a test names those that it is about.
+Rule 2: marker offsets are the test's where it names them; else `log` gives them, in the order of writing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.events import LoggedMarker
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.wire.codec import encode_marker, tick_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UNPLACED = -1
+"""Marker offset of a marker that `log` has not placed yet."""
+
+
+def start(
+    message_offset: int = 7,
+    at_ms: int = 1_000,
+    *,
+    lease_ms: int = 5_000,
+    count: int = 1,
+    delivery_count: int = 1,
+    queue_partition: int = 0,
+    ranges: Sequence[tuple[int, int]] = (),
+    marker_offset: int = UNPLACED,
+) -> LoggedMarker:
+    """
+    Return a START.
+
+    Args:
+        message_offset: First message covered.
+        at_ms: Append time, epoch milliseconds.
+        lease_ms: Lease from then on.
+        count: Messages covered, one after the other.
+        delivery_count: Deliveries of each, this one included.
+        queue_partition: Of all of them.
+        ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
+        marker_offset: Place in the log.
+    """
+    covered = _covered(message_offset, count, ranges)
+    marker = Marker(MarkerType.START, queue_partition, covered, lease_ms, delivery_count)
+    return LoggedMarker(marker_offset, at_ms, marker)
+
+
+def keep_alive(
+    message_offset: int = 7,
+    at_ms: int = 2_000,
+    *,
+    lease_ms: int = 5_000,
+    count: int = 1,
+    never_handed_out: bool = False,
+    queue_partition: int = 0,
+    ranges: Sequence[tuple[int, int]] = (),
+    marker_offset: int = UNPLACED,
+) -> LoggedMarker:
+    """
+    Return a KEEPALIVE; with `lease_ms=0` it is a release.
+
+    Args:
+        message_offset: First message covered.
+        at_ms: Append time, epoch milliseconds.
+        lease_ms: Lease from then on.
+        count: Messages covered, one after the other.
+        never_handed_out: Whether the delivery does not count.
+        queue_partition: Of all of them.
+        ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
+        marker_offset: Place in the log.
+    """
+    covered = _covered(message_offset, count, ranges)
+    marker = Marker(MarkerType.KEEPALIVE, queue_partition, covered, lease_ms, never_handed_out=never_handed_out)
+    return LoggedMarker(marker_offset, at_ms, marker)
+
+
+def end(
+    message_offset: int = 7,
+    at_ms: int = 3_000,
+    *,
+    outcome: Outcome = Outcome.ACKED,
+    reason: str = "",
+    count: int = 1,
+    queue_partition: int = 0,
+    ranges: Sequence[tuple[int, int]] = (),
+    marker_offset: int = UNPLACED,
+) -> LoggedMarker:
+    """
+    Return an END.
+
+    Args:
+        message_offset: First message covered.
+        at_ms: Append time, epoch milliseconds.
+        outcome: How the messages ended.
+        reason: Why, of a rejection.
+        count: Messages covered, one after the other.
+        queue_partition: Of all of them.
+        ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
+        marker_offset: Place in the log.
+    """
+    covered = _covered(message_offset, count, ranges)
+    marker = Marker(MarkerType.END, queue_partition, covered, outcome=outcome, reason=reason)
+    return LoggedMarker(marker_offset, at_ms, marker)
+
+
+def tick(at_ms: int = 10_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
+    """Return a TICK appended at *at_ms*."""
+    return LoggedMarker(marker_offset, at_ms, tick_marker())
+
+
+def unreadable(at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
+    """Return a record that is no marker."""
+    return LoggedMarker(marker_offset, at_ms, None)
+
+
+def log(*markers: LoggedMarker, first: int = 0) -> list[LoggedMarker]:
+    """
+    Place markers in a log, one after the other.
+
+    Args:
+        markers: A marker that names its marker offset keeps it, and the next ones follow it.
+        first: Marker offset of the first.
+    """
+    placed = []
+    for logged in markers:
+        marker_offset = first if logged.marker_offset == UNPLACED else logged.marker_offset
+        placed.append(logged._replace(marker_offset=marker_offset))
+        first = marker_offset + 1
+    return placed
+
+
+def marker_record(logged: LoggedMarker) -> bytes:
+    """Return the record value of a marker; of an unreadable one, bytes that no reader accepts."""
+    return b"\xff\xff\xff" if logged.marker is None else encode_marker(logged.marker)
+
+
+def _covered(message_offset: int, count: int, ranges: Sequence[tuple[int, int]]) -> tuple[OffsetRange, ...]:
+    return tuple(OffsetRange(*pair) for pair in ranges or ((message_offset, count),))

@@ -1,0 +1,171 @@
+"""
+The rules of the tracker, one message at a time: the specification that the packed fold is compared with.
+
+Rule 1: slow and plain; where this and `core.fold` differ, one of them is wrong, and this one is easier to read.
+Rule 2: nothing shared with the fold but the values that go in and come out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.decisions import Decision
+from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
+from kmq_spark.core.policy import DecisionAction, Rules
+from kmq_spark.core.state import Counters, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kmq_spark.core.events import LoggedMarker
+
+
+@dataclass(slots=True)
+class Lease:
+    """A message in flight."""
+
+    deadline_at_ms: int
+    delivery_count: int
+    start_marker_offset: int
+    is_rejected: bool = False
+    reason: str = ""
+
+
+class ModelTracker:
+    """
+    One markers partition.
+
+    Args:
+        rules: Of the queue; may be replaced between batches, as a restarted tracker does.
+
+    Attributes:
+        in_flight: The messages started and not ended.
+    """
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        """Begin before the first marker."""
+        self.rules = rules or Rules()
+        self.in_flight: dict[MessageId, Lease] = {}
+        self._clock_ms = 0
+        self._next_marker_offset = 0
+        self._counters = Counters()
+
+    def fold(self, markers: Iterable[LoggedMarker]) -> tuple[list[Decision], Status]:
+        """
+        Fold a batch.
+
+        Args:
+            markers: In any order.
+
+        Returns:
+            Decisions in their order, and where the partition stands.
+        """
+        decisions: list[Decision] = []
+        for marker_offset, appended_at_ms, marker in sorted(markers, key=lambda logged: logged.marker_offset):
+            if marker_offset < self._next_marker_offset:
+                self._counters.repeated += 1
+                continue
+            self._next_marker_offset = marker_offset + 1
+            if marker is None:
+                self._counters.unreadable += 1
+            elif marker.type is MarkerType.TICK:
+                decisions += self._tick(marker_offset, appended_at_ms)
+            else:
+                for message_id in _covered(marker):
+                    self._one(message_id, marker_offset, max(appended_at_ms, 0), marker)
+        return decisions, self.status()
+
+    def status(self) -> Status:
+        """Return where the partition stands."""
+        leases = self.in_flight.values()
+        return Status(
+            next_marker_offset=self._next_marker_offset,
+            clock_ms=self._clock_ms,
+            in_flight=len(leases),
+            needed_marker_offset=min((lease.start_marker_offset for lease in leases), default=self._next_marker_offset),
+            next_deadline_at_ms=min((lease.deadline_at_ms for lease in leases), default=None),
+            counters=self._counters.to_dict(),
+        )
+
+    def _one(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
+        if marker.type is MarkerType.START:
+            self._start(message_id, marker_offset, appended_at_ms, marker)
+        elif marker.type is MarkerType.KEEPALIVE:
+            self._keep_alive(message_id, appended_at_ms, marker)
+        else:
+            self._end(message_id, marker)
+
+    def _start(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
+        if message_id in self.in_flight:
+            self._counters.renewed += 1
+        else:
+            self._counters.started += 1
+        deadline_at_ms = appended_at_ms + marker.redeliver_after_ms
+        self.in_flight[message_id] = Lease(deadline_at_ms, max(1, marker.delivery_count), marker_offset)
+
+    def _keep_alive(self, message_id: MessageId, appended_at_ms: int, marker: Marker) -> None:
+        lease = self.in_flight.get(message_id)
+        if lease is None or lease.is_rejected:
+            self._counters.keepalive_unknown += 1
+            return
+        self._counters.kept_alive += 1
+        lease.deadline_at_ms = appended_at_ms + marker.redeliver_after_ms
+        if marker.never_handed_out:
+            lease.delivery_count = max(0, lease.delivery_count - 1)
+
+    def _end(self, message_id: MessageId, marker: Marker) -> None:
+        lease = self.in_flight.get(message_id)
+        is_by_tracker = marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
+        if lease is None and is_by_tracker:
+            self._counters.end_confirmed += 1
+        elif lease is None or (lease.is_rejected and not is_by_tracker):
+            self._counters.end_unknown += 1
+        elif marker.outcome is Outcome.REJECTED:
+            self._counters.rejected += 1
+            lease.is_rejected, lease.reason, lease.deadline_at_ms = True, marker.reason, -1
+        else:
+            del self.in_flight[message_id]
+            name = marker.outcome.name.lower()
+            setattr(self._counters, name, getattr(self._counters, name) + 1)
+
+    def _tick(self, marker_offset: int, appended_at_ms: int) -> list[Decision]:
+        self._counters.ticks += 1
+        self._clock_ms = max(self._clock_ms, appended_at_ms)
+        if marker_offset < self.rules.decide_from_marker_offset:
+            return []
+        due = [(lease.deadline_at_ms, message_id) for message_id, lease in self.in_flight.items()]
+        due = sorted(pair for pair in due if pair[0] < self._clock_ms)
+        decided = [message_id for _, message_id in due[: self.rules.max_decisions_per_tick]]
+        return [self._decide(message_id, marker_offset) for message_id in decided]
+
+    def _decide(self, message_id: MessageId, tick_marker_offset: int) -> Decision:
+        lease = self.in_flight.pop(message_id)
+        limit = self.rules.max_deliveries
+        action, reason = DecisionAction.REDELIVER, ""
+        if lease.is_rejected:
+            action, reason = DecisionAction.DEAD_LETTER, lease.reason or "rejected"
+        elif limit and lease.delivery_count >= limit:
+            action, reason = DecisionAction.DEAD_LETTER, f"delivery limit reached: {lease.delivery_count} of {limit}"
+        if action is DecisionAction.DEAD_LETTER:
+            self._counters.dead_lettered += 1
+        else:
+            self._counters.redelivered += 1
+        return Decision(
+            *message_id,
+            lease.delivery_count,
+            action,
+            lease.deadline_at_ms,
+            tick_marker_offset,
+            self._clock_ms,
+            lease.start_marker_offset,
+            reason,
+        )
+
+
+def _covered(marker: Marker) -> list[MessageId]:
+    return [
+        MessageId(marker.queue_partition, message_offset)
+        for first, count in marker.ranges
+        for message_offset in range(first, first + count)
+    ]

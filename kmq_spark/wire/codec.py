@@ -1,0 +1,226 @@
+"""
+Markers to bytes and back.
+
+Rule 1: bytes from the log are untrusted: whatever they are, reading gives a marker within bounds or a `WireError`.
+Rule 2: what is written can be read: both directions check the same bounds.
+Rule 3: fields that do not belong to a marker's type are neither written nor read.
+
+Source: kafka-mq-go `queue/internal/markerproducer.go` and `queue/proto/kafka_mq_v1.proto`; its START carries key and
+value of the message, which are accepted and left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from kmq_spark.core.markers import (
+    MAX_DELIVERY_COUNT,
+    MAX_MESSAGE_OFFSET,
+    MAX_MESSAGES_PER_MARKER,
+    MAX_QUEUE_PARTITION,
+    MAX_REDELIVER_AFTER_MS,
+    MAX_TEXT_CHARS,
+    Marker,
+    MarkerType,
+    OffsetRange,
+    Outcome,
+)
+from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
+from kmq_spark.wire import marker_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERSION = 0
+"""The version this build writes, and the last one it reads: V1 of kafka-mq-go, which is 0 on the wire."""
+
+_TICK = Marker(type=MarkerType.TICK)
+_TYPES = {int(marker_type): marker_type for marker_type in MarkerType}
+_OUTCOMES = {int(outcome): outcome for outcome in Outcome}
+_MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a markers topic"
+
+
+def tick_marker() -> Marker:
+    """
+    Return the marker that moves the clock of a markers partition.
+
+    Source: ours; kafka-mq-go takes its clock from the other markers, and the host's where there are none.
+    """
+    return _TICK
+
+
+def encode_marker(marker: Marker) -> bytes:
+    """
+    Return the bytes of a marker.
+
+    Args:
+        marker: Within the bounds of `core.markers`; texts longer than `MAX_TEXT_CHARS` are cut.
+
+    Returns:
+        The record value.
+
+    Raises:
+        MalformedRecordError: A value is out of bounds, so that no reader would accept it.
+
+    Source: docs/protocol.md, marker record.
+    """
+    message = marker_pb2.Marker(consumer_id=_sent_text(marker.consumer_id))
+    message.type = int(marker.type)  # type: ignore[assignment]  # an enum's number is what the runtime wants
+    if marker.type is MarkerType.TICK:
+        message.message_id.partition = -1
+        message.message_id.offset = -1
+        return _bytes_of(message)
+    fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms)
+    if fault:
+        raise MalformedRecordError(f"cannot write marker: {fault}; this is a bug of the writer, please report it")
+    message.message_id.partition = marker.queue_partition
+    message.message_id.offset = marker.ranges[0].first
+    if len(marker.ranges) > 1 or marker.ranges[0].count > 1:
+        for first, count in marker.ranges:
+            message.ranges.add(first=first, count=count)
+    if marker.type is MarkerType.END:
+        message.outcome = int(marker.outcome)  # type: ignore[assignment]  # as above
+        message.reason = _sent_text(marker.reason)
+    else:
+        message.redeliver_after_ms = marker.redeliver_after_ms
+    if marker.type is MarkerType.START:
+        # 0 reads as 1, so a first delivery costs no bytes.
+        message.delivery_count = 0 if marker.delivery_count <= 1 else min(marker.delivery_count, MAX_DELIVERY_COUNT)
+    if marker.type is MarkerType.KEEPALIVE:
+        message.never_handed_out = marker.never_handed_out
+    return _bytes_of(message)
+
+
+def decode_marker(value: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1) -> Marker:
+    """
+    Read the value of a record of the markers topic.
+
+    Args:
+        value: As it lies in the log, None for a record without value.
+        topic: Markers topic, for the error.
+        partition: Markers partition, for the error.
+        offset: Marker offset, for the error.
+
+    Returns:
+        A marker within the bounds of `core.markers`.
+
+    Raises:
+        MalformedRecordError: The bytes are no marker, or a value is out of bounds.
+        UnsupportedVersionError: The version, the type or the outcome is newer than this build.
+
+    Source: docs/protocol.md, marker record.
+    """
+    try:
+        return _marker_of(_message_of(value))
+    except WireError as error:
+        place = f" at {topic}[{partition}]@{offset}" if topic else ""
+        message = f"cannot read marker{place}: {error}"
+        raise type(error)(message, topic=topic, partition=partition, offset=offset) from error
+
+
+def _message_of(value: bytes | None) -> marker_pb2.Marker:
+    if not value:
+        what = "the record has no value" if value is None else "the record is empty"
+        raise MalformedRecordError(f"{what}; {_MALFORMED}")
+    try:
+        message: marker_pb2.Marker = marker_pb2.Marker.FromString(value)
+    except DecodeError as error:
+        raise MalformedRecordError(f"got {len(value)} bytes that are no Marker message; {_MALFORMED}") from error
+    return message
+
+
+def _bytes_of(message: marker_pb2.Marker) -> bytes:
+    value: bytes = message.SerializeToString()
+    return value
+
+
+def _marker_of(message: marker_pb2.Marker) -> Marker:
+    marker_type = _TYPES.get(message.type)
+    if message.version != VERSION:
+        raise _unsupported("version", message.version, VERSION)
+    if marker_type is None:
+        raise _unsupported("type", message.type, max(MarkerType))
+    if marker_type is MarkerType.TICK:
+        return _tick_of(message)
+    if not message.HasField("message_id"):
+        raise MalformedRecordError(f"a {marker_type.name} without message id; {_MALFORMED}")
+    queue_partition, ranges = message.message_id.partition, _ranges_of(message)
+    redeliver_after_ms = message.redeliver_after_ms if marker_type is not MarkerType.END else 0
+    fault = _fault_of(queue_partition, ranges, redeliver_after_ms)
+    if fault:
+        raise MalformedRecordError(f"{fault}; {_MALFORMED}")
+    consumer_id = message.consumer_id[:MAX_TEXT_CHARS]
+    if marker_type is MarkerType.END:
+        outcome = _OUTCOMES.get(message.outcome)
+        if outcome is None:
+            raise _unsupported("outcome", message.outcome, max(Outcome))
+        reason = message.reason[:MAX_TEXT_CHARS]
+        return Marker(marker_type, queue_partition, ranges, outcome=outcome, reason=reason, consumer_id=consumer_id)
+    is_start = marker_type is MarkerType.START
+    return Marker(
+        marker_type,
+        queue_partition,
+        ranges,
+        redeliver_after_ms,
+        delivery_count=min(message.delivery_count or 1, MAX_DELIVERY_COUNT) if is_start else 1,
+        consumer_id=consumer_id,
+        never_handed_out=message.never_handed_out and not is_start,
+    )
+
+
+def _tick_of(message: marker_pb2.Marker) -> Marker:
+    got = (message.message_id.partition, message.message_id.offset)
+    if message.ranges or (message.HasField("message_id") and got != (-1, -1)):
+        raise MalformedRecordError(
+            f"a TICK that covers messages: got message id {got!r}, allowed (-1, -1); {_MALFORMED}"
+        )
+    return Marker(MarkerType.TICK, consumer_id=message.consumer_id[:MAX_TEXT_CHARS]) if message.consumer_id else _TICK
+
+
+def _ranges_of(message: marker_pb2.Marker) -> tuple[OffsetRange, ...]:
+    first = message.message_id.offset
+    if not message.ranges:
+        return (OffsetRange(first, 1),)
+    ranges = tuple([OffsetRange(part.first, part.count) for part in message.ranges])
+    if ranges[0].first != first:
+        raise MalformedRecordError(f"ranges begin at {ranges[0].first!r}, message id at {first!r}; {_MALFORMED}")
+    return ranges
+
+
+def _fault_of(queue_partition: int, ranges: Sequence[OffsetRange], redeliver_after_ms: int) -> str:
+    """Return what is out of bounds, empty where nothing is."""
+    if not 0 <= queue_partition <= MAX_QUEUE_PARTITION:
+        return f"queue partition out of bounds: got {queue_partition!r}, allowed 0 to {MAX_QUEUE_PARTITION}"
+    if not 0 <= redeliver_after_ms <= MAX_REDELIVER_AFTER_MS:
+        return f"lease out of bounds: got {redeliver_after_ms!r} ms, allowed 0 to {MAX_REDELIVER_AFTER_MS}"
+    return _fault_of_ranges(ranges)
+
+
+def _fault_of_ranges(ranges: Sequence[OffsetRange]) -> str:
+    if not ranges:
+        return "no messages covered: got no ranges, at least 1 needed"
+    end, total = 0, 0
+    for first, count in ranges:
+        if count < 1:
+            return f"empty range: got count {count!r} at {first!r}, minimum 1"
+        if first < end:
+            return f"message offsets not ascending: got {first!r} after {end - 1!r}"
+        end, total = first + count, total + count
+        if end > MAX_MESSAGE_OFFSET + 1:
+            return f"message offset out of bounds: got {end - 1!r}, maximum {MAX_MESSAGE_OFFSET}"
+    if total > MAX_MESSAGES_PER_MARKER:
+        return f"too many messages: got {total!r}, maximum {MAX_MESSAGES_PER_MARKER}"
+    return ""
+
+
+def _unsupported(what: str, got: int, known: int) -> UnsupportedVersionError:
+    return UnsupportedVersionError(
+        f"{what} {int(got)}, this build reads up to {int(known)}; upgrade the tracker before the workers"
+    )
+
+
+def _sent_text(text: str) -> str:
+    """Return a text as the wire can carry it: cut, and without the half surrogates of undecodable file names."""
+    return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode("utf-8")

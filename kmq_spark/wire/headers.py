@@ -1,0 +1,202 @@
+"""
+The headers that kmq-spark writes on messages and dead letters.
+
+Rule 1: all values are UTF-8 text, so that any Kafka tool shows them.
+Rule 2: headers of others are kept as they are: order, repeats and null values.
+Rule 3: headers are untrusted; what cannot be read counts as absent.
+Rule 4: pure functions on lists of `(name, value)`; of a repeated name the last counts, as with Kafka's `lastHeader`.
+
+Source: the `__dlq.errors.*` names are those of Kafka's share groups (KIP-1191): tools written for them read ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Headers = list[tuple[str, bytes | None]]
+
+PREFIX = "kmq-"
+DELIVERY_COUNT = "kmq-delivery-count"
+"""Deliveries so far."""
+ORIGIN = "kmq-origin"
+"""`partition:offset` of the first copy; the same on every later one."""
+PREVIOUS = "kmq-previous"
+"""`partition:offset` of the copy that this one follows: the link by which a message's story is told."""
+FIRST_SENT_MS = "kmq-first-sent-ms"
+"""Append time of the first copy, epoch milliseconds."""
+ATTEMPTS_MS = "kmq-attempts-ms"
+"""Append times of the copies before this one, oldest first, the last `MAX_ATTEMPTS_KEPT`, comma-separated."""
+QUEUE = "kmq-queue"
+"""Logical queue, where several share a topic."""
+NOT_BEFORE_MS = "kmq-not-before-ms"
+"""Not to be handed out before this instant."""
+EXPIRES_AT_MS = "kmq-expires-at-ms"
+"""Not to be handed out after this instant."""
+
+DLQ_PREFIX = "__dlq.errors."
+DLQ_TOPIC = "__dlq.errors.topic"
+DLQ_PARTITION = "__dlq.errors.partition"
+DLQ_OFFSET = "__dlq.errors.offset"
+DLQ_GROUP = "__dlq.errors.group"
+DLQ_DELIVERY_COUNT = "__dlq.errors.delivery.count"
+DLQ_MESSAGE = "__dlq.errors.message"
+
+MAX_ATTEMPTS_KEPT = 20
+"""Attempts told by time: enough to see a pattern, bounded where deliveries are not."""
+
+_MAX_DIGITS = 19
+
+
+def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+    """
+    Return how often a message was delivered before.
+
+    Args:
+        headers: As Kafka's client gives them, None for none.
+
+    Returns:
+        Deliveries so far; 0 where the header is absent or unreadable. One more is a count that a START may carry.
+    """
+    return min(_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
+
+
+def redelivery_headers(
+    headers: Iterable[tuple[str, bytes | None]] | None,
+    *,
+    delivery_count: int,
+    queue_partition: int,
+    message_offset: int,
+    sent_at_ms: int,
+) -> Headers:
+    """
+    Return the headers of the next copy of a message.
+
+    Args:
+        headers: Of the copy that was delivered last.
+        delivery_count: Deliveries so far, that one included.
+        queue_partition: Where that copy lies.
+        message_offset: Where that copy lies.
+        sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
+
+    Returns:
+        Headers of others as they were, then ours. Origin and first-sent time are set once and then kept.
+    """
+    headers = list(headers or ())
+    ours = {DELIVERY_COUNT: str(delivery_count), **_history(headers, queue_partition, message_offset, sent_at_ms)}
+    return _replaced(headers, ours)
+
+
+def dead_letter_headers(
+    headers: Iterable[tuple[str, bytes | None]] | None,
+    *,
+    source_topic: str,
+    group: str,
+    delivery_count: int,
+    queue_partition: int,
+    message_offset: int,
+    sent_at_ms: int,
+    reason: str,
+) -> Headers:
+    """
+    Return the headers of a dead letter.
+
+    Args:
+        headers: Of the copy that was delivered last.
+        source_topic: Topic of that copy.
+        group: Consumer group that could not handle it.
+        delivery_count: Deliveries so far, that one included.
+        queue_partition: Where that copy lies.
+        message_offset: Where that copy lies.
+        sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
+        reason: Why, free text.
+
+    Returns:
+        Headers of others as they were, then those of a redelivery, then the six of Kafka's share groups.
+
+    Source: KIP-1191.
+    """
+    headers = list(headers or ())
+    ours = {
+        DELIVERY_COUNT: str(delivery_count),
+        **_history(headers, queue_partition, message_offset, sent_at_ms),
+        DLQ_TOPIC: source_topic,
+        DLQ_PARTITION: str(queue_partition),
+        DLQ_OFFSET: str(message_offset),
+        DLQ_GROUP: group,
+        DLQ_DELIVERY_COUNT: str(delivery_count),
+        DLQ_MESSAGE: reason,
+    }
+    return _replaced(headers, ours)
+
+
+def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> Headers:
+    """
+    Return the headers of a dead letter that goes back to its queue.
+
+    Args:
+        headers: Of the dead letter.
+
+    Returns:
+        Without what told of its death: the count starts again, origin and first-sent time stay.
+    """
+    return [
+        (name, value)
+        for name, value in headers or ()
+        if name not in {DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS} and not name.startswith(DLQ_PREFIX)
+    ]
+
+
+def _history(headers: Headers, queue_partition: int, message_offset: int, sent_at_ms: int) -> dict[str, str]:
+    """Return where a message began and when its copies were sent."""
+    earlier = _numbers(_last(headers, ATTEMPTS_MS))
+    attempts = [*earlier, sent_at_ms] if sent_at_ms >= 0 else earlier
+    previous = f"{queue_partition}:{message_offset}"
+    history = {ORIGIN: _origin(_last(headers, ORIGIN)) or previous, PREVIOUS: previous}
+    first_sent_ms = _number(_last(headers, FIRST_SENT_MS))
+    if first_sent_ms is None and sent_at_ms >= 0:
+        first_sent_ms = sent_at_ms
+    if first_sent_ms is not None:
+        history[FIRST_SENT_MS] = str(first_sent_ms)
+    if attempts:
+        history[ATTEMPTS_MS] = ",".join(map(str, attempts[-MAX_ATTEMPTS_KEPT:]))
+    return history
+
+
+def _replaced(headers: Headers, ours: dict[str, str]) -> Headers:
+    """Return *headers* with *ours* at the end, in place of what had their names."""
+    kept = [(name, value) for name, value in headers if name not in ours]
+    return kept + [(name, text.encode("utf-8", "replace")) for name, text in ours.items()]
+
+
+def _last(headers: Iterable[tuple[str, bytes | None]] | None, wanted: str) -> bytes | None:
+    found = None
+    for name, value in headers or ():
+        if name == wanted:
+            found = value
+    return found
+
+
+def _number(value: bytes | None) -> int | None:
+    """Read a number of at least 0; longer ones than an int64 are hostile, and slow to read."""
+    return int(value) if value is not None and len(value) <= _MAX_DIGITS and value.isdigit() else None
+
+
+def _numbers(value: bytes | None) -> list[int]:
+    parts = (value or b"")[: (_MAX_DIGITS + 1) * MAX_ATTEMPTS_KEPT].split(b",")
+    return [number for part in parts if (number := _number(part)) is not None]
+
+
+def _origin(value: bytes | None) -> str:
+    """Return a well-formed origin as text, empty where it is none."""
+    partition, _, offset = (value or b"").partition(b":")
+    queue_partition, message_offset = _number(partition), _number(offset)
+    if queue_partition is None or message_offset is None:
+        return ""
+    if queue_partition > MAX_QUEUE_PARTITION or message_offset > MAX_MESSAGE_OFFSET:
+        return ""
+    return f"{queue_partition}:{message_offset}"

@@ -1,0 +1,78 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MessageID(_message.Message):
+    __slots__ = ("partition", "offset")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    offset: int
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class OffsetRange(_message.Message):
+    __slots__ = ("first", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Marker(_message.Message):
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out")
+    class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        V1: _ClassVar[Marker.Version]
+    V1: Marker.Version
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        START: _ClassVar[Marker.Type]
+        END: _ClassVar[Marker.Type]
+        KEEPALIVE: _ClassVar[Marker.Type]
+        TICK: _ClassVar[Marker.Type]
+    START: Marker.Type
+    END: Marker.Type
+    KEEPALIVE: Marker.Type
+    TICK: Marker.Type
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ACKED: _ClassVar[Marker.Outcome]
+        REJECTED: _ClassVar[Marker.Outcome]
+        EXPIRED: _ClassVar[Marker.Outcome]
+        REDELIVERED: _ClassVar[Marker.Outcome]
+        DEAD_LETTERED: _ClassVar[Marker.Outcome]
+    ACKED: Marker.Outcome
+    REJECTED: Marker.Outcome
+    EXPIRED: Marker.Outcome
+    REDELIVERED: Marker.Outcome
+    DEAD_LETTERED: Marker.Outcome
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    REDELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    NEVER_HANDED_OUT_FIELD_NUMBER: _ClassVar[int]
+    version: Marker.Version
+    type: Marker.Type
+    message_id: MessageID
+    redeliver_after_ms: int
+    key: bytes
+    value: bytes
+    ranges: _containers.RepeatedCompositeFieldContainer[OffsetRange]
+    delivery_count: int
+    outcome: Marker.Outcome
+    reason: str
+    consumer_id: str
+    never_handed_out: bool
+    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Submit one of our jobs: what goes before the job's path is for spark-submit, what comes after it for the job.
+#
+#   ./spark-submit.sh --master spark://host:7077 jobs/redelivery_tracker.py --config conf/local.toml orders
+#
+# The connector's jars come from the lock file (checked by sha256, cached). On a cluster that reaches a full Maven mirror,
+# KMQ_PACKAGES=1 takes the ordinary coordinates instead.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYSPARK_PYTHON:-$here/.venv/bin/python}
+if ! [ -x "$python" ] && ! command -v "$python" >/dev/null 2>&1; then
+    echo "spark-submit.sh: no Python at $python: run 'make setup', or set PYSPARK_PYTHON" >&2
+    exit 2
+fi
+# Workers must run the interpreter that has our package and pyarrow.
+export PYSPARK_PYTHON="$python" PYSPARK_DRIVER_PYTHON="$python"
+submit=$("$python" -c 'import os, pyspark; print(os.path.join(os.path.dirname(pyspark.__file__), "bin", "spark-submit"))')
+if [ "${KMQ_PACKAGES:-}" = 1 ]; then
+    set -- --packages "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,io.delta:delta-spark_4.2_2.13:4.4.0" "$@"
+else
+    jars=$("$python" -m kmq_spark.local.jars paths spark)
+    set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"
+fi
+# -Xss16m: stopping a query during foreachBatch otherwise overflows the stack of a regex in Spark's log formatter.
+exec "$submit" \
+    --driver-memory "${KMQ_DRIVER_MEMORY:-2g}" \
+    --driver-java-options "-Xss16m -XX:+UseSerialGC" \
+    --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
+    --conf spark.python.unix.domain.socket.enabled=true \
+    --conf 'spark.redaction.regex=(?i)secret|password|token|access[.]?key|kafka[.]sasl|jaas' \
+    "$@"

@@ -1,0 +1,42 @@
+"""What every tier shares: one embedded broker, started when the first test asks for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmq_spark.local.broker import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[EmbeddedBroker]:
+    """
+    One broker for the whole session, so tests name their queues apart.
+
+    A test that stops, kills or pauses a broker makes its own.
+    """
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bootstrap_servers(broker: EmbeddedBroker) -> str:
+    """Where clients of the shared broker connect."""
+    return broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for the whole session: local, two cores, UTC, no UI, with the locked connector jars."""
+    from kmq_spark.local.jars import jar_paths  # noqa: PLC0415  # the unit tier runs without Spark
+    from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
+
+    session = build_session("kmq-tests", master="local[2]", settings=session_settings(jar_paths("spark")))
+    yield session
+    session.stop()

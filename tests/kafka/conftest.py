@@ -1,0 +1,92 @@
+"""What the tests of the client side share: queues of their own, and a look into a topic."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.kafka.settings import reader_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.wire.codec import decode_marker
+
+_numbers = itertools.count()
+
+
+class MarkerRecord(NamedTuple):
+    """A record of a markers topic."""
+
+    marker_partition: int
+    appended_at_ms: int
+    marker: Marker
+
+
+class Queue:
+    """A queue of one test, with what was written to its topics."""
+
+    def __init__(self, name: str, bootstrap_servers: str) -> None:
+        """Take an existing queue."""
+        self.name = name
+        self.bootstrap_servers = bootstrap_servers
+
+    def send(self, *values: str, **options: Any) -> None:  # noqa: ANN401  # passed through
+        """Send messages and wait for them."""
+        with QueueProducer(self.name, bootstrap_servers=self.bootstrap_servers) as producer:
+            for value in values:
+                producer.send(value, **options)
+
+    def markers(self, *types: MarkerType) -> list[MarkerRecord]:
+        """Return the markers written so far, of some types or of all, a partition after the other."""
+        found = [
+            MarkerRecord(record.partition(), record.timestamp()[1], decode_marker(record.value()))
+            for record in read_all(self.bootstrap_servers, f"{self.name}.markers")
+        ]
+        return [each for each in found if not types or each.marker.type in types]
+
+    def committed(self, group: str = "") -> dict[int, int]:
+        """Return the positions that the consumers have committed, by partition."""
+        client = Consumer(reader_config(self.bootstrap_servers, group or f"kmq.{self.name}"))
+        partitions = client.list_topics(self.name, timeout=10).topics[self.name].partitions
+        positions = client.committed([TopicPartition(self.name, number) for number in partitions], timeout=10)
+        client.close()
+        return {each.partition: each.offset for each in positions if each.offset >= 0}
+
+
+def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
+    """Return every record of a topic, a partition after the other."""
+    client = Consumer(reader_config(bootstrap_servers, "kmq-tests-reader"))
+    records = []
+    for number in client.list_topics(topic, timeout=10).topics[topic].partitions:
+        first, end = client.get_watermark_offsets(TopicPartition(topic, number), timeout=10)
+        client.assign([TopicPartition(topic, number, first)])
+        while first < end:
+            batch = client.consume(min(1_000, end - first), 5)
+            assert batch, f"nothing came of {topic}[{number}] from {first}, end {end}"
+            records += batch
+            first = batch[-1].offset() + 1
+    client.close()
+    return records
+
+
+@pytest.fixture
+def make_queue(bootstrap_servers: str) -> Callable[..., Queue]:
+    """Make queues with names of their own."""
+
+    def make(partitions: int = 1) -> Queue:
+        name = f"client-{os.getpid()}-{next(_numbers)}"
+        create_queue(name, bootstrap_servers=bootstrap_servers, partitions=partitions)
+        return Queue(name, bootstrap_servers)
+
+    return make
+
+
+@pytest.fixture
+def queue(make_queue: Callable[..., Queue]) -> Queue:
+    """A queue of one partition."""
+    return make_queue()

@@ -1,0 +1,193 @@
+"""The embedded broker: a real one, on the loopback, that never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kmq_spark.errors import SetupError
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.probe import is_ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.kafka
+
+QUIET: dict[str, str | int | float | bool] = {"log_level": 0}
+"""A broker that is away on purpose makes the client print a line every 50 ms otherwise."""
+
+
+def _create_topic(servers: str, topic: str) -> None:
+    """Create a topic of one partition."""
+    admin = AdminClient(QUIET | {"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+
+
+def _read_one(servers: str, topic: str) -> bytes | None:
+    """Return the first committed value of a topic."""
+    settings = {"group.id": f"read-{topic}", "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
+    consumer = Consumer(QUIET | settings | {"bootstrap.servers": servers})
+    consumer.subscribe([topic])
+    try:
+        message = consumer.poll(20)
+        return None if message is None else message.value()
+    finally:
+        consumer.close()
+
+
+def test_transaction_commits_and_is_read(bootstrap_servers: str) -> None:
+    """One node serves the transaction and group coordinators too."""
+    _create_topic(bootstrap_servers, "broker-transaction")
+    producer = Producer(QUIET | {"bootstrap.servers": bootstrap_servers, "transactional.id": "broker-test"})
+    producer.init_transactions(20)
+
+    producer.begin_transaction()
+    producer.produce("broker-transaction", b"aborted")
+    producer.abort_transaction(20)
+    producer.begin_transaction()
+    producer.produce("broker-transaction", b"committed")
+    producer.commit_transaction(20)
+
+    assert _read_one(bootstrap_servers, "broker-transaction") == b"committed"
+
+
+def test_topics_are_never_made_by_mistake(bootstrap_servers: str) -> None:
+    AdminClient({"bootstrap.servers": bootstrap_servers}).list_topics("no-such-topic", timeout=10)
+
+    topics = AdminClient({"bootstrap.servers": bootstrap_servers}).list_topics(timeout=10).topics
+    assert "no-such-topic" not in topics
+
+
+def test_broker_listens_on_loopback_alone_and_keeps_its_data_private(broker: EmbeddedBroker) -> None:
+    assert broker.bootstrap_servers.startswith("127.0.0.1:")
+    assert stat.S_IMODE(broker.data_dir.stat().st_mode) == 0o700
+
+
+def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data") as broker:
+        servers, first_pid = broker.bootstrap_servers, broker.pid
+        _create_topic(servers, "kept")
+        producer = Producer(QUIET | {"bootstrap.servers": servers})
+        producer.produce("kept", b"value")
+        assert producer.flush(20) == 0
+
+        broker.restart()
+        assert (broker.bootstrap_servers, broker.pid != first_pid) == (servers, True)
+
+        broker.kill()
+        assert not broker.is_running
+        assert not is_ready(broker.port)
+        broker.start()
+
+        broker.pause()
+        assert broker.is_running
+        assert not is_ready(broker.port)
+        broker.resume()
+        assert _read_one(servers, "kept") == b"value"
+    assert (tmp_path / "data" / "log").is_dir()
+
+    with EmbeddedBroker(tmp_path / "data") as later:
+        assert "kept" in AdminClient({"bootstrap.servers": later.bootstrap_servers}).list_topics(timeout=10).topics
+
+
+def test_temporary_data_go_with_the_broker() -> None:
+    with EmbeddedBroker() as broker:
+        data_dir = broker.data_dir
+        assert data_dir.is_dir()
+
+    assert not data_dir.exists()
+    assert not broker.is_running
+
+
+PARENT = """
+import sys, time
+from kmq_spark.local.broker import EmbeddedBroker
+broker = EmbeddedBroker().start()
+if "paused" in sys.argv:
+    broker.pause()
+print(broker.pid, broker.data_dir, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["running", "paused"])
+def test_broker_dies_with_its_parent_killed_by_9(state: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, state], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid, data_dir = parent.stdout.readline().split()
+
+        parent.kill()
+        parent.wait()
+
+    assert _is_gone_soon(int(pid))
+    assert _is_soon(lambda: not Path(data_dir).exists())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
+def test_broker_dies_with_its_supervisor() -> None:
+    with EmbeddedBroker() as broker:
+        assert broker._supervisor is not None
+        os.kill(broker._supervisor.pid, signal.SIGKILL)
+
+        assert _is_gone_soon(broker.pid)
+
+
+def test_taken_port_is_told_with_the_brokers_last_words() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        broker = EmbeddedBroker(port=port)
+
+        with pytest.raises(SetupError, match=rf"did not start on 127\.0\.0\.1:{port}(?s:.*)Address already in use"):
+            broker.start()
+
+    assert not broker.is_running
+    broker.close()
+
+
+def test_setting_that_kafka_refuses_is_told() -> None:
+    broker = EmbeddedBroker(extra={"num.io.threads": "none"})
+
+    with pytest.raises(SetupError, match=r"num\.io\.threads"):
+        broker.start()
+
+    broker.close()
+
+
+def _is_gone_soon(pid: int) -> bool:
+    """Tell whether a process ends within some seconds."""
+
+    def is_gone() -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        # A zombie whose new parent, in a container, never reaps it.
+        status = Path(f"/proc/{pid}/stat")
+        return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    return _is_soon(is_gone)
+
+
+def _is_soon(condition: Callable[[], bool]) -> bool:
+    """Tell whether a condition holds within ten seconds."""
+    give_up_at = time.monotonic() + 10
+    while time.monotonic() < give_up_at:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,96 @@
+"""The topics of a queue: made once, checked with every finding named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.cimpl import NewTopic
+
+from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
+from kmq_spark.kafka.topics import QueueTopics, check_queue, create_queue
+from tests.kafka.conftest import Queue
+
+pytestmark = pytest.mark.kafka
+
+
+def test_names_of_two_queues_never_meet() -> None:
+    topics = QueueTopics("orders")
+    assert topics.all_topics == ("orders", "orders.markers", "orders.dlq")
+    assert (topics.consumer_group, topics.tracker_group) == ("kmq.orders", "kmq.orders.tracker")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 201, ".", "..", "a\n", "'; drop"])
+def test_queue_name_with_other_characters_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="queue name is not allowed"):
+        QueueTopics(name)
+
+
+def test_create_twice_changes_nothing(make_queue: Callable[..., Queue]) -> None:
+    queue = make_queue(partitions=3)
+    layout = create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=5)
+    assert layout.partition_count == 3
+    assert layout.dead_letter_partition_count == 3
+    assert layout.retention_ms == 7 * 24 * 60 * 60 * 1000
+
+
+def test_dead_letter_topic_takes_larger_records_than_the_queue(queue: Queue) -> None:
+    settings = topic_settings(queue.bootstrap_servers, queue.name, f"{queue.name}.dlq")
+    assert int(settings[1]["max.message.bytes"]) > int(settings[0]["max.message.bytes"]) > 1_048_576
+    assert settings[1]["retention.ms"] == "-1"
+
+
+def test_missing_queue_is_told_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
+    with pytest.raises(TopicError) as raised:
+        check_queue("not-there", bootstrap_servers=bootstrap_servers)
+    for topic in ("'not-there'", "'not-there.markers'", "'not-there.dlq'"):
+        assert f"topic {topic} does not exist" in str(raised.value)
+    assert "kmq queue create not-there" in str(raised.value)
+
+
+def test_every_wrong_setting_is_found_at_once(make_queue: Callable[..., Queue]) -> None:
+    queue = make_queue()
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    wrong = [
+        ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET),
+        ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET),
+    ]
+    resource = ConfigResource("topic", f"{queue.name}.markers", incremental_configs=wrong)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    with pytest.raises(TopicError) as raised:
+        check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh" in str(raised.value)
+    assert "has cleanup.policy=compact, must be delete" in str(raised.value)
+
+
+def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_topics([NewTopic("uneven", 4, 1)]).values():
+        future.result(10)
+    with pytest.raises(TopicError, match=r"--alter --topic uneven.markers --partitions 4"):
+        create_queue("uneven", bootstrap_servers=bootstrap_servers, partitions=2)
+
+
+def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
+    began_at = time.monotonic()
+    with pytest.raises(KafkaClientError, match="cannot reach broker at 127.0.0.1:1: .*; check") as raised:
+        check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=2_000)
+    assert raised.value.retriable
+    assert time.monotonic() - began_at < 4
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 32_769])
+def test_partition_count_out_of_bounds_is_refused(partitions: int) -> None:
+    with pytest.raises(ConfigError, match="partitions is out of bounds"):
+        create_queue("orders", bootstrap_servers="127.0.0.1:1", partitions=partitions)
+
+
+def topic_settings(bootstrap_servers: str, *topics: str) -> list[dict[str, str]]:
+    """Return the settings of topics, in their order."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    futures = admin.describe_configs([ConfigResource("topic", topic) for topic in topics])
+    found = {resource.name: future.result(10) for resource, future in futures.items()}
+    return [{key: str(entry.value) for key, entry in found[topic].items()} for topic in topics]

@@ -1,0 +1,91 @@
+"""The shape of the code: who imports whom, and how large a piece may be."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(
+    path
+    for folder in ("kmq_spark", "jobs", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+    if not path.name.endswith("_pb2.py")
+)
+CORE = sorted((ROOT / "kmq_spark" / "core").glob("*.py"))
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 40
+MEDIAN_MODULE_LINES = 150
+
+HEAVY = ("pyspark", "pandas", "pyarrow", "confluent_kafka", "delta")
+IMPURE = {"logging", "time", "datetime", "os", "socket", "threading", "random", "pathlib", "subprocess"}
+
+
+def name_of(path: Path) -> str:
+    """Return a path as the reader knows it."""
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "module", ["kmq_spark", "kmq_spark.errors", "kmq_spark.core.fold", "kmq_spark.wire.codec", "kmq_spark.testing"]
+)
+def test_import_loads_neither_spark_nor_a_kafka_client(module: str) -> None:
+    """In a fresh interpreter: a producer must not pay for Spark, nor a test of the rules for either."""
+    program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_core_has_no_clock_no_log_and_no_input_or_output(path: Path) -> None:
+    """The rules are a function of their arguments."""
+    imported, called = set(), set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called.add(node.func.id)
+    assert not imported & IMPURE
+    assert not called & {"print", "open", "input"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_file_can_be_read_in_one_sitting(path: Path) -> None:
+    """At most 400 lines."""
+    assert len(path.read_text("utf-8").splitlines()) <= MAX_FILE_LINES
+
+
+def test_half_of_the_modules_are_short() -> None:
+    """At most 150 lines in the median."""
+    lengths = sorted(len(path.read_text("utf-8").splitlines()) for path in SOURCES if "tests" not in path.parts)
+    assert lengths[len(lengths) // 2] <= MEDIAN_MODULE_LINES
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_functions_are_short(path: Path) -> None:
+    """At most 40 lines, the docstring left out: telling more must not cost anything."""
+    too_long = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if body and (body[-1].end_lineno or 0) - body[0].lineno + 1 > MAX_FUNCTION_LINES:
+            too_long.append(node.name)
+    assert too_long == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_file_tells_what_it_is_for(path: Path) -> None:
+    """A docstring at its head, and postponed annotations where there is code."""
+    tree = ast.parse(path.read_text("utf-8"))
+    if not tree.body:
+        return
+    assert ast.get_docstring(tree)
+    has_code = len(tree.body) > 1
+    assert not has_code or "from __future__ import annotations" in path.read_text("utf-8")

@@ -1,0 +1,154 @@
+"""The bytes of a partition's state."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.fold import PartitionState, Rules, Status, fold
+from kmq_spark.core.in_flight import Columns, InFlight
+from kmq_spark.core.markers import Outcome
+from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.packing import pack_column, unpack_column
+from kmq_spark.core.state import Counters
+from kmq_spark.errors import StateError
+from kmq_spark.testing import end, log, start
+
+HEAD = struct.Struct("<4sHHI")
+
+
+def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = None) -> PartitionState:
+    """Return a state of these rows: key, deadline, delivery count, START."""
+    columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
+    return PartitionState(InFlight(Columns(*columns), reasons or {}), 5_000, 42, Counters(started=3, unreadable=1))
+
+
+def rows_of(state: PartitionState) -> list[list[int]]:
+    """Return the rows of a state."""
+    columns = state.in_flight.columns
+    named = (columns.key, columns.deadline_at_ms, columns.delivery_count, columns.start_marker_offset)
+    return [column.tolist() for column in named]
+
+
+def sealed(counter_count: int, rest: bytes, version: int = 1) -> bytes:
+    """Return a blob with a right checksum."""
+    return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**63 - 1), st.integers(-1, 2**48), st.integers(0, 2**31 - 1), st.integers(0, 2**62)),
+        unique_by=lambda row: row[0],
+    ),
+    st.dictionaries(st.integers(0, 2**63 - 1), st.text(max_size=20), max_size=5),
+)
+def test_state_survives_its_bytes(rows: list[tuple[int, int, int, int]], reasons: dict[int, str]) -> None:
+    """Whatever is in flight, wherever it lies."""
+    state = state_of(*rows, reasons=reasons)
+    again = PartitionState.from_bytes(state.to_bytes())
+    assert rows_of(state) == rows_of(again)
+    assert reasons == again.in_flight.reasons
+    assert state.status() == again.status()
+
+
+def test_neighbours_started_together_cost_no_more_than_one() -> None:
+    """The state travels with every batch."""
+    one = fold(PartitionState.empty(), log(start()), Rules()).state.to_bytes()
+    many = fold(PartitionState.empty(), log(start(count=50_000)), Rules()).state.to_bytes()
+    assert len(one) == len(many)
+
+
+def test_state_can_be_folded_on_after_reading() -> None:
+    """Arrays over foreign memory are read-only; the fold writes to copies."""
+    before = fold(PartitionState.empty(), log(start(count=10)), Rules()).state
+    again = PartitionState.from_bytes(before.to_bytes())
+    after = fold(again, log(end(8, count=2), first=1), Rules()).state
+    assert (len(again.in_flight), len(after.in_flight)) == (10, 8)
+
+
+def test_rejection_survives_a_restart_with_its_reason() -> None:
+    """The dead letter says why, whoever writes it."""
+    rejected = log(start(), end(outcome=Outcome.REJECTED, reason="no such order ☃"))
+    state = PartitionState.from_bytes(fold(PartitionState.empty(), rejected, Rules()).state.to_bytes())
+    assert list(state.in_flight.reasons.values()) == ["no such order ☃"]
+
+
+def test_status_survives_json() -> None:
+    """It travels as a text column."""
+    status = fold(PartitionState.empty(), log(start()), Rules()).status
+    assert status == Status.from_dict(status.to_dict())
+
+
+def test_outcome_of_a_batch_is_a_value() -> None:
+    """It travels from Spark to Kafka's side."""
+    result = fold(PartitionState.empty(), log(start()), Rules())
+    outcome = PartitionOutcome(3, result.status, result.decisions, (UnreadableRecord(18_842, "the record is empty"),))
+    assert outcome.status.in_flight == 1
+    with pytest.raises(AttributeError):
+        outcome.marker_partition = 4  # type: ignore[misc]  # frozen
+
+
+@pytest.mark.parametrize(
+    ("blob", "finding"),
+    [
+        (b"", "got b'', b'KMQS' expected"),
+        (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
+        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 1 with up to 14"),
+        (sealed(99, bytes(400)), "version 1 with 99 counters, this build reads version 1 with up to 14"),
+        (sealed(14, bytes(8)), "unpack_from requires"),
+        (sealed(0, bytes(16)), "column cut short: got 0 bytes, at least 24 needed"),
+        (sealed(0, bytes(16) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
+        (sealed(0, bytes(16) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
+        (sealed(0, bytes(16) + struct.pack("<qqq", -2, 0, 0)), "negative dimensions"),
+        (sealed(0, bytes(16) + struct.pack("<qqq", 1, 0, 0) + bytes(6 * 24)), "columns of unequal length"),
+        (sealed(0, bytes(16 + 7 * 24) + b"x"), "length differs: got 185 bytes, 184 expected"),
+    ],
+)
+def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(StateError) as caught:
+        PartitionState.from_bytes(blob)
+    assert finding in str(caught.value)
+    assert str(caught.value).startswith("cannot read tracker state: ")
+    assert str(caught.value).endswith(
+        "; start the tracker with a new checkpoint: its state is rebuilt from the markers topic"
+    )
+
+
+def test_flipped_bit_is_noticed() -> None:
+    """Wherever it lies."""
+    blob = state_of((7, 6_000, 1, 0)).to_bytes()
+    for at in range(len(blob)):
+        damaged = bytearray(blob)
+        damaged[at] ^= 1
+        with pytest.raises(StateError):
+            PartitionState.from_bytes(damaged)
+
+
+def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
+    """Counters are added at the end."""
+    numbers = struct.pack("<qqqq", 5_000, 42, 3, 1)  # clock, next marker offset, started, renewed
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(7 * 24)))
+    assert (state.clock_ms, state.next_marker_offset) == (5_000, 42)
+    assert Counters(started=3, renewed=1) == state.counters
+
+
+@given(st.lists(st.integers(-1, 2**62)))
+def test_column_survives_packing(values: list[int]) -> None:
+    """In every width."""
+    column = np.array(values, dtype=np.int64)
+    blob = b"".join(pack_column(column))
+    again, at = unpack_column(memoryview(blob), 0)
+    assert values == again.tolist()
+    assert len(blob) == at
+
+
+@pytest.mark.parametrize(("span", "width"), [(0, 0), (255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**32, 8)])
+def test_column_takes_the_narrowest_width(span: int, width: int) -> None:
+    """A head of 24 bytes, then two values."""
+    assert 24 + 2 * width == len(b"".join(pack_column(np.array([1_000, 1_000 + span], dtype=np.int64))))

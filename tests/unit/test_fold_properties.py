@@ -1,0 +1,234 @@
+"""
+What holds for every log: the packed fold is the model, and how a log is cut does not matter.
+
+Few messages, short leases and many TICKs, so that markers meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmq_spark.core.fold import Decision, DecisionAction, LoggedMarker, PartitionState, Rules, Status, fold
+from kmq_spark.core.in_flight import KEY_BITS
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, Outcome
+from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick, unreadable
+from kmq_spark.wire.codec import decode_marker, encode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LEASES = st.sampled_from([0, 5, 30, 100])
+# Up to three messages from one of four places, in one of two queue partitions.
+COVERED = st.fixed_dictionaries(
+    {
+        "ranges": st.one_of(
+            st.tuples(st.tuples(st.integers(0, 3), st.integers(1, 3))),
+            st.tuples(st.tuples(st.integers(0, 2), st.just(1)), st.tuples(st.integers(4, 5), st.just(1))),
+        ),
+        "queue_partition": st.integers(0, 1),
+    }
+)
+MARKERS = st.one_of(
+    st.builds(
+        lambda covered, **fields: start(**covered, **fields),
+        COVERED,
+        at_ms=st.just(0),
+        lease_ms=LEASES,
+        delivery_count=st.integers(1, 4),
+    ),
+    st.builds(
+        lambda covered, **fields: keep_alive(**covered, **fields),
+        COVERED,
+        at_ms=st.just(0),
+        lease_ms=LEASES,
+        never_handed_out=st.booleans(),
+    ),
+    st.builds(
+        lambda covered, **fields: end(**covered, **fields),
+        COVERED,
+        at_ms=st.just(0),
+        outcome=st.sampled_from(Outcome),
+        reason=st.sampled_from(["", "bad", "worse"]),
+    ),
+    st.builds(tick, st.just(0)),
+    st.builds(unreadable, st.just(0)),
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[LoggedMarker]:
+    """Return a log: offsets with gaps, append times that mostly ascend."""
+    # The length is drawn first: lists without a minimum have five elements on average, too few for markers to meet.
+    length = draw(st.integers(0, 40))
+    gaps, steps_ms = st.sampled_from([0, 0, 0, 2]), st.sampled_from([0, 1, 5, 20, 60, -7])
+    placed, marker_offset, at_ms = [], 0, 0
+    for logged, gap, step_ms in draw(st.lists(st.tuples(MARKERS, gaps, steps_ms), min_size=length, max_size=length)):
+        marker_offset, at_ms = marker_offset + gap, max(0, at_ms + step_ms)
+        placed.append(logged._replace(marker_offset=marker_offset, appended_at_ms=at_ms))
+        marker_offset += 1
+    return placed
+
+
+RULES = st.builds(
+    Rules,
+    max_deliveries=st.sampled_from([0, 1, 3]),
+    max_decisions_per_tick=st.sampled_from([1, 2, 100]),
+    decide_from_marker_offset=st.sampled_from([0, 0, 15]),
+)
+CUTS = st.lists(st.integers(0, 40), max_size=4)
+
+
+def batches(markers: list[LoggedMarker], cuts: Iterable[int]) -> list[list[LoggedMarker]]:
+    """Return a log in pieces."""
+    edges = [0, *sorted(min(cut, len(markers)) for cut in cuts), len(markers)]
+    return [markers[first:last] for first, last in pairwise(edges)]
+
+
+def folded(pieces: Iterable[list[LoggedMarker]], rules: Rules) -> tuple[list[Decision], PartitionState]:
+    """Fold pieces of a log, through bytes in between."""
+    state, decisions = PartitionState.empty(), []
+    for piece in pieces:
+        result = fold(state, piece, rules)
+        assert result.status == result.state.status()
+        decisions += result.decisions.rows()
+        state = PartitionState.from_bytes(result.state.to_bytes())
+    return decisions, state
+
+
+def assert_same_state(expected: PartitionState, actual: PartitionState) -> None:
+    """Two states are equal when their bytes are."""
+    assert expected.to_bytes() == actual.to_bytes()
+
+
+@settings(max_examples=250)
+@given(logs(), CUTS, RULES)
+def test_packed_fold_is_the_model(markers: list[LoggedMarker], cuts: list[int], rules: Rules) -> None:
+    """Decisions, status, counters, rows and reasons, batch by batch, some markers read twice."""
+    model, state = ModelTracker(rules), PartitionState.empty()
+    for piece in [*batches(markers, cuts), markers[-2:]]:
+        result = fold(state, piece, rules)
+        expected_decisions, expected_status = model.fold(piece)
+        assert expected_decisions == result.decisions.rows()
+        assert expected_status == result.status
+        state = PartitionState.from_bytes(result.state.to_bytes())
+    columns = state.in_flight.columns
+    ids = [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in columns.key.tolist()]
+    rows = dict(
+        zip(ids, zip(columns.deadline_at_ms.tolist(), columns.delivery_count.tolist(), strict=True), strict=True)
+    )
+    leases = model.in_flight.items()
+    assert rows == {message_id: (lease.deadline_at_ms, lease.delivery_count) for message_id, lease in leases}
+    reasons = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET): text for key, text in state.in_flight.reasons.items()}
+    assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.is_rejected}
+
+
+@given(logs(), CUTS, RULES)
+def test_log_cut_into_any_batches_gives_the_same(markers: list[LoggedMarker], cuts: list[int], rules: Rules) -> None:
+    """Decisions depend on the log, never on batch boundaries, restarts or rate limits."""
+    expected_decisions, expected_state = folded([markers], rules)
+    decisions, state = folded(batches(markers, cuts), rules)
+    assert expected_decisions == decisions
+    assert_same_state(expected_state, state)
+
+
+@given(logs(), st.randoms(use_true_random=False), RULES)
+def test_rows_of_a_batch_in_any_order_give_the_same(markers: list[LoggedMarker], random: object, rules: Rules) -> None:
+    """Spark hands them over in several frames, in no order."""
+    shuffled = list(markers)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
+    expected_decisions, expected_state = folded([markers], rules)
+    decisions, state = folded([shuffled], rules)
+    assert expected_decisions == decisions
+    assert_same_state(expected_state, state)
+
+
+@given(logs(), st.integers(0, 40), RULES)
+def test_prefix_read_twice_changes_nothing(markers: list[LoggedMarker], cut: int, rules: Rules) -> None:
+    """A replayed batch decides nothing twice."""
+    expected_decisions, expected_state = folded([markers], rules)
+    decisions, state = folded([markers[:cut], markers, markers], rules)
+    assert expected_decisions == decisions
+    assert state.counters.repeated == len(markers[:cut]) + len(markers)
+    state.counters.repeated = 0
+    assert_same_state(expected_state, state)
+
+
+@given(logs(), RULES)
+def test_every_started_message_is_in_flight_or_ended_or_decided(markers: list[LoggedMarker], rules: Rules) -> None:
+    """And nothing else."""
+    _, state = folded([markers], rules)
+    counters = state.counters
+    gone = counters.acked + counters.expired + counters.redelivered + counters.dead_lettered
+    assert counters.started == len(state.in_flight) + gone
+
+
+@given(logs())
+def test_decided_message_was_in_flight_and_overdue(markers: list[LoggedMarker]) -> None:
+    """By the clock of the deciding TICK, and by its last START."""
+    decisions, _ = folded([markers], Rules(max_deliveries=3))
+    by_offset = {logged.marker_offset: logged for logged in markers}
+    for row in decisions:
+        opened = by_offset[row.start_marker_offset].marker
+        assert opened is not None
+        assert row.queue_partition == opened.queue_partition
+        assert any(first <= row.message_offset < first + count for first, count in opened.ranges)
+        assert row.start_marker_offset < row.tick_marker_offset
+        assert row.deadline_at_ms < row.tick_at_ms
+        assert (row.action is DecisionAction.DEAD_LETTER) == bool(row.reason)
+
+
+def confirmations(decisions: Iterable[Decision]) -> list[LoggedMarker]:
+    """Return the ENDs that a tracker writes with what it sends."""
+    outcomes = {DecisionAction.REDELIVER: Outcome.REDELIVERED, DecisionAction.DEAD_LETTER: Outcome.DEAD_LETTERED}
+    return [
+        end(row.message_offset, 0, outcome=outcomes[row.action], queue_partition=row.queue_partition)
+        for row in decisions
+    ]
+
+
+@settings(max_examples=100)
+@given(logs(), CUTS, RULES)
+def test_replay_up_to_the_resume_point_decides_nothing_twice(
+    markers: list[LoggedMarker], cuts: list[int], rules: Rules
+) -> None:
+    """
+    A tracker that lost its checkpoint folds the whole log, with the ENDs of its forerunner in it, and decides nothing.
+
+    What is in flight afterwards is what the forerunner had in flight; even with another limit of deliveries.
+    """
+    rules = replace(rules, decide_from_marker_offset=0)
+    state, written = PartitionState.empty(), []
+    for piece in batches(markers, cuts):
+        placed = log(*(logged._replace(marker_offset=-1) for logged in piece), first=state.next_marker_offset)
+        result = fold(state, placed, rules)
+        ends = log(*confirmations(result.decisions.rows()), first=result.state.next_marker_offset)
+        written += [*placed, *ends]
+        state = fold(result.state, ends, rules).state
+    resumed = Rules(max_deliveries=2, decide_from_marker_offset=state.next_marker_offset)
+    replayed = fold(PartitionState.empty(), written, resumed)
+    assert not len(replayed.decisions)
+    state.counters = replayed.state.counters
+    assert_same_state(state, replayed.state)
+
+
+@given(logs())
+def test_log_survives_the_wire(markers: list[LoggedMarker]) -> None:
+    """The builders write what the codec reads."""
+    for _, _, marker in markers:
+        assert marker is None or marker == decode_marker(encode_marker(marker))
+
+
+@pytest.mark.parametrize("count", [1, 1_000])
+def test_keep_alive_storm_on_one_message_is_folded_at_once(count: int) -> None:
+    """The rules hold for any number of markers of one message; time is measured by bench/fold.py."""
+    markers = log(start(lease_ms=5), *[keep_alive(at_ms=at_ms, lease_ms=5) for at_ms in range(count)], end(), tick())
+    model = ModelTracker()
+    expected: tuple[list[Decision], Status] = model.fold(markers)
+    result = fold(PartitionState.empty(), markers, Rules())
+    assert expected == (result.decisions.rows(), result.status)

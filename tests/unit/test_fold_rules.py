@@ -1,0 +1,252 @@
+"""The rules of the tracker, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmq_spark.core.fold import Decision, DecisionAction, Decisions, FoldResult, PartitionState, Rules, fold
+from kmq_spark.core.markers import Outcome
+from kmq_spark.testing import end, keep_alive, log, start, tick, unreadable
+
+EMPTY = PartitionState.empty()
+TRACKER_OUTCOMES = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+
+
+def folded(*markers: object, state: PartitionState = EMPTY, **rules: int) -> FoldResult:
+    """Fold markers that follow a state."""
+    return fold(state, log(*markers, first=state.next_marker_offset), Rules(**rules))  # type: ignore[arg-type]  # builders
+
+
+def decided(result: FoldResult) -> list[tuple[int, DecisionAction]]:
+    """Return message offset and action of each decision."""
+    return [(row.message_offset, row.action) for row in result.decisions.rows()]
+
+
+def counted(result: FoldResult) -> dict[str, int]:
+    """Return the counters that are not zero."""
+    return {name: count for name, count in result.status.counters.items() if count}
+
+
+def test_overdue_message_is_redelivered_at_the_tick() -> None:
+    """The decision says everything that the sender needs."""
+    result = folded(start(7, at_ms=1_000, lease_ms=5_000, queue_partition=3), tick(6_001))
+    # 1_000 + 5_000 = 6_000
+    expected = Decision(3, 7, 1, DecisionAction.REDELIVER, 6_000, 1, 6_001, 0, "")
+    assert [expected] == result.decisions.rows()
+    assert counted(result) == {"started": 1, "redelivered": 1, "ticks": 1}
+
+
+def test_message_is_not_due_at_its_deadline() -> None:
+    """A deadline is due when it lies below the clock."""
+    assert not len(folded(start(at_ms=1_000, lease_ms=5_000), tick(6_000)).decisions)
+
+
+def test_nothing_is_decided_without_a_tick() -> None:
+    """Silence is not time: markers far past the deadline decide nothing."""
+    result = folded(start(7, at_ms=1_000), start(8, at_ms=900_000), end(8, at_ms=900_001))
+    assert not len(result.decisions)
+    assert (result.status.in_flight, result.status.clock_ms, result.status.next_deadline_at_ms) == (1, 0, 6_000)
+
+
+def test_end_marker_stops_redelivery() -> None:
+    """However late: what was appended before the TICK was read before it."""
+    result = folded(start(), end(at_ms=900_000), tick(900_000))
+    assert not len(result.decisions)
+    assert counted(result) == {"started": 1, "acked": 1, "ticks": 1}
+
+
+def test_end_after_the_decision_is_counted_and_ignored() -> None:
+    """It came too late."""
+    result = folded(start(), tick(), end(at_ms=10_001), tick(20_000))
+    assert decided(result) == [(7, DecisionAction.REDELIVER)]
+    assert counted(result)["end_unknown"] == 1
+
+
+def test_keep_alive_moves_the_deadline() -> None:
+    """From its own append time on."""
+    markers = (start(at_ms=1_000, lease_ms=5_000), keep_alive(at_ms=4_000, lease_ms=5_000))
+    assert not len(folded(*markers, tick(9_000)).decisions)
+    assert decided(folded(*markers, tick(9_001))) == [(7, DecisionAction.REDELIVER)]
+
+
+def test_keep_alive_after_end_does_not_revive_message() -> None:
+    """A straggler is counted and ignored."""
+    result = folded(start(), end(), keep_alive(at_ms=4_000), tick(900_000))
+    assert not len(result.decisions)
+    assert counted(result) == {"started": 1, "acked": 1, "keepalive_unknown": 1, "ticks": 1}
+
+
+def test_released_message_is_due_at_the_next_tick() -> None:
+    """A KEEPALIVE of no length; the delivery counts."""
+    rows = folded(start(delivery_count=2), keep_alive(at_ms=2_000, lease_ms=0), tick(2_001)).decisions.rows()
+    assert [(row.message_offset, row.delivery_count, row.deadline_at_ms) for row in rows] == [(7, 2, 2_000)]
+
+
+def test_release_of_messages_that_no_handler_saw_does_not_count() -> None:
+    """Nor does it below zero, nor towards the limit."""
+    release = keep_alive(at_ms=2_000, lease_ms=0, never_handed_out=True)
+    result = folded(start(delivery_count=1), release, release, tick(2_001), max_deliveries=1)
+    assert result.decisions.delivery_count.tolist() == [0]
+    assert decided(result) == [(7, DecisionAction.REDELIVER)]
+
+
+def test_second_start_renews_the_lease_with_its_own_values() -> None:
+    """The last START wins."""
+    result = folded(start(at_ms=1_000, delivery_count=2), start(at_ms=4_000, delivery_count=3), tick(9_001))
+    rows = [(row.deadline_at_ms, row.delivery_count, row.start_marker_offset) for row in result.decisions.rows()]
+    assert rows == [(9_000, 3, 1)]  # 4_000 + 5_000
+    assert counted(result) == {"started": 1, "renewed": 1, "redelivered": 1, "ticks": 1}
+
+
+def test_start_after_the_deadline_puts_the_message_in_flight_anew() -> None:
+    """kafka-mq-go's tracker ends here."""
+    result = folded(start(), tick(), start(at_ms=11_000), tick(16_001))
+    assert result.decisions.message_offset.tolist() == [7, 7]
+    assert counted(result) == {"started": 2, "redelivered": 2, "ticks": 2}
+
+
+def test_message_goes_to_dead_letter_after_max_deliveries() -> None:
+    """And the dead letter says so."""
+    result = folded(start(7, delivery_count=4), start(8, delivery_count=5), tick(), max_deliveries=5)
+    assert decided(result) == [(7, DecisionAction.REDELIVER), (8, DecisionAction.DEAD_LETTER)]
+    assert result.decisions.reasons == ["", "delivery limit reached: 5 of 5"]
+    assert counted(result) == {"started": 2, "redelivered": 1, "dead_lettered": 1, "ticks": 1}
+
+
+def test_without_a_limit_messages_are_redelivered_for_ever() -> None:
+    """0 = none."""
+    result = folded(start(delivery_count=1_000_000), tick(), max_deliveries=0)
+    assert decided(result) == [(7, DecisionAction.REDELIVER)]
+
+
+def test_rejected_message_is_dead_lettered_at_the_next_tick_whatever_its_lease() -> None:
+    """With the reason that the consumer gave."""
+    rejection = end(at_ms=2_000, outcome=Outcome.REJECTED, reason="no such order")
+    before = folded(start(lease_ms=900_000), rejection)
+    assert (before.status.in_flight, before.status.next_deadline_at_ms) == (1, -1)
+    result = folded(tick(2_001), state=before.state)
+    expected = Decision(0, 7, 1, DecisionAction.DEAD_LETTER, -1, 2, 2_001, 0, "no such order")
+    assert [expected] == result.decisions.rows()
+    assert counted(result) == {"started": 1, "rejected": 1, "dead_lettered": 1, "ticks": 1}
+
+
+def test_rejection_without_reason_says_rejected() -> None:
+    """A dead letter always says why."""
+    assert folded(start(), end(outcome=Outcome.REJECTED), tick()).decisions.reasons == ["rejected"]
+
+
+@pytest.mark.parametrize("late", [end(), end(outcome=Outcome.REJECTED, reason="again"), end(outcome=Outcome.EXPIRED)])
+def test_later_end_does_not_change_a_rejection(late: object) -> None:
+    """The first END after the START counts."""
+    result = folded(start(), end(outcome=Outcome.REJECTED, reason="bad"), late, keep_alive(), tick())
+    assert result.decisions.reasons == ["bad"]
+    assert (counted(result)["end_unknown"], counted(result)["keepalive_unknown"]) == (1, 1)
+
+
+def test_start_clears_a_rejection() -> None:
+    """Somebody works on it again; a new rejection has its own reason."""
+    rejection = end(outcome=Outcome.REJECTED, reason="bad")
+    again = folded(start(), rejection, start(at_ms=4_000))
+    assert (again.state.in_flight.reasons, again.status.next_deadline_at_ms) == ({}, 9_000)  # 4_000 + 5_000
+    before = folded(start(), rejection)
+    assert folded(start(at_ms=4_000), state=before.state).state.in_flight.reasons == {}
+    assert counted(folded(start(at_ms=4_000), state=before.state)) == {"started": 1, "rejected": 1, "renewed": 1}
+
+
+@pytest.mark.parametrize("outcome", TRACKER_OUTCOMES)
+def test_trackers_own_end_confirms_its_decision(outcome: Outcome) -> None:
+    """It changes nothing, and it is not a late END of a consumer."""
+    result = folded(start(), tick(), end(outcome=outcome))
+    assert counted(result) == {"started": 1, "redelivered": 1, "end_confirmed": 1, "ticks": 1}
+
+
+@pytest.mark.parametrize("outcome", TRACKER_OUTCOMES)
+def test_end_of_an_earlier_tracker_takes_the_message_out(outcome: Outcome) -> None:
+    """A TICK below the resume point decides nothing: what was decided there is told by the ENDs."""
+    leased = folded(start(), tick(), end(outcome=outcome), decide_from_marker_offset=3)
+    rejected = folded(start(), end(outcome=Outcome.REJECTED), tick(), end(outcome=outcome), decide_from_marker_offset=4)
+    for result in (leased, rejected):
+        assert (len(result.decisions), result.status.in_flight) == (0, 0)
+        assert counted(result)[outcome.name.lower()] == 1
+        assert result.state.in_flight.reasons == {}
+
+
+def test_tick_below_the_resume_point_moves_the_clock_and_decides_nothing() -> None:
+    """The next one decides."""
+    result = folded(start(), tick(50_000), decide_from_marker_offset=2)
+    assert (len(result.decisions), result.status.clock_ms) == (0, 50_000)
+    assert folded(tick(50_001), state=result.state).decisions.message_offset.tolist() == [7]
+
+
+def test_clock_never_runs_backwards() -> None:
+    """The broker's may, by a step or a new leader."""
+    result = folded(tick(50_000), start(at_ms=1_000), tick(2_000))
+    assert result.decisions.tick_at_ms.tolist() == [50_000]
+    assert result.status.clock_ms == 50_000
+
+
+def test_one_tick_decides_no_more_than_its_bound_earliest_first() -> None:
+    """What it decides fits into one transaction; the rest stays due."""
+    leases = [start(offset, lease_ms=lease_ms) for offset, lease_ms in ((1, 300), (2, 100), (3, 200), (4, 100))]
+    first = folded(*leases, tick(), max_decisions_per_tick=3)
+    assert first.decisions.message_offset.tolist() == [2, 4, 3]
+    assert (first.status.in_flight, first.status.next_deadline_at_ms) == (1, 1_300)  # 1_000 + 300
+    second = folded(tick(), state=first.state, max_decisions_per_tick=3)
+    assert second.decisions.message_offset.tolist() == [1]
+
+
+def test_one_marker_covers_many_messages() -> None:
+    """Ranges of one START, ended in other pieces."""
+    result = folded(start(ranges=[(7, 3), (20, 2)]), end(ranges=[(8, 1), (20, 1)]), tick())
+    assert result.decisions.message_offset.tolist() == [7, 9, 21]
+
+
+def test_same_offset_of_two_queue_partitions_is_two_messages() -> None:
+    """kafka-mq-go spreads markers by queue id, so one markers partition may hold several queue partitions."""
+    result = folded(start(7, queue_partition=1), start(7, queue_partition=2), end(7, queue_partition=1), tick())
+    assert result.decisions.queue_partition.tolist() == [2]
+
+
+def test_marker_read_again_is_counted_and_skipped() -> None:
+    """A replayed batch changes nothing."""
+    batch = log(start(), end())
+    state = fold(EMPTY, batch, Rules()).state
+    again = fold(state, [*batch, *log(start(8), first=2)], Rules())
+    assert counted(again) == {"started": 2, "acked": 1, "repeated": 2}
+    assert again.status.in_flight == 1
+
+
+def test_unreadable_record_is_counted_and_passed() -> None:
+    """Foreign bytes never stop the tracker."""
+    result = folded(start(), unreadable(), end())
+    assert counted(result) == {"started": 1, "acked": 1, "unreadable": 1}
+    assert result.status.next_marker_offset == 3
+
+
+def test_append_time_before_the_epoch_reads_as_zero() -> None:
+    """A record without timestamp has -1, which would look like a rejection."""
+    result = folded(start(at_ms=-1, lease_ms=0), tick(1))
+    assert result.decisions.deadline_at_ms.tolist() == [0]
+
+
+def test_needed_marker_is_the_oldest_start_in_flight() -> None:
+    """From there a lost checkpoint is rebuilt."""
+    result = folded(start(7), start(8), start(9), end(7), start(8))
+    assert (result.status.needed_marker_offset, result.status.next_marker_offset) == (2, 5)
+    done = folded(end(8), end(9), state=result.state)
+    assert (done.status.needed_marker_offset, done.status.next_deadline_at_ms) == (7, None)
+
+
+def test_fold_leaves_the_state_before_it_unchanged() -> None:
+    """A batch that fails is folded again from the same state."""
+    before = folded(start(7, count=3), end(9, outcome=Outcome.REJECTED, reason="bad"))
+    blob = before.state.to_bytes()
+    folded(keep_alive(7, at_ms=9_000), end(8), start(9), tick(90_000), state=before.state)
+    assert blob == before.state.to_bytes()
+
+
+def test_empty_batch_changes_nothing() -> None:
+    """Spark may call with no rows."""
+    result = folded()
+    assert (len(result.decisions), result.status.next_marker_offset) == (0, 0)
+    assert not len(Decisions.empty())

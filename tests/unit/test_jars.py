@@ -1,0 +1,206 @@
+"""The jar cache: whole and verified, or not there. No JVM: the jars come from a stand-in for Spark's own folder."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import sys
+from pathlib import Path
+
+import pytest
+
+from kmq_spark.errors import SetupError
+from kmq_spark.local import jar_fetch, jars, java
+
+JAR = b"PK\x03\x04 not really a jar"
+COORDINATE = "org.example:thing_2.13:1.0"
+
+
+@pytest.fixture
+def spark_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package called pyspark that ships one jar, a lock file of one set that names it, and an empty cache."""
+    folder = tmp_path / "site" / "pyspark" / "jars"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "thing_2.13-1.0.jar").write_bytes(JAR)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    monkeypatch.setattr(jars, "LOCK_FILE", tmp_path / "jars.lock")
+    monkeypatch.setenv("KMQ_JARS_DIR", str(tmp_path / "cache"))
+    _lock(tmp_path, hashlib.sha256(JAR).hexdigest())
+    return folder
+
+
+def _lock(tmp_path: Path, sha256: str) -> None:
+    """Write a lock file of one jar."""
+    (tmp_path / "jars.lock").write_text(f'[broker]\n"{COORDINATE}" = "{sha256}"\n')
+
+
+def test_set_enters_the_cache_whole(spark_folder: Path, tmp_path: Path) -> None:
+    [path] = jars.jar_paths("broker")
+
+    assert path.read_bytes() == JAR
+    assert path.parent.parent == tmp_path / "cache"
+    assert path.name == "org.example_thing_2.13-1.0.jar"
+    assert {file.name for file in path.parent.iterdir()} == {path.name, "complete.json"}
+    # Nothing half-made stays beside it.
+    assert {file.name for file in (tmp_path / "cache").iterdir()} == {path.parent.name, "broker.lock"}
+
+
+def test_second_call_reads_the_cache_alone(spark_folder: Path) -> None:
+    first = jars.jar_paths("broker")
+    (spark_folder / "thing_2.13-1.0.jar").unlink()
+
+    assert jars.jar_paths("broker") == first
+
+
+def test_damaged_set_is_fetched_again(spark_folder: Path) -> None:
+    [path] = jars.jar_paths("broker")
+    path.write_bytes(b"cut")
+
+    assert jars.jar_paths("broker") == [path]
+    assert path.read_bytes() == JAR
+
+
+def test_left_over_of_a_killed_fetch_is_swept(spark_folder: Path, tmp_path: Path) -> None:
+    left_over = tmp_path / "cache" / ".broker-abc"
+    left_over.mkdir(parents=True)
+
+    jars.jar_paths("broker")
+
+    assert not left_over.exists()
+
+
+def test_changed_lock_file_never_meets_an_old_cache(spark_folder: Path, tmp_path: Path) -> None:
+    [old] = jars.jar_paths("broker")
+    newer = b"another build"
+    (spark_folder / "thing_2.13-1.0.jar").write_bytes(newer)
+    _lock(tmp_path, hashlib.sha256(newer).hexdigest())
+
+    [new] = jars.jar_paths("broker")
+
+    assert new.parent != old.parent
+    assert (old.read_bytes(), new.read_bytes()) == (JAR, newer)
+
+
+def test_jar_with_another_sum_is_refused(tmp_path: Path) -> None:
+    wanted = [jars.LockedJar(COORDINATE, "0" * 64)]
+    (tmp_path / wanted[0].ivy_name).write_bytes(JAR)
+
+    with pytest.raises(
+        SetupError, match=r"sha256 of org\.example:thing_2\.13:1\.0 is not the locked one: got [0-9a-f]{64}"
+    ):
+        jars._verify(tmp_path, wanted)
+
+
+def test_shipped_jar_with_another_sum_is_not_taken(spark_folder: Path) -> None:
+    assert jars._shipped_with_spark(jars.LockedJar(COORDINATE, "0" * 64)) is None
+
+
+def test_unknown_set_is_refused_by_name(spark_folder: Path) -> None:
+    with pytest.raises(SetupError, match=r"unknown jar set: got 'brokers', allowed 'broker'"):
+        jars.jar_paths("brokers")
+
+
+def test_cache_that_cannot_be_written_is_one_line(
+    spark_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KMQ_JARS_DIR", str(tmp_path / "file" / "cache"))
+
+    with pytest.raises(
+        SetupError, match=r"cannot write the jar cache .*: Not a directory; make it writable, or set KMQ_JA"
+    ):
+        jars.jar_paths("broker")
+
+
+def test_two_processes_fetch_once(spark_folder: Path) -> None:
+    forks = multiprocessing.get_context("fork")
+    with forks.Pool(4) as pool:
+        found = pool.map(jars.jar_paths, ["broker"] * 8)
+
+    assert len({tuple(paths) for paths in found}) == 1
+    assert found[0][0].read_bytes() == JAR
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Host not found\njava.net.UnknownHostException: repo", "the repository cannot be reached"),
+        ("java.io.IOException: No space left on device", "no space left on device; free 300 MB"),
+        ("/usr/bin/python3: No module named 'pyspark'", "pyspark is not installed; run pip install"),
+        ("Exception in thread main", "Ivy failed or stalled; see "),
+    ],
+)
+def test_failed_fetch_says_what_to_do(tmp_path: Path, said: str, told: str) -> None:
+    log = tmp_path / "ivy.log"
+    log.write_text(said)
+
+    line = jar_fetch._failure("broker", log)
+
+    assert line.startswith("cannot fetch the broker jars: ")
+    assert told in line
+    assert "\n" not in line
+
+
+def test_shipped_lock_file_pins_every_jar_of_both_sets() -> None:
+    sets = jars.read_lock()
+
+    assert set(sets) == {"broker", "spark"}
+    for locked in sets.values():
+        assert all(len(jar.sha256) == 64 and jar.coordinate.count(":") == 2 for jar in locked)
+        assert locked == sorted(locked)
+
+
+def test_broker_and_spark_carry_different_kafka_clients() -> None:
+    """Why the sets must never be mixed on one class path."""
+    sets = jars.read_lock()
+    found = {
+        name: [jar.coordinate for jar in locked if ":kafka-clients:" in jar.coordinate] for name, locked in sets.items()
+    }
+
+    assert found == {
+        "broker": ["org.apache.kafka:kafka-clients:4.3.1"],
+        "spark": ["org.apache.kafka:kafka-clients:3.9.2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "21" 2023', 21),
+        ("?", None),
+    ],
+)
+def test_java_version_is_read_in_old_and_new_form(tmp_path: Path, printed: str, version: int | None) -> None:
+    assert java.java_version(_fake_java(tmp_path, printed)) == version
+
+
+def test_old_java_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_java(tmp_path, 'java version "1.8.0_392"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(
+        SetupError, match=r"Java 17 or newer is needed: got .*/bin/java is version 8; install OpenJDK 17"
+    ):
+        java.find_java()
+
+
+def test_missing_java_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(SetupError, match=r"got none in JAVA_HOME or PATH; install OpenJDK 17 or set JAVA_HOME"):
+        java.find_java()
+
+
+def _fake_java(home: Path, printed: str) -> Path:
+    """Write a program that says what a Java of that version says."""
+    program = home / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{printed}' >&2\n")
+    program.chmod(0o755)
+    return program

@@ -1,0 +1,95 @@
+"""
+The bytes of markers, written out: what was written once must be read for ever.
+
+Protobuf: each field is a tag (`number << 3 | kind`), then a varint (kind 0) or a length and bytes (kind 2).
+`08` = field 1 varint, `10` = 2 varint, `1a` = 3 bytes, `20` = 4 varint, `2a` = 5 bytes, `32` = 6 bytes, `3a` = 7 bytes,
+`40` = 8 varint, `48` = 9 varint, `52` = 10 bytes, `5a` = 11 bytes, `60` = 12 varint. Values of 0 are left out.
+Varints: 300 = `ac 02`, 500 = `f4 03`, 1,000 = `e8 07`, 30,000 = `b0 ea 01`, -1 = nine `ff` and `01`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.wire.codec import decode_marker, encode_marker, tick_marker
+
+# message_id: 5 bytes, partition 2, offset 300
+MESSAGE_2_300 = "1a05 0802 10ac02"
+ONE = (OffsetRange(300, 1),)
+
+OURS = {
+    # no type: START is 0; redeliver_after_ms; no ranges: message_id alone; no delivery_count: the first
+    "start of one message": (
+        f"{MESSAGE_2_300} 20b0ea01",
+        Marker(MarkerType.START, 2, ONE, 30_000),
+    ),
+    # ranges: 6 bytes, first 300, count 500; 5 bytes, first 1,000, count 1; delivery_count 3; consumer_id "w"
+    "start of two ranges": (
+        f"{MESSAGE_2_300} 20b0ea01 3a06 08ac02 10f403 3a05 08e807 1001 4003 5a01 77",
+        Marker(
+            MarkerType.START,
+            2,
+            (OffsetRange(300, 500), OffsetRange(1_000, 1)),
+            30_000,
+            delivery_count=3,
+            consumer_id="w",
+        ),
+    ),
+    # type 1; no outcome: ACKED is 0
+    "end": (f"1001 {MESSAGE_2_300}", Marker(MarkerType.END, 2, ONE)),
+    # type 1; outcome 1; reason, 3 bytes "bad"
+    "rejection": (
+        f"1001 {MESSAGE_2_300} 4801 5203 626164",
+        Marker(MarkerType.END, 2, ONE, outcome=Outcome.REJECTED, reason="bad"),
+    ),
+    # type 2; redeliver_after_ms
+    "keepalive": (f"1002 {MESSAGE_2_300} 20b0ea01", Marker(MarkerType.KEEPALIVE, 2, ONE, 30_000)),
+    # type 2; no redeliver_after_ms: due at the next TICK; never_handed_out 1
+    "release unseen": (
+        f"1002 {MESSAGE_2_300} 6001",
+        Marker(MarkerType.KEEPALIVE, 2, ONE, never_handed_out=True),
+    ),
+    # type 3; message_id: 22 bytes, partition -1, offset -1
+    "tick": (f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01", tick_marker()),
+}
+
+# As its `markerproducer.go` fills them, and gogo/protobuf writes them: fields ascending, values of 0 left out, but a
+# message id that is set is written even where all of it is 0.
+KAFKA_MQ_GO = {
+    # message_id; redeliver_after_ms; key, 1 byte "q"; value, 2 bytes "hi"
+    "start with key and value": (
+        f"{MESSAGE_2_300} 20b0ea01 2a01 71 3202 6869",
+        Marker(MarkerType.START, 2, ONE, 30_000),
+    ),
+    # message_id: 0 bytes
+    "start of the very first message": (
+        "1a00 20b0ea01 2a01 71 3202 6869",
+        Marker(MarkerType.START, 0, (OffsetRange(0, 1),), 30_000),
+    ),
+    "end": (f"1001 {MESSAGE_2_300}", Marker(MarkerType.END, 2, ONE)),
+    "keepalive": (f"1002 {MESSAGE_2_300} 20b0ea01", Marker(MarkerType.KEEPALIVE, 2, ONE, 30_000)),
+}
+
+
+@pytest.mark.parametrize(("golden", "marker"), OURS.values(), ids=OURS)
+def test_marker_has_its_golden_bytes(golden: str, marker: Marker) -> None:
+    """What this build writes is what every earlier one wrote."""
+    assert bytes.fromhex(golden) == encode_marker(marker)
+
+
+@pytest.mark.parametrize(("golden", "marker"), OURS.values(), ids=OURS)
+def test_golden_bytes_are_read(golden: str, marker: Marker) -> None:
+    """What an earlier build wrote is read as it was meant."""
+    assert marker == decode_marker(bytes.fromhex(golden))
+
+
+@pytest.mark.parametrize(("golden", "marker"), KAFKA_MQ_GO.values(), ids=KAFKA_MQ_GO)
+def test_marker_of_kafka_mq_go_is_read(golden: str, marker: Marker) -> None:
+    """Its Go workers run against this tracker; the payload that its START carries is left alone."""
+    assert marker == decode_marker(bytes.fromhex(golden))
+
+
+def test_unknown_fields_are_skipped() -> None:
+    """A later build may add fields: number 99 here (tag `98 06`), value 1."""
+    assert Marker(MarkerType.END, 2, ONE) == decode_marker(bytes.fromhex(f"1001 {MESSAGE_2_300} 980601"))

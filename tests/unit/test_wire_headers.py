@@ -1,0 +1,159 @@
+"""Headers of redelivered messages and of dead letters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.markers import MAX_DELIVERY_COUNT
+from kmq_spark.wire.headers import (
+    ATTEMPTS_MS,
+    DELIVERY_COUNT,
+    FIRST_SENT_MS,
+    MAX_ATTEMPTS_KEPT,
+    ORIGIN,
+    PREVIOUS,
+    Headers,
+    dead_letter_headers,
+    delivery_count_of,
+    redelivery_headers,
+    redrive_headers,
+)
+
+FOREIGN: Headers = [("traceparent", b"00-ab"), ("a", b"1"), ("a", None), ("b", b"\xff"), ("a", b"1")]
+
+
+def redelivered(headers: Headers | None, delivery_count: int = 1, offset: int = 7, sent_at_ms: int = 1_000) -> Headers:
+    """Return the headers of the next copy of message 3:*offset*."""
+    return redelivery_headers(
+        headers, delivery_count=delivery_count, queue_partition=3, message_offset=offset, sent_at_ms=sent_at_ms
+    )
+
+
+def dead(headers: Headers | None, sent_at_ms: int = 1_000) -> Headers:
+    """Return the headers of the dead letter of message 3:7."""
+    return dead_letter_headers(
+        headers,
+        source_topic="orders",
+        group="kmq.orders",
+        delivery_count=5,
+        queue_partition=3,
+        message_offset=7,
+        sent_at_ms=sent_at_ms,
+        reason="delivery limit reached: 5 of 5",
+    )
+
+
+def test_first_redelivery_tells_count_origin_and_first_sent_time() -> None:
+    """The second copy knows of the first one."""
+    expected = {DELIVERY_COUNT: b"1", ORIGIN: b"3:7", PREVIOUS: b"3:7", FIRST_SENT_MS: b"1000", ATTEMPTS_MS: b"1000"}
+    assert expected == dict(redelivered(None))
+
+
+def test_origin_and_first_sent_time_stay_those_of_the_first_copy() -> None:
+    """Later copies lie elsewhere and were sent later."""
+    second = redelivered([])
+    third = redelivered(second, delivery_count=2, offset=90, sent_at_ms=6_000)
+    expected = {
+        DELIVERY_COUNT: b"2",
+        ORIGIN: b"3:7",
+        PREVIOUS: b"3:90",
+        FIRST_SENT_MS: b"1000",
+        ATTEMPTS_MS: b"1000,6000",
+    }
+    assert expected == dict(third)
+    assert len(expected) == len(third)
+
+
+def test_foreign_headers_are_kept_with_order_repeats_and_nulls() -> None:
+    """They are the application's."""
+    assert redelivered(FOREIGN)[: len(FOREIGN)] == FOREIGN
+    assert dead(FOREIGN)[: len(FOREIGN)] == FOREIGN
+
+
+def test_other_headers_of_ours_are_kept() -> None:
+    """A redelivered message still belongs to its logical queue and still expires."""
+    kept: Headers = [("kmq-queue", b"eu"), ("kmq-expires-at-ms", b"9000")]
+    assert redelivered(kept)[:2] == kept
+
+
+def test_time_of_each_attempt_is_kept_for_the_latest_ones() -> None:
+    """The number of deliveries may be without bound, headers may not."""
+    headers: Headers = []
+    for attempt in range(MAX_ATTEMPTS_KEPT + 5):
+        headers = redelivered(headers, sent_at_ms=attempt)
+    kept = dict(headers)[ATTEMPTS_MS]
+    assert kept is not None
+    assert list(map(int, kept.split(b","))) == list(range(5, MAX_ATTEMPTS_KEPT + 5))
+
+
+def test_unknown_append_time_is_left_out() -> None:
+    """The payload may be gone."""
+    expected = {DELIVERY_COUNT: b"1", ORIGIN: b"3:7", PREVIOUS: b"3:7"}
+    assert expected == dict(redelivered(None, sent_at_ms=-1))
+
+
+@pytest.mark.parametrize(
+    "origin", [b"", b"3", b":", b"x:7", b"3:y", b"-1:7", b"32768:7", b"3:281474976710656", b"3:" + b"9" * 5_000]
+)
+def test_unreadable_origin_counts_as_absent(origin: bytes) -> None:
+    """Headers are untrusted."""
+    assert dict(redelivered([(ORIGIN, origin)]))[ORIGIN] == b"3:7"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (None, 0),
+        ([], 0),
+        ([(DELIVERY_COUNT, b"3")], 3),
+        ([(DELIVERY_COUNT, b"3"), (DELIVERY_COUNT, b"4")], 4),
+        ([(DELIVERY_COUNT, None)], 0),
+        ([(DELIVERY_COUNT, b"")], 0),
+        ([(DELIVERY_COUNT, b"-3")], 0),
+        ([(DELIVERY_COUNT, "٣".encode())], 0),
+        ([(DELIVERY_COUNT, b"9" * 5_000)], 0),
+        ([(DELIVERY_COUNT, b"9999999999")], MAX_DELIVERY_COUNT - 1),
+    ],
+)
+def test_delivery_count_is_read_or_zero(headers: Headers | None, expected: int) -> None:
+    """A count that cannot be read never stops a consumer."""
+    assert expected == delivery_count_of(headers)
+
+
+def test_dead_letter_carries_the_headers_of_share_groups() -> None:
+    """Tools written for Kafka's own dead letters read ours."""
+    headers = dict(dead(FOREIGN))
+    assert {name: value for name, value in headers.items() if name.startswith("__dlq")} == {
+        "__dlq.errors.topic": b"orders",
+        "__dlq.errors.partition": b"3",
+        "__dlq.errors.offset": b"7",
+        "__dlq.errors.group": b"kmq.orders",
+        "__dlq.errors.delivery.count": b"5",
+        "__dlq.errors.message": b"delivery limit reached: 5 of 5",
+    }
+    assert headers[ORIGIN] == b"3:7"
+
+
+def test_dead_letter_that_dies_again_tells_of_its_last_death() -> None:
+    """Each name stands once."""
+    twice = dead(dead([]), sent_at_ms=2_000)
+    names = [name for name, _ in twice]
+    assert len(names) == len(set(names))
+    assert dict(twice)[ATTEMPTS_MS] == b"1000,2000"
+
+
+def test_redriven_dead_letter_starts_its_count_again_and_keeps_its_origin() -> None:
+    """An operator gives it another chance."""
+    expected = [*FOREIGN, (ORIGIN, b"3:7"), (FIRST_SENT_MS, b"1000")]
+    assert expected == redrive_headers(dead(FOREIGN))
+    assert redrive_headers(None) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from([DELIVERY_COUNT, ORIGIN, FIRST_SENT_MS, ATTEMPTS_MS, "a"]), st.binary())))
+def test_hostile_headers_raise_nothing(headers: Headers) -> None:
+    """And what comes out is readable."""
+    again = redelivered(headers, delivery_count=2)
+    assert delivery_count_of(again) == 2
+    assert [pair for pair in headers if pair[0] == "a"] == [pair for pair in again if pair[0] == "a"]
