@@ -243,6 +243,7 @@ class QueueTracker:
                 self.stats.add(outcomes, sent)
                 self._failures_in_a_row = 0
                 self._ready.set()
+            ticker.batch_ends()
             if sent.redelivered or sent.dead_lettered:
                 logger.info(
                     "batch %d of %s: %d redelivered, %d dead-lettered",

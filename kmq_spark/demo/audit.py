@@ -7,6 +7,7 @@ Rule 2: independent of the tracker: deadlines are computed here again, from STAR
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome
+from kmq_spark.errors import WireError
 from kmq_spark.kafka.settings import make_client, reader_config
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS
@@ -66,10 +68,9 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
     """Read the three topics of a queue from beginning to end and put the story together."""
     config = reader_config(bootstrap_servers, f"{layout.topics.consumer_group}.audit")
     topics, result = layout.topics, Audit()
-    deadlines: dict[MessageId, int] = {}
-    acked_copies: set[MessageId] = set()
+    story = _Markers()
     for record in _read(config, topics.markers_topic, layout.partition_count):
-        _fold(record, deadlines, acked_copies)
+        story.fold(record)
     origins: dict[MessageId, MessageId] = {}
     for record in _read(config, topics.queue_topic, layout.partition_count):
         copy = MessageId(record.partition() or 0, record.offset() or 0)
@@ -77,10 +78,11 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
         origins[copy] = _id(headers[ORIGIN]) if ORIGIN in headers else copy
         if ORIGIN in headers:
             result.redelivered += 1
-            result.lateness_ms.append(record.timestamp()[1] - deadlines[_id(headers[PREVIOUS])])
+            deadline_ms = story.redelivered_deadlines[_id(headers[PREVIOUS])].popleft()
+            result.lateness_ms.append(record.timestamp()[1] - deadline_ms)
         else:
             result.sent.add(copy)
-    result.acked = {origins[copy] for copy in acked_copies}
+    result.acked = {origins[copy] for copy in story.acked}
     for record in _read(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
         headers = dict(record.headers() or [])
         if ORIGIN in headers:  # else a record of the markers topic that was no marker
@@ -88,17 +90,33 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
     return result
 
 
-def _fold(record: Message, deadlines: dict[MessageId, int], acked: set[MessageId]) -> None:
-    marker = decode_marker(record.value())
-    ids = (
-        MessageId(marker.queue_partition, message_offset)
-        for covered in marker.ranges
-        for message_offset in range(covered.first, covered.first + covered.count)
-    )
-    if marker.type in (MarkerType.START, MarkerType.KEEPALIVE):
-        deadlines.update(dict.fromkeys(ids, record.timestamp()[1] + marker.redeliver_after_ms))
-    elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
-        acked.update(ids)
+@dataclass(slots=True)
+class _Markers:
+    """What the markers say, copy by copy."""
+
+    deadlines: dict[MessageId, int] = field(default_factory=dict)
+    redelivered_deadlines: defaultdict[MessageId, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    acked: set[MessageId] = field(default_factory=set)
+
+    def fold(self, record: Message) -> None:
+        """Take in the next record of a markers partition."""
+        try:
+            marker = decode_marker(record.value())
+        except WireError:
+            return
+        ids = [
+            MessageId(marker.queue_partition, message_offset)
+            for covered in marker.ranges
+            for message_offset in range(covered.first, covered.first + covered.count)
+        ]
+        if marker.type in {MarkerType.START, MarkerType.KEEPALIVE}:
+            self.deadlines.update(dict.fromkeys(ids, record.timestamp()[1] + marker.redeliver_after_ms))
+        elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
+            self.acked.update(ids)
+        elif marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED:
+            # The deadline as it stood then: a copy that is fetched once more after a crash gets another lease.
+            for copy in ids:
+                self.redelivered_deadlines[copy].append(self.deadlines[copy])
 
 
 def _id(text: bytes | str | None) -> MessageId:

@@ -7,6 +7,7 @@ Rule 1: what is printed was measured in this run; the table comes from the topic
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ class Demo:
             files = self._files()
             if bootstrap_server is None:
                 began_s = time.monotonic()
-                broker = stack.enter_context(EmbeddedBroker())
+                broker = stack.enter_context(EmbeddedBroker(extra={"group.consumer.session.timeout.ms":"6000","group.consumer.min.session.timeout.ms":"5000","group.consumer.heartbeat.interval.ms":"1000","group.consumer.min.heartbeat.interval.ms":"1000"}))
                 bootstrap_server = broker.bootstrap_servers
                 self._say(f"broker    Kafka 4.3.1 on {bootstrap_server}, ready in {time.monotonic() - began_s:.1f} s")
             # A queue of its own, so that a broker with a past can be used.
@@ -174,6 +175,11 @@ class Demo:
     def _events(self) -> list[dict[str, object]]:
         return [event for worker in self._workers for event in worker.events()]
 
+    def _repeats(self) -> int:
+        """Return how many files were done twice: a killed worker's result may be written and its ack not."""
+        done = Counter(event["path"] for event in self._events() if event["event"] != "begun")
+        return sum(count > 1 for count in done.values())
+
     def _done(self) -> set[object]:
         return {event["path"] for event in self._events() if event["event"] != "begun"}
 
@@ -207,6 +213,7 @@ class Demo:
             "acked": len(found.acked),
             "rejected (dead letters)": len(found.rejected),
             "redelivered": found.redelivered,
+            "done more than once": self._repeats(),
             "redelivered too early": found.early,
             "lost": len(found.lost),
             "lateness p50 / p99": f"{found.percentile(50)} / {found.percentile(99)} ms",

@@ -7,6 +7,7 @@ One worker process of the demo: an ordinary consumer, which does not know that i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -23,9 +24,14 @@ MAX_IN_FLIGHT = 40
 
 THREADS = 2
 
+NICENESS = 10
+
 
 def main(bootstrap_servers: str, queue: str, results_file: str, lease_ms: str) -> None:
     """Work until SIGTERM, one result a line; a line is appended with one write, so a kill never leaves half of one."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    # Workers belong on machines of their own; here they share two cores with broker and tracker, so they step back.
+    os.nice(NICENESS)
     results = os.open(Path(results_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def handle(message: Message) -> None:
@@ -41,7 +47,7 @@ def main(bootstrap_servers: str, queue: str, results_file: str, lease_ms: str) -
             os.write(results, _line({**result, "event": "counted", "definitions": count}))
 
     consumer = QueueConsumer(
-        queue, bootstrap_servers=bootstrap_servers, lease_ms=int(lease_ms), max_in_flight=MAX_IN_FLIGHT
+        queue, bootstrap_servers=bootstrap_servers, lease_ms=int(lease_ms), max_in_flight=MAX_IN_FLIGHT, extra={"group.protocol": "consumer"}
     )
     consumer.run(handle, concurrency=THREADS)
 

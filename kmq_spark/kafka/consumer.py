@@ -15,11 +15,11 @@ import logging
 import os
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS
 from kmq_spark.errors import ConfigError, KmqError, TopicError, UsageError
+from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.intake import Intake
 from kmq_spark.kafka.leases import LeaseTable, Settled, Verb
 from kmq_spark.kafka.marker_producer import MarkerProducer
@@ -50,9 +50,6 @@ _HOLD_LEASES = 10
 
 _FULL_LOG_S = 60.0
 """How often a receiver that has no room is told so."""
-
-_consumers: weakref.WeakSet[QueueConsumer] = weakref.WeakSet()
-_left_to_the_parent: list[QueueConsumer] = []
 
 
 class QueueConsumer:
@@ -139,7 +136,7 @@ class QueueConsumer:
             keep_alive=keep_alive,
         )
         self._writer.start()
-        _consumers.add(self)
+        watch(self)
 
     def __enter__(self) -> Self:
         """Return the consumer."""
@@ -248,6 +245,11 @@ class QueueConsumer:
         """
         self._check_usable()
         self._writer.flush(timeout)
+
+    def after_fork(self) -> tuple[object, ...]:
+        """End every lease in a child process, and return the clients that it must leave alone."""
+        self._leases.after_fork()
+        return (self._intake.client, self._producer.client)
 
     def stop(self) -> None:
         """Ask `run` to end, from any thread or a signal handler; running handlers are waited for."""
@@ -364,13 +366,3 @@ def _check_bounds(lease_ms: int, max_lease_ms: int, max_in_flight: int, ack_ling
         if not least <= value <= most:
             message = f"{name} is out of bounds: got {value!r}, {least} to {most}; correct {name}"
             raise ConfigError(message)
-
-
-def _after_fork() -> None:
-    for consumer in list(_consumers):
-        consumer._leases.after_fork()  # noqa: SLF001  # the consumer's own module
-        # librdkafka's threads live in the parent: destroying the client here would wait for them for ever.
-        _left_to_the_parent.append(consumer)
-
-
-os.register_at_fork(after_in_child=_after_fork)

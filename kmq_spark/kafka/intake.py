@@ -12,7 +12,6 @@ Source: kmq README, "How does kmq work"; kafka-mq-go does these steps message by
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.kafka.batch import Batch
 from kmq_spark.kafka.leases import Lease, LeaseTable
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.kafka.message import Message
@@ -44,57 +44,6 @@ REPORT_GRACE_S = 2.0
 
 _PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
 """Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
-
-
-class Batch:
-    """
-    Messages that were fetched together, from their START on.
-
-    Attributes:
-        messages: In the order in which they were fetched.
-        leases: One for each queue partition and delivery count.
-        first_offsets: By partition, where to seek back to.
-        next_offsets: By partition, what to commit.
-        error: Why the START failed.
-    """
-
-    __slots__ = ("_left", "_lock", "_reported", "error", "first_offsets", "leases", "messages", "next_offsets")
-
-    def __init__(self, messages: list[Message], leases: list[Lease]) -> None:
-        """Take the messages; nothing is sent yet."""
-        self.messages = messages
-        self.leases = leases
-        self.first_offsets: dict[int, int] = {}
-        self.next_offsets: dict[int, int] = {}
-        self.error: KmqError | None = None
-        self._left = 0
-        self._lock = threading.Lock()
-        self._reported = threading.Event()
-        for lease in leases:
-            partition, first, last = lease.queue_partition, min(lease.held), max(lease.held)
-            self.first_offsets[partition] = min(first, self.first_offsets.get(partition, first))
-            self.next_offsets[partition] = max(last + 1, self.next_offsets.get(partition, 0))
-
-    def expect(self, count: int) -> None:
-        """Say how many STARTs are about to be sent."""
-        self._left = count
-
-    def on_report(self, error: KmqError | None) -> None:
-        """Take the report of one START."""
-        with self._lock:
-            self._left -= 1
-            self.error = self.error or error
-            if self._left == 0:
-                self._reported.set()
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether every START has its report."""
-        return self._reported.is_set()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for the reports; False where they did not come in time."""
-        return self._reported.wait(timeout)
 
 
 class Intake:
@@ -141,6 +90,11 @@ class Intake:
         callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
         self._consumer = make_client(Consumer, {**config, **callbacks})
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+
+    @property
+    def client(self) -> Consumer:
+        """The client, to be left alone in a child process."""
+        return self._consumer
 
     def fetch(self, max_messages: int, timeout: float) -> list[KafkaMessage]:
         """
@@ -359,6 +313,8 @@ class Intake:
             self._positions.pop(partition, None)
 
     def _log_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
         numbers = sorted(each.partition for each in partitions)
         logger.info("%s partitions %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
 

@@ -72,7 +72,7 @@ class MarkerProducer:
 
     @property
     def client(self) -> Producer:
-        """The client, for metadata."""
+        """The client, for metadata, and to be left alone in a child process."""
         return self._producer
 
     @property

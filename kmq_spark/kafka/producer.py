@@ -21,6 +21,7 @@ from confluent_kafka import KafkaException, Producer
 
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
+from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, client_error, make_client, producer_config
 from kmq_spark.kafka.topics import QueueTopics, partition_count
 from kmq_spark.wire.headers import PREFIX
@@ -104,6 +105,7 @@ class QueueProducer:
             raise TopicError(message)
         self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{queue}", daemon=True)
         self._thread.start()
+        watch(self)
 
     def __enter__(self) -> Self:
         """Return the producer."""
@@ -200,6 +202,10 @@ class QueueProducer:
             self._thread.join()
             self._producer.purge()
             self._producer.flush(1.0)
+
+    def after_fork(self) -> tuple[object, ...]:
+        """Return the client, which a child process must leave alone."""
+        return (self._producer,)
 
     def _produce(
         self,

@@ -268,16 +268,28 @@ def consumer_config(
         "group.id": group,
         # A queue's first consumer gets what was sent before it came.
         "auto.offset.reset": "earliest",
-        # Consumers that come and go leave the others' partitions alone (KIP-429).
-        "partition.assignment.strategy": "cooperative-sticky",
-        # A killed consumer's partitions wait this long for another; the default of 45 s exceeds the default lease.
-        "session.timeout.ms": 15_000,
-        # A member hears of a rebalance with the answer to its next heartbeat.
-        "heartbeat.interval.ms": 1_000,
         # New partitions of a grown queue are read within half a minute, not five.
         "topic.metadata.refresh.interval.ms": 30_000,
     }
+    if (extra or {}).get("group.protocol") != "consumer":
+        config |= _CLASSIC_GROUP
     return _finish(config, extra)
+
+
+_CLASSIC_GROUP = {
+    # Consumers that come and go leave the others' partitions alone (KIP-429).
+    "partition.assignment.strategy": "cooperative-sticky",
+    # A killed consumer's partitions wait this long for another, and the others' commits wait behind the rebalance
+    # (the broker answers a connection in order); the default of 45 s exceeds the default lease.
+    "session.timeout.ms": 10_000,
+    # A member hears of a rebalance with the answer to its next heartbeat.
+    "heartbeat.interval.ms": 1_000,
+}
+"""
+How the group finds together, for every broker. With `group.protocol=consumer` in `[kafka.extra]` (KIP-848, brokers from
+4.0) the broker decides all of this: no commit waits behind a rebalance, but a killed consumer's partitions wait for
+`group.consumer.session.timeout.ms`, 45 s unless the operator lowers it.
+"""
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:

@@ -97,6 +97,13 @@ class Ticker(threading.Thread):
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
         self._changed.set()
 
+    def batch_ends(self) -> None:
+        """Let what is due have its TICK now: the next batch is about to look for markers and will find it."""
+        with self._lock:
+            for clockwork in self._partitions.values():
+                clockwork.last_tick_s = -1e9
+        self._changed.set()
+
     def wait_first_ticks(self, timeout_s: float) -> bool:
         """Wait until every partition has got a TICK from this thread; return whether it has."""
         return self._all_reported.wait(timeout_s)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from kmq_spark.kafka.intake import Batch, Intake
+    from kmq_spark.kafka.batch import Batch
+    from kmq_spark.kafka.intake import Intake
     from kmq_spark.kafka.leases import LeaseTable
     from kmq_spark.kafka.message import Message
 

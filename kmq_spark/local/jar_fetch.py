@@ -8,6 +8,8 @@ Rule 2: the caller verifies what came: nothing in here is trusted.
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,12 +23,18 @@ from kmq_spark.local.java import find_java
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-STALL_LIMIT_S = 120.0
-"""Without a byte for so long, a fetch is given up: longer than any repository takes to answer."""
+STALL_LIMIT_S = 30.0
+"""Without a byte for so long, a fetch is given up: Ivy alone would wait for minutes, jar by jar."""
+
+_STALLED = f"kmq: given up, no byte came for {STALL_LIMIT_S:.0f} s"
+
+_NEEDED_BYTES = 10_000_000
+"""With less left after a failure, the disk is why."""
 
 _POLL_INTERVAL_S = 0.2
 
 _NETWORK_SIGNS = (
+    "not found. url=",  # Ivy's "Host … not found. url=…"
     "UnknownHostException",
     "ConnectException",
     "NoRouteToHost",
@@ -55,13 +63,18 @@ def fetch_with_ivy(coordinates: Sequence[str], into: Path, *, log: Path, title: 
     """
     java_home = find_java().parent.parent
     jars = into / "jars"
-    # A home of its own first: a Maven cache that holds a pom without its jar stops Ivy. Then the user's, which may be
-    # all there is without a network.
-    for home in (Path(tempfile.mkdtemp(dir=_made(into), prefix="home-")), Path.home()):
+    # A home of its own first: a Maven cache that holds a pom without its jar stops Ivy. Then the user's, whose Maven
+    # cache may be all there is without a network.
+    homes = [Path(tempfile.mkdtemp(dir=_made(into), prefix="home-"))]
+    homes += [Path.home()] if Path.home().joinpath(".m2", "repository").is_dir() else []
+    for home in homes:
         ivy = _start(_command(into, coordinates), _environment(java_home, home), log)
-        if _wait(ivy, into, title=f"{title} jars", total=len(coordinates)) == 0:
+        if _wait(ivy, into, title=f"{title} jars", total=len(coordinates)):
             return jars
-    raise SetupError(_failure(title, log))
+        if ivy.returncode == -signal.SIGKILL:  # by us, after a stall
+            with log.open("a") as out:
+                out.write(f"{_STALLED}\n")
+    raise SetupError(_failure(title, log, free_bytes=shutil.disk_usage(into).free))
 
 
 def _made(directory: Path) -> Path:
@@ -84,6 +97,9 @@ def _environment(java_home: Path, home: Path) -> dict[str, str]:
         "JAVA_HOME": str(java_home),
         "PYSPARK_SUBMIT_ARGS": arguments,
         "PYTHONPATH": os.pathsep.join(sys.path),
+        # Spark looks up its own host name at start, which takes half a minute where no name server answers.
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": "localhost",
     }
 
 
@@ -93,12 +109,12 @@ def _start(command: list[str], env: dict[str, str], log: Path) -> subprocess.Pop
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
 
 
-def _wait(ivy: subprocess.Popen[bytes], directory: Path, *, title: str, total: int) -> int:
-    """Wait until Ivy ends, or until nothing has moved for too long; return its exit code, -1 when given up."""
+def _wait(ivy: subprocess.Popen[bytes], directory: Path, *, title: str, total: int) -> bool:
+    """Wait until Ivy ends, or until nothing has moved for too long; tell whether it did well."""
     try:
         for fetched in _watch(ivy, directory):
             _show(f"kmq: fetching {title}: {fetched} of {total}")
-        return -1 if ivy.poll() is None else ivy.returncode
+        return ivy.poll() == 0
     finally:
         if ivy.poll() is None:
             ivy.kill()
@@ -125,18 +141,18 @@ def _show(line: str) -> None:
         sys.stderr.flush()
 
 
-def _failure(title: str, log: Path) -> str:
+def _failure(title: str, log: Path, *, free_bytes: int) -> str:
     """Return the one line that tells why Ivy failed and what to do."""
     said = log.read_text(errors="replace")
+    what = f"cannot fetch the {title} jars"
     if "No module named 'pyspark'" in said:
-        return f"cannot fetch the {title} jars: pyspark is not installed; run pip install 'kmq-spark[spark]'"
-    if "No space left on device" in said:
+        return f"{what}: pyspark is not installed; run pip install 'kmq-spark[spark]'"
+    # On a full disk Ivy may hang without a word.
+    if free_bytes < _NEEDED_BYTES or "No space left on device" in said:
+        return f"{what}: no space left on device; free 300 MB or set KMQ_JARS_DIR to another disk"
+    if _STALLED in said or any(sign in said for sign in _NETWORK_SIGNS):
         return (
-            f"cannot fetch the {title} jars: no space left on device; free 300 MB or set KMQ_JARS_DIR to another disk"
-        )
-    if any(sign in said for sign in _NETWORK_SIGNS):
-        return (
-            f"cannot fetch the {title} jars: the repository cannot be reached (log: {log}); "
+            f"{what}: the repository cannot be reached (log: {log}); "
             "check the network, or copy the jar cache of another machine and set KMQ_JARS_DIR to it"
         )
-    return f"cannot fetch the {title} jars: Ivy failed or stalled; see {log}"
+    return f"{what}: Ivy failed; see {log}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.kafka.consumer import QueueConsumer
+from kmq_spark.kafka.message import Message
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue
@@ -69,9 +72,37 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
             batch = client.consume(min(1_000, end - first), 5)
             assert batch, f"nothing came of {topic}[{number}] from {first}, end {end}"
             records += batch
-            first = batch[-1].offset() + 1
+            first = (batch[-1].offset() or 0) + 1
     client.close()
     return records
+
+
+def consumer_of(queue: Queue, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
+    """Return a consumer of a queue."""
+    return QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, **options)
+
+
+def receive_all(consumer: QueueConsumer, count: int, max_messages: int = 100) -> list[Message]:
+    """Receive until there are as many as asked for, at most ten seconds."""
+    found: list[Message] = []
+    until = time.monotonic() + 10
+    while len(found) < count and time.monotonic() < until:
+        found += consumer.receive(min(max_messages, count - len(found)), timeout=0.5)
+    assert len(found) == count
+    return found
+
+
+def covered(marker: Marker) -> list[int]:
+    """Return the message offsets that a marker covers."""
+    return [first + step for first, count in marker.ranges for step in range(count)]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
+    """Wait for a condition."""
+    until = time.monotonic() + timeout
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
 
 
 @pytest.fixture

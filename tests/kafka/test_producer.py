@@ -85,7 +85,7 @@ def test_largest_message_fits_into_the_topic(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("value", [1, 1.5, ["x"], {"a": 1}, bytearray(b"x")])
-def test_value_of_another_type_is_refused(queue: Queue, value: Any) -> None:
+def test_value_of_another_type_is_refused(queue: Queue, value: Any) -> None:  # noqa: ANN401  # wrong on purpose
     with (
         QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
         pytest.raises(ConfigError, match=f"got {type(value).__name__}, bytes, str or None"),
@@ -101,7 +101,7 @@ def test_value_of_another_type_is_refused(queue: Queue, value: Any) -> None:
         ([(1, b"a")], "header has the wrong type: got 1"),
     ],
 )
-def test_header_that_is_reserved_or_of_another_type_is_refused(queue: Queue, headers: Any, message: str) -> None:
+def test_header_that_is_reserved_or_of_another_type_is_refused(queue: Queue, headers: Any, message: str) -> None:  # noqa: ANN401  # wrong on purpose
     with (
         QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
         pytest.raises(ConfigError, match=message),
@@ -131,7 +131,7 @@ def test_missing_queue_is_told_with_the_command(bootstrap_servers: str) -> None:
 
 
 def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
-    with pytest.raises(KafkaClientError, match="cannot reach broker at 127.0.0.1:1"):
+    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1"):
         QueueProducer("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=1_000)
 
 
@@ -142,7 +142,7 @@ def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
         ({"acks": "1"}, "setting acks would break a guarantee"),
         ({"isolation.level": "read_uncommitted"}, "setting isolation.level would break a guarantee"),
         ({"enable.auto.commit": "true"}, "setting enable.auto.commit would break a guarantee"),
-        ({"plugin.library.paths": "/tmp/x.so"}, "loads a library"),
+        ({"plugin.library.paths": "x.so"}, "loads a library"),
         ({"group.id": "mine"}, "kmq-spark sets it itself"),
         ({"linger.msx": "5"}, "unknown Kafka client setting: got 'linger.msx' .* did you mean 'linger.ms'?"),
         ({"linger.ms": "soon"}, "Kafka client setting queue.buffering.max.ms is not allowed"),
@@ -174,8 +174,7 @@ def test_failed_message_without_a_callback_is_raised_by_the_next_call() -> None:
         producer = QueueProducer("lost", bootstrap_servers=broker.bootstrap_servers, delivery_timeout_ms=1_000)
         broker.kill()
         producer.send("x")
-        time.sleep(3)
         with pytest.raises(KafkaClientError, match="_MSG_TIMED_OUT") as raised:
-            producer.send("y")
+            producer.flush(10)
         assert raised.value.retriable
         producer.close()

@@ -76,7 +76,7 @@ def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: s
 
 def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
     began_at = time.monotonic()
-    with pytest.raises(KafkaClientError, match="cannot reach broker at 127.0.0.1:1: .*; check") as raised:
+    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1: .*; check") as raised:
         check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=2_000)
     assert raised.value.retriable
     assert time.monotonic() - began_at < 4

@@ -124,19 +124,21 @@ def test_two_processes_fetch_once(spark_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "free_bytes", "told"),
     [
-        ("Host not found\njava.net.UnknownHostException: repo", "the repository cannot be reached"),
-        ("java.io.IOException: No space left on device", "no space left on device; free 300 MB"),
-        ("/usr/bin/python3: No module named 'pyspark'", "pyspark is not installed; run pip install"),
-        ("Exception in thread main", "Ivy failed or stalled; see "),
+        ("Host not found\njava.net.UnknownHostException: repo", 10**10, "the repository cannot be reached"),
+        ("java.io.IOException: No space left on device", 10**10, "no space left on device; free 300 MB"),
+        ("/usr/bin/python3: No module named 'pyspark'", 10**10, "pyspark is not installed; run pip install"),
+        ("Ivy hung without a word", 4096, "no space left on device; free 300 MB"),
+        (jar_fetch._STALLED, 10**10, "the repository cannot be reached"),
+        ("Exception in thread main", 10**10, "Ivy failed; see "),
     ],
 )
-def test_failed_fetch_says_what_to_do(tmp_path: Path, said: str, told: str) -> None:
+def test_failed_fetch_says_what_to_do(tmp_path: Path, said: str, free_bytes: int, told: str) -> None:
     log = tmp_path / "ivy.log"
     log.write_text(said)
 
-    line = jar_fetch._failure("broker", log)
+    line = jar_fetch._failure("broker", log, free_bytes=free_bytes)
 
     assert line.startswith("cannot fetch the broker jars: ")
     assert told in line
