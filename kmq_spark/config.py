@@ -29,6 +29,9 @@ QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 
 TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
 
+_FILE_VALUES = "_file_values"
+"""Under this name the file's values travel to `settings_customise_sources`; no section may have it."""
+
 QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
 
 
@@ -90,7 +93,7 @@ class TrackerSettings(_Section):
     """Where Spark keeps offsets and state, a folder per queue: a local path, or one of the cluster's file systems."""
 
     trigger: Literal["processing-time", "available-now"] = "processing-time"
-    """`processing-time` runs until stopped; `available-now` handles what is there and ends, as Databricks serverless does."""
+    """`processing-time` runs until stopped; `available-now` handles what is there and ends."""
 
     trigger_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
     """Shortest time between two batches; 0 starts the next at once, for the least lateness."""
@@ -99,7 +102,7 @@ class TrackerSettings(_Section):
     """Shortest time between two TICKs of a markers partition: a bound on the clock's share of the lateness."""
 
     commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
-    """How often the group's offsets are committed while nothing is to be sent; lag shown by Kafka's tools is this old."""
+    """How often the group's offsets are committed while nothing is sent: how old the lag is that Kafka's tools show."""
 
     state_partitions: int = Field(default=4, ge=1, le=1_000)
     """State partitions (`spark.sql.shuffle.partitions`); pinned by the first run of a checkpoint."""
@@ -148,7 +151,7 @@ class Settings(BaseSettings):
         """Order the sources: flags (given to the constructor), environment, file; no dotenv."""
         del env_settings, dotenv_settings, file_secret_settings
         flags = dict(init_settings())
-        file_values = flags.pop("_file_values", {})
+        file_values = flags.pop(_FILE_VALUES, {})
         return (
             InitSettingsSource(settings_cls, flags),
             EnvSettingsSource(settings_cls, env_prefix="KMQ_", env_nested_delimiter="__"),
@@ -184,10 +187,10 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in (flags or {}).items()
     }
+    arguments: dict[str, Any] = {section: values for section, values in given.items() if values}
+    arguments[_FILE_VALUES] = _read(file)
     try:
-        settings = Settings(
-            **{section: values for section, values in given.items() if values}, _file_values=_read(file)
-        )  # type: ignore[arg-type]  # checked by pydantic
+        settings = Settings(**arguments)
     except ValidationError as error:
         raise ConfigError(_explain(error.errors()[0], str(file or "the environment or the flags"), Settings)) from error
     for name in settings.queues:

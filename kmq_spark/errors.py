@@ -59,7 +59,7 @@ class UnsupportedVersionError(WireError):
 
 
 class StateError(KmqError, ValueError):
-    """State of the tracker's checkpoint that this build cannot read; a new checkpoint is rebuilt from the markers topic."""
+    """State in the tracker's checkpoint that this build cannot read; a new one is rebuilt from the markers topic."""
 
 
 class LeaseLostError(KmqError):

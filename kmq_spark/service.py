@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from kmq_spark.config import Settings
-    from kmq_spark.core.state import Status
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.core.state import Status
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.kafka.redelivery import Sent
 
@@ -260,7 +260,7 @@ class QueueTracker:
                 self._stopping.wait(0.1)
             if self._stopping.is_set() and query.isActive:
                 self._stop_between_batches(query)
-            query.awaitTermination(STOP_WAIT_S)
+            query.awaitTermination(int(STOP_WAIT_S))
         except StreamingQueryException as error:
             if isinstance(self._failure, KmqError):
                 raise self._failure from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Annotated
@@ -32,6 +33,8 @@ def demo(
     folder = Path(mkdtemp(prefix="kmq-demo-"))
     outcome = Demo(folder, workers=workers, kills=kills, lease_ms=lease_ms).run(bootstrap_server)
     print_json(outcome.summary())
-    if not outcome.is_right:
+    if outcome.is_right:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
         typer.echo(f"kmq: the outcome is not what it should be; logs and results are in {folder}", err=True)
         raise typer.Exit(EXIT_FAILED)

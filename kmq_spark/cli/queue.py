@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(help="Name of the queue, and of its queue t
 
 @app.command("create")
 @told_clearly
-def create(  # noqa: PLR0913  # each is one flag
+def create(
     name: Name,
     bootstrap_server: BootstrapServer = None,
     config: ConfigFile = None,

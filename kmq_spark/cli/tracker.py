@@ -1,4 +1,4 @@
-"""`kmq tracker run`: the redelivery tracker in this process, with its own Spark in local mode or in a cluster's driver."""
+"""`kmq tracker run`: the redelivery tracker in this process, with a Spark of its own or in a cluster's driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _tracker() -> None:
 
 @app.command("run")
 @told_clearly
-def run(  # noqa: PLR0913  # each is one flag
+def run(
     queues: Annotated[
         list[str] | None, typer.Argument(help="Queues; default: [tracker] queues.", metavar="QUEUE")
     ] = None,
@@ -132,5 +132,5 @@ def _counts(service: TrackerService) -> dict[str, Any]:
 
 
 def run_submitted() -> None:
-    """Entry point of `jobs/redelivery_tracker.py` and of a Databricks wheel task: the arguments of `kmq tracker run`."""
+    """Run with the arguments of `kmq tracker run`: for `jobs/redelivery_tracker.py` and Databricks wheel tasks."""
     typer.run(run)

@@ -12,22 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome
 from kmq_spark.errors import WireError
-from kmq_spark.kafka.settings import make_client, reader_config
+from kmq_spark.kafka.settings import reader_config
+from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from confluent_kafka import Message
 
     from kmq_spark.kafka.topics import QueueLayout
-
-READ_TIMEOUT_S = 15.0
 
 
 @dataclass(slots=True)
@@ -69,10 +65,10 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
     config = reader_config(bootstrap_servers, f"{layout.topics.consumer_group}.audit")
     topics, result = layout.topics, Audit()
     story = _Markers()
-    for record in _read(config, topics.markers_topic, layout.partition_count):
+    for record in read_to_end(config, topics.markers_topic, layout.partition_count):
         story.fold(record)
     origins: dict[MessageId, MessageId] = {}
-    for record in _read(config, topics.queue_topic, layout.partition_count):
+    for record in read_to_end(config, topics.queue_topic, layout.partition_count):
         copy = MessageId(record.partition() or 0, record.offset() or 0)
         headers = dict(record.headers() or [])
         origins[copy] = _id(headers[ORIGIN]) if ORIGIN in headers else copy
@@ -83,7 +79,7 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
         else:
             result.sent.add(copy)
     result.acked = {origins[copy] for copy in story.acked}
-    for record in _read(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
+    for record in read_to_end(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
         headers = dict(record.headers() or [])
         if ORIGIN in headers:  # else a record of the markers topic that was no marker
             result.rejected.add(_id(headers[ORIGIN]))
@@ -122,25 +118,3 @@ class _Markers:
 def _id(text: bytes | str | None) -> MessageId:
     partition, _, offset = (text.decode() if isinstance(text, bytes) else text or "").partition(":")
     return MessageId(int(partition), int(offset))
-
-
-def _read(config: dict[str, object], topic: str, partition_count: int) -> Iterator[Message]:
-    """Yield every committed record of a topic, up to its present end, in order within a partition."""
-    consumer = make_client(Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
-    try:
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
-        unread = set(range(partition_count))
-        while unread:
-            # `consume` waits until it has all it was asked for: ask for one, then for what is there.
-            records = consumer.consume(1, READ_TIMEOUT_S)
-            records += consumer.consume(1_000, 0)
-            if not records:
-                message = f"cannot read {topic} to its end: got nothing for {READ_TIMEOUT_S:g} s; check the broker"
-                raise TimeoutError(message)
-            for record in records:
-                if record.error() is None:
-                    yield record
-                else:
-                    unread.discard(record.partition() or 0)
-    finally:
-        consumer.close()

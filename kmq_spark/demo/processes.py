@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 from kmq_spark.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 STOP_TIMEOUT_S = 40.0
@@ -35,7 +35,7 @@ class TrackerProcess:
             *("--bootstrap-server", bootstrap_servers, "--checkpoint-dir", str(folder / "checkpoints")),
         ]
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=_environment())  # noqa: S603  # our own module
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=_environment())
 
     def wait_ready(self) -> None:
         """
@@ -58,21 +58,13 @@ class TrackerProcess:
 class WorkerProcess:
     """One worker, its results in a file."""
 
-    def __init__(self, bootstrap_servers: str, queue: str, folder: Path, number: int, lease_ms: int) -> None:
-        """Start it."""
+    def __init__(self, folder: Path, number: int, arguments: Sequence[str]) -> None:
+        """Start it; the arguments are those of `kmq_spark.demo.worker` behind its results file."""
         self.number = number
-        self.results = folder / f"worker-{number}.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            "kmq_spark.demo.worker",
-            bootstrap_servers,
-            queue,
-            str(self.results),
-            str(lease_ms),
-        ]
+        self._results = folder / f"worker-{number}.jsonl"
+        command = [sys.executable, "-m", "kmq_spark.demo.worker", str(self._results), *arguments]
         with (folder / f"worker-{number}.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())  # noqa: S603  # our own module
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
 
     @property
     def pid(self) -> int:
@@ -93,11 +85,11 @@ class WorkerProcess:
         """Ask it to stop, and wait."""
         _stop(self._process)
 
-    def events(self) -> Iterator[dict[str, object]]:
+    def events(self) -> list[dict[str, object]]:
         """Return what it has written so far."""
-        if self.results.exists():
-            for line in self.results.read_text().splitlines():
-                yield json.loads(line)
+        if not self._results.exists():
+            return []
+        return [json.loads(line) for line in self._results.read_text(encoding="utf-8").splitlines()]
 
 
 def _environment() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """
 One worker process of the demo: an ordinary consumer, which does not know that it may be killed.
 
-    python -m kmq_spark.demo.worker BOOTSTRAP_SERVER QUEUE RESULTS_FILE LEASE_MS
+    python -m kmq_spark.demo.worker RESULTS_FILE BOOTSTRAP_SERVER QUEUE LEASE_MS GROUP_PROTOCOL
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ THREADS = 2
 NICENESS = 10
 
 
-def main(bootstrap_servers: str, queue: str, results_file: str, lease_ms: str) -> None:
+def main(results_file: str, bootstrap_servers: str, queue: str, lease_ms: str, group_protocol: str) -> None:
     """Work until SIGTERM, one result a line; a line is appended with one write, so a kill never leaves half of one."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     # Workers belong on machines of their own; here they share two cores with broker and tracker, so they step back.
@@ -47,7 +47,11 @@ def main(bootstrap_servers: str, queue: str, results_file: str, lease_ms: str) -
             os.write(results, _line({**result, "event": "counted", "definitions": count}))
 
     consumer = QueueConsumer(
-        queue, bootstrap_servers=bootstrap_servers, lease_ms=int(lease_ms), max_in_flight=MAX_IN_FLIGHT, extra={"group.protocol": "consumer"}
+        queue,
+        bootstrap_servers=bootstrap_servers,
+        group_protocol=group_protocol,
+        lease_ms=int(lease_ms),
+        max_in_flight=MAX_IN_FLIGHT,
     )
     consumer.run(handle, concurrency=THREADS)
 

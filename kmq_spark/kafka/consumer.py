@@ -65,6 +65,7 @@ class QueueConsumer:
         *,
         bootstrap_servers: str,
         group: str | None = None,
+        group_protocol: str = "classic",
         lease_ms: int = 30_000,
         max_lease_ms: int | None = None,
         max_in_flight: int = 1_000,
@@ -82,6 +83,8 @@ class QueueConsumer:
             queue: Name of the queue.
             bootstrap_servers: Comma-separated `host:port`.
             group: Consumer group; `kmq.<queue>` by default.
+            group_protocol: `classic`, or `consumer` for brokers from 4.0 (KIP-848): rebalances without a halt, and
+                fewer repeats where consumers are killed.
             lease_ms: How long a message is held before it is redelivered, 1 s to 12 h; keep-alive renews it.
             max_lease_ms: How long keep-alive may hold a message altogether; ten leases or 12 h by default, whichever
                 is less. A handler that hangs loses its message then.
@@ -118,7 +121,13 @@ class QueueConsumer:
         )
         self._check_topics(bootstrap_servers, timeout_ms)
         self._intake = Intake(
-            consumer_config(bootstrap_servers, group or self._topics.consumer_group, self.consumer_id, extra),
+            consumer_config(
+                bootstrap_servers,
+                group or self._topics.consumer_group,
+                self.consumer_id,
+                extra,
+                group_protocol=group_protocol,
+            ),
             topic=self._topics.queue_topic,
             leases=self._leases,
             markers=self._producer,

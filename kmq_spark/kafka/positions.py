@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 METADATA_VERSION = 1
 
+_EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
+
 
 class Position(NamedTuple):
     """
@@ -118,7 +120,7 @@ class TrackerPositions:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        first, end = self._offsets(OffsetSpec.earliest()), self._offsets(OffsetSpec.latest())
+        first, end = self._offsets(_EARLIEST), self._offsets(_LATEST)
         committed = self.committed()
         positions, starting_offsets = {}, {}
         for partition in self._partitions:

@@ -1,8 +1,8 @@
 """
 Carry out the tracker's decisions, exactly once: messages, dead letters, ENDs and offsets in one Kafka transaction.
 
-Rule 1: a decision and its END commit together or not at all. So the log itself says what is done, and a tracker that has
-read the log to its end (`ResumePoint.decide_from`) cannot send anything twice, whatever died before.
+Rule 1: a decision and its END commit together or not at all. So the log itself says what is done, and a tracker that
+has read the log to its end (`ResumePoint.decide_from`) cannot send anything twice, whatever died before.
 Rule 2: a batch with much to send is cut into several transactions; the offsets go with the last one.
 Rule 3: nothing is lost in silence: what cannot be redelivered becomes a dead letter that says why.
 
@@ -367,7 +367,7 @@ def _produce(producer: Producer, record: OutgoingRecord, on_delivery: OnDelivery
                 value=record.value,
                 key=record.key,
                 partition=record.partition,
-                headers=record.headers,
+                headers=list(record.headers),
                 on_delivery=on_delivery or _ignore,
             )
         except BufferError:
@@ -382,7 +382,7 @@ def _ignore(_error: KafkaError | None, _record: Message) -> None:
     """Do nothing: an END that fails makes the commit of its transaction fail."""
 
 
-def _on_delivered(
+def _on_delivered(  # noqa: PLR0917  # called by librdkafka, which passes the last two by position
     attempt: Sent, refused: Counter[int], index: int, due: Due, error: KafkaError | None, record: Message
 ) -> None:
     if error is not None:

@@ -9,7 +9,7 @@ Rule 3: every decided message gets exactly one END, in the markers partition tha
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.policy import DecisionAction
@@ -115,7 +115,8 @@ def _both(first: str, second: str) -> str:
 def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:
     """Return the redelivered message or the dead letter of a settled item."""
     due, message = item.due, item.message
-    headers: Headers = list(message.headers() or []) if message is not None else []
+    # The client's stub allows what may be sent; what was read is always a list of text and bytes.
+    headers = cast("Headers", message.headers() or []) if message is not None else []
     sent_at_ms = message.timestamp()[1] if message is not None else -1
     key = message.key() if message is not None else None
     value = message.value() if message is not None else None
@@ -163,7 +164,7 @@ def end_records(dues: Iterable[Due], topics: QueueTopics) -> Iterator[OutgoingRe
 
 
 def unreadable_record(payload: Payload, error: str, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:
-    """Return the dead letter of a record of the markers topic that is no marker: its bytes, and what is wrong with them."""
+    """Return the dead letter of a record that is no marker: its bytes, and what is wrong with them."""
     message = payload.message
     headers = dead_letter_headers(
         [],

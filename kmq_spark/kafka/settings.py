@@ -63,6 +63,7 @@ OURS = frozenset(
         "bootstrap.servers",
         "client.id",
         "group.id",
+        "group.protocol",
         "transactional.id",
         "partition.assignment.strategy",
         "delivery.report.only.error",
@@ -245,11 +246,31 @@ def reader_config(
     return _finish(config, extra)
 
 
+GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
+    # Every broker knows it.
+    "classic": {
+        # Consumers that come and go leave the others' partitions alone (KIP-429).
+        "partition.assignment.strategy": "cooperative-sticky",
+        # A killed consumer's partitions wait this long for another, and the others' commits wait behind the rebalance
+        # (the broker answers a connection in order); the default of 45 s exceeds the default lease.
+        "session.timeout.ms": 10_000,
+        # A member hears of a rebalance with the answer to its next heartbeat.
+        "heartbeat.interval.ms": 1_000,
+    },
+    # KIP-848, brokers from 4.0: the broker decides all of this. No commit waits behind a rebalance; a killed consumer's
+    # partitions wait for the broker's group.consumer.session.timeout.ms, 45 s unless the operator lowers it.
+    "consumer": {"group.protocol": "consumer"},
+}
+"""How the consumers of a group find together."""
+
+
 def consumer_config(
     bootstrap_servers: str,
     group: str,
     client_id: str = "",
     extra: Mapping[str, str] | None = None,
+    *,
+    group_protocol: str = "classic",
 ) -> dict[str, Any]:
     """
     Return the settings of a queue's consumer.
@@ -259,10 +280,15 @@ def consumer_config(
         group: Consumer group.
         client_id: Name in the broker's log and quotas; empty for one of our making.
         extra: librdkafka settings that go before ours.
+        group_protocol: A key of `GROUP_PROTOCOLS`.
 
     Raises:
-        ConfigError: *extra* would break a guarantee.
+        ConfigError: *extra* would break a guarantee, or *group_protocol* is unknown.
     """
+    if group_protocol not in GROUP_PROTOCOLS:
+        allowed = " or ".join(map(repr, GROUP_PROTOCOLS))
+        message = f"group_protocol is not allowed: got {group_protocol!r}, allowed {allowed}; correct the call"
+        raise ConfigError(message)
     config = {
         **_reading(bootstrap_servers, client_id or new_client_id("consumer")),
         "group.id": group,
@@ -270,26 +296,9 @@ def consumer_config(
         "auto.offset.reset": "earliest",
         # New partitions of a grown queue are read within half a minute, not five.
         "topic.metadata.refresh.interval.ms": 30_000,
+        **GROUP_PROTOCOLS[group_protocol],
     }
-    if (extra or {}).get("group.protocol") != "consumer":
-        config |= _CLASSIC_GROUP
     return _finish(config, extra)
-
-
-_CLASSIC_GROUP = {
-    # Consumers that come and go leave the others' partitions alone (KIP-429).
-    "partition.assignment.strategy": "cooperative-sticky",
-    # A killed consumer's partitions wait this long for another, and the others' commits wait behind the rebalance
-    # (the broker answers a connection in order); the default of 45 s exceeds the default lease.
-    "session.timeout.ms": 10_000,
-    # A member hears of a rebalance with the answer to its next heartbeat.
-    "heartbeat.interval.ms": 1_000,
-}
-"""
-How the group finds together, for every broker. With `group.protocol=consumer` in `[kafka.extra]` (KIP-848, brokers from
-4.0) the broker decides all of this: no commit waits behind a rebalance, but a killed consumer's partitions wait for
-`group.consumer.session.timeout.ms`, 45 s unless the operator lowers it.
-"""
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:

@@ -110,7 +110,7 @@ class TransactionalProducer:
             self._raise_translated(error, "produce in a transaction", produced=True)
         if positions:
             self._call(
-                lambda: self._producer.send_offsets_to_transaction(positions, group, self._timeout_s),  # type: ignore[arg-type]  # an opaque handle
+                lambda: self._producer.send_offsets_to_transaction(positions, group, self._timeout_s),
                 "add offsets to a transaction",
             )
         self._call(lambda: self._producer.commit_transaction(self._timeout_s), "commit a transaction")

@@ -45,6 +45,11 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
         "share.coordinator.state.topic.num.partitions": "1",
         # Consumers of a demo or a test start one by one; waiting for more of them costs three seconds each time.
         "group.initial.rebalance.delay.ms": "0",
+        # KIP-848 groups: a killed consumer's partitions go to another within seconds (45 by default).
+        "group.consumer.min.session.timeout.ms": "6000",
+        "group.consumer.session.timeout.ms": "6000",
+        "group.consumer.min.heartbeat.interval.ms": "1000",
+        "group.consumer.heartbeat.interval.ms": "1000",
         # After kill -9 a broker is refused until its old session has run out: nine seconds by default.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",

@@ -1,7 +1,7 @@
 """
 The Spark session of the tracker: settings that matter, each with its reason.
 
-Rule 1: what a checkpoint pins (shuffle partitions, state store) is set in code, so that no cluster default can change it.
+Rule 1: what a checkpoint pins (shuffle partitions, state store) is set in code: no cluster default can change it.
 Rule 2: nothing here knows a queue; one session runs several.
 
 Measured on two cores with 8 markers partitions; see docs/design.md.

@@ -3,10 +3,10 @@ The redelivery tracker's streaming query: markers topic -> fold -> one delivery 
 
 Rule 1: returns an unstarted writer; who starts, watches and stops it is `service.py`.
 Rule 2: Kafka's client is not known here: what to do with decisions is a callable that is passed in.
-Rule 3: the output of a batch is drained exactly once, first thing: an output that is not drained leaves the state of the
-batch uncommitted.
+Rule 3: the output of a batch is drained exactly once, first thing: an output that is not drained leaves the state of
+the batch uncommitted.
 
-Source: kmq `RedeliveryTracker`, kafka-mq-go `redelivery/`; the shape is Structured Streaming's arbitrary stateful operator.
+Source: kmq `RedeliveryTracker`, kafka-mq-go `redelivery/`; the shape is Spark's arbitrary stateful operator.
 """
 
 from __future__ import annotations
