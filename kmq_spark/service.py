@@ -22,6 +22,7 @@ from pyspark.errors.exceptions.base import StreamingQueryException
 
 from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
 from kmq_spark.kafka.settings import marker_producer_config
 from kmq_spark.kafka.ticker import Ticker
@@ -168,6 +169,11 @@ class QueueTracker:
         sender = RedeliverySender(layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits)
         try:
             resume = sender.open()
+            logger.info(
+                "tracker %s of %s decides from markers %s",
+                sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
+                extra={"action": "opened", "queue": self._queue},
+            )  # fmt: skip
             ticker = Ticker(
                 marker_producer_config(kafka.bootstrap_servers, extra=extra, delivery_timeout_ms=5_000),
                 layout.topics.markers_topic,
@@ -235,7 +241,9 @@ class QueueTracker:
                 try:
                     # The ticker first: what the next TICK should be aimed at does not depend on what is sent now.
                     ticker.observe(outcomes)
+                    failpoint("tracker.batch")
                     sent = sender.deliver(outcomes)
+                    failpoint("tracker.delivered")
                 except BaseException as error:
                     # Spark hands the driver a Java exception with this one's text: keep the original.
                     self._failure = error

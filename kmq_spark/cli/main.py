@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kmq_spark.cli import broker, demo, queue, tracker
+from kmq_spark.cli import broker, demo, failpoints, queue, tracker
 
 app = typer.Typer(
     name="kmq",
@@ -17,6 +17,7 @@ app.add_typer(queue.app, name="queue")
 app.add_typer(tracker.app, name="tracker")
 app.command("up")(broker.up)
 app.command("demo")(demo.demo)
+app.command("failpoints")(failpoints.failpoints)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.batch import Batch
 from kmq_spark.kafka.leases import Lease, LeaseTable
 from kmq_spark.kafka.marker_ranges import cut_ranges
@@ -129,6 +130,8 @@ class Intake:
             self._note_errors(records)
         if not good:
             self._raise_error()
+            return good
+        failpoint("consumer.fetched")
         return good
 
     def send_start(self, records: Sequence[KafkaMessage]) -> Batch:
@@ -159,6 +162,7 @@ class Intake:
         self._started.append(batch)
         for marker in markers:
             self._markers.send(marker, batch.on_report)
+        failpoint("consumer.start-sent")
         return batch
 
     def wait_until_durable(self, batch: Batch) -> None:
@@ -183,6 +187,7 @@ class Intake:
             self.give_back()
             raise batch.error
         self._started.remove(batch)
+        failpoint("consumer.start-durable")
         self._leases.open(batch.leases)
 
     def commit(self, batch: Batch) -> None:
@@ -192,6 +197,7 @@ class Intake:
         if owned:
             try:
                 self._consumer.commit(offsets=self._offsets(owned), asynchronous=True)
+                failpoint("consumer.commit-sent")
             except KafkaException as error:
                 self._log_commit(error.args[0])
 
@@ -321,6 +327,8 @@ class Intake:
     def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
         if error is not None:
             self._log_commit(error)
+            return
+        failpoint("consumer.commit-done")
 
     def _log_commit(self, error: KafkaError) -> None:
         # The next commit carries the position too; until then a crash would deliver the messages behind it again.

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
+from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.keep_alive import renewals
 from kmq_spark.kafka.leases import Verb
 from kmq_spark.kafka.marker_ranges import cut_ranges
@@ -166,6 +167,7 @@ class MarkerWriter:
                     consumer_id=self._consumer_id,
                 )
             )
+            failpoint("consumer.end-sent")
 
     def _write_others(self, queue_partition: int, settled: Sequence[Settled]) -> None:
         groups: dict[Settled, list[int]] = {}
@@ -189,6 +191,7 @@ class MarkerWriter:
                     never_handed_out=kind.never_handed_out,
                 )
             )
+            failpoint("consumer.release-sent")
 
     def _sweep(self, now: float) -> None:
         """Let go of what has ended, renew what is due."""

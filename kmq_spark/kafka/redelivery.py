@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import FencedError, KafkaClientError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
 from kmq_spark.kafka.redelivery_records import (
@@ -173,10 +174,12 @@ class RedeliverySender:
                 self._producer.close()
             self._producer = TransactionalProducer(self._producer_config, self._limits.timeout_ms)
             resume = self._tracker_positions.resume_point()
+            failpoint("tracker.positions-read")
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._committed = dict(resume.positions)
             self._older_ids |= {at.tracker_id for at in resume.positions.values()}
             self._transact([], [], list(self._positions), Sent())
+            failpoint("tracker.signed")
             return resume
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
@@ -201,6 +204,7 @@ class RedeliverySender:
             chunk = next(chunks, [])
             while (following := next(chunks, None)) is not None:
                 self._transact(chunk, [], [], sent)
+                failpoint("tracker.chunk-committed")
                 chunk = following
             # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
             if chunk or set_aside or self._is_commit_due():
@@ -315,8 +319,10 @@ class RedeliverySender:
             for index, item in enumerate(settled):
                 record = outgoing_record(item, self.topics, self._dead_letter_count)
                 _produce(producer, record, partial(_on_delivered, attempt, refused, index, item.due))
+                failpoint("tracker.dead-letter-sent" if item.due.is_dead_letter else "tracker.message-sent")
             for record in (*also, *end_records((item.due for item in settled), self.topics)):
                 _produce(producer, record, None)
+                failpoint("tracker.end-sent")
 
         committing = {partition: self._positions[partition] for partition in places}
         positions = [at.to_topic_partition(self.topics.markers_topic, p) for p, at in committing.items()]

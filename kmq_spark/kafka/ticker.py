@@ -23,6 +23,7 @@ from confluent_kafka import KafkaException, Producer
 
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KmqError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class Ticker(threading.Thread):
         except (KafkaException, BufferError) as error:
             logger.warning("cannot write a TICK to %s[%d]: %s", self._topic, partition, error)
             self._ask_again(partition)
+        failpoint("ticker.tick-sent")
 
     def _report(self, sent_s: float, error: KafkaError | None, tick: Message) -> None:
         """Learn the broker's clock from a TICK that arrived; ask for another one where it did not."""

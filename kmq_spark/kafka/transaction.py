@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import FencedError, KafkaClientError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import PASSING_NAMES
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class TransactionalProducer:
         self._timeout_s = timeout_ms / 1000
         self._name = str(config["transactional.id"])
         self._producer = Producer(dict(config))
+        failpoint("tracker.opening")
         self._call(lambda: self._producer.init_transactions(self._timeout_s), "start transactions")
+        failpoint("tracker.fenced-older")
 
     def run(self, work: Callable[[Producer], None], positions: list[TopicPartition], group_metadata: object) -> None:
         """
@@ -113,7 +116,10 @@ class TransactionalProducer:
                 lambda: self._producer.send_offsets_to_transaction(positions, group, self._timeout_s),
                 "add offsets to a transaction",
             )
+            failpoint("tracker.offsets-added")
+        failpoint("tracker.before-commit")
         self._call(lambda: self._producer.commit_transaction(self._timeout_s), "commit a transaction")
+        failpoint("tracker.committed")
 
     def _call(self, call: Callable[[], object], what: str) -> None:
         backoff_s = FIRST_BACKOFF_S

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from kmq_spark.errors import ConfigError, KmqError, LeaseLostError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.hand_over import HandOver, Window
 from kmq_spark.kafka.leases import Verb
 
@@ -255,7 +256,9 @@ class Worker:
         handler, take = self._handler, self._ready.take
         while (message := take()) is not None:
             try:
+                failpoint("consumer.in-handler")
                 handler(message)
+                failpoint("consumer.handled")
             except Exception:
                 counts.failed += 1
                 logger.exception("handler raised on %r", message, extra={"action": "handler_failed"})

@@ -20,6 +20,7 @@ from kmq_spark.core.fold import LoggedMarker, fold
 from kmq_spark.core.policy import Rules
 from kmq_spark.core.state import PartitionState
 from kmq_spark.errors import WireError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def fold_rows(
             markers.append(LoggedMarker(marker_offset, appended_at_ms, marker))
     result = fold(before, markers, settings.rules(marker_partition))
     state.update((result.state.to_bytes(),))
+    failpoint("tracker.state-updated")
     yield output_frame(marker_partition, result.decisions, result.status, unreadable)
 
 

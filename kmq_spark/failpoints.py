@@ -1,0 +1,121 @@
+"""
+Places in the code where a test may end the process, as a power cut would.
+
+    KMQ_FAILPOINT=tracker.before-commit:3 kmq tracker run orders
+
+ends the process with exit code 137 at the third passage of that line: no cleanup, no flush, no goodbye.
+
+Rule 1: free when unset: one test of a module's variable.
+Rule 2: every name stands in `FAILPOINTS`, and every one of them is passed somewhere; a test looks for both.
+Rule 3: the only module below the edge that reads the environment: a crash must reach Spark's Python workers too, which
+inherit nothing else.
+
+Source: TiKV's and FreeBSD's fail points; exit code 137 is what a shell sees after `kill -9`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "KMQ_FAILPOINT"
+"""`name` or `name:nth`."""
+
+ONCE_VARIABLE = "KMQ_FAILPOINT_ONCE_FILE"
+"""A file that is made when the point fires; where it exists, no point fires: a restarted process lives."""
+
+EXIT_CODE = 137
+
+FAILPOINTS: dict[str, str] = {
+    "consumer.fetched": "messages are fetched, no START is sent",
+    "consumer.start-sent": "a START is sent, whether it is durable is not known",
+    "consumer.start-durable": "a START is durable, the position behind it is not committed",
+    "consumer.commit-sent": "the position is on its way to the broker",
+    "consumer.commit-done": "the broker has confirmed a position",
+    "consumer.in-handler": "a handler has the message",
+    "consumer.handled": "the handler is done, its ack is not written",
+    "consumer.end-sent": "an END is sent, whether it is durable is not known",
+    "consumer.release-sent": "a release is sent, whether it is durable is not known",
+    "tracker.opening": "before init_transactions: the older tracker is not fenced yet",
+    "tracker.fenced-older": "after init_transactions: nobody may write, nothing is read",
+    "tracker.positions-read": "the end of the log is known, the group's offsets are not signed",
+    "tracker.signed": "the group's offsets are signed, the query is not started",
+    "tracker.batch": "a batch has its decisions, no transaction is begun",
+    "tracker.state-updated": "a Spark worker has updated the state of a partition; ends that worker, not the driver",
+    "tracker.message-sent": "a redelivered message is sent in an open transaction",
+    "tracker.dead-letter-sent": "a dead letter is sent in an open transaction",
+    "tracker.end-sent": "an END is sent in an open transaction",
+    "tracker.offsets-added": "the offsets are added to an open transaction",
+    "tracker.before-commit": "all of a transaction is sent, its commit is not",
+    "tracker.committed": "a transaction is committed, nothing has taken note of it",
+    "tracker.chunk-committed": "one of several transactions of a batch is committed, the next is not begun",
+    "tracker.delivered": "all of a batch is committed, Spark's commit log does not say so",
+    "ticker.tick-sent": "a TICK is sent",
+}
+"""Every point: its name, and what is true there."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    """The point that is to fire, and how many passages are left."""
+
+    name: str
+    passages_left: int
+    once_file: str
+
+
+def _armed(environment: Mapping[str, str]) -> _Armed | None:
+    text = environment.get(VARIABLE, "")
+    if not text:
+        return None
+    name, _, nth = text.partition(":")
+    if name not in FAILPOINTS:
+        close = difflib.get_close_matches(name, FAILPOINTS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "see `kmq failpoints`"
+        message = f"unknown failpoint: got {name!r} in {VARIABLE}, {len(FAILPOINTS)} are known; {hint}"
+        raise ConfigError(message)
+    if nth and not (nth.isdecimal() and int(nth) >= 1):
+        message = f"failpoint passage is not allowed: got {nth!r} in {VARIABLE}, a number from 1 on; correct it"
+        raise ConfigError(message)
+    return _Armed(name, int(nth or 1), environment.get(ONCE_VARIABLE, ""))
+
+
+_ARMED = _armed(os.environ)
+
+
+def failpoint(name: str) -> None:
+    """
+    End the process here, if this is the passage that was asked for.
+
+    Args:
+        name: A key of `FAILPOINTS`.
+    """
+    if _ARMED is not None:
+        _pass(_ARMED, name)
+
+
+def _pass(armed: _Armed, name: str) -> None:
+    if armed.name != name:
+        return
+    armed.passages_left -= 1
+    if armed.passages_left <= 0 and _is_first(armed.once_file):
+        # Neither atexit nor finally nor librdkafka's threads get a turn.
+        os._exit(EXIT_CODE)
+
+
+def _is_first(once_file: str) -> bool:
+    """Claim the file that says that the point has fired; True where there is none to claim."""
+    if not once_file:
+        return True
+    try:
+        os.close(os.open(once_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
