@@ -29,7 +29,9 @@ def demo(
     from kmq_spark.demo.narrator import Demo  # noqa: PLC0415  # `kmq --help` must not wait for it
 
     set_up_logs("WARNING")
-    logging.getLogger("kmq_spark.kafka.client").setLevel(logging.ERROR)
+    # What a broker and its clients say while they come and go is no part of the story.
+    for name in ("kmq_spark.kafka.client", "kmq_spark.local"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     folder = Path(mkdtemp(prefix="kmq-demo-"))
     outcome = Demo(folder, workers=workers, kills=kills, lease_ms=lease_ms).run(bootstrap_server)
     print_json(outcome.summary())

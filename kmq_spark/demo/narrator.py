@@ -127,7 +127,8 @@ class Demo:
             began_s = time.monotonic()
             bootstrap_servers = stack.enter_context(EmbeddedBroker()).bootstrap_servers
             group_protocol = "consumer"
-            self._say("broker", f"Kafka 4.3.1 on {bootstrap_servers}, ready in {time.monotonic() - began_s:.1f} s")
+            took_s = time.monotonic() - began_s
+            self._say("broker", f"Kafka 4.3.1 on {bootstrap_servers}, ready in {took_s:.1f} s (not for production)")
         queue = f"kmq-demo-{int(time.time())}"
         layout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=PARTITIONS)
         return Stage(bootstrap_servers, group_protocol, layout)

@@ -272,10 +272,9 @@ class RedeliverySender:
         chunk: list[Item] = []
         size = 0
         for payload in self._payloads.read(wanted) if wanted else ():
-            for due in by_id[payload.partition, payload.offset]:
-                item = Item(due, payload.message)
-                chunk.append(item)
-                size += item.size
+            items = [Item(due, payload.message) for due in by_id[payload.partition, payload.offset]]
+            chunk += items
+            size += sum(item.size for item in items)
             if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
                 yield chunk
                 chunk, size = [], 0
@@ -339,8 +338,7 @@ class RedeliverySender:
 
     def _opened(self) -> TransactionalProducer:
         if self._producer is None:
-            message = "the tracker's sender is closed: got a batch; call open() first"
-            raise KafkaClientError(message)
+            raise KafkaClientError("the tracker's sender is closed: got a batch; call open() first")
         return self._producer
 
     def _by_whom(self, error: FencedError) -> KmqError:
