@@ -120,14 +120,9 @@ class QueueConsumer:
             self._topics.markers_topic,
         )
         self._check_topics(bootstrap_servers, timeout_ms)
+        group = group or self._topics.consumer_group
         self._intake = Intake(
-            consumer_config(
-                bootstrap_servers,
-                group or self._topics.consumer_group,
-                self.consumer_id,
-                extra,
-                group_protocol=group_protocol,
-            ),
+            consumer_config(bootstrap_servers, group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,
             leases=self._leases,
             markers=self._producer,
