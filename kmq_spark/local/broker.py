@@ -189,7 +189,11 @@ class EmbeddedBroker:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         jvm = [str(java), *_FORMAT_FLAGS, *self._log_flags(), "-cp", class_path]
         properties = str(self.data_dir / "server.properties")
-        command = [*jvm, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c", properties]
+        # With `=`: one id in 64 begins with a dash, which would be read as an option.
+        command = [
+            *(*jvm, "kafka.tools.StorageTool", "format", "--standalone"),
+            *(f"--cluster-id={cluster_id}", f"--config={properties}"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_START_TIMEOUT_S)
         if done.returncode != 0:
             message = f"cannot format {self.data_dir} for the embedded broker: {(done.stdout + done.stderr).strip()}"

@@ -231,7 +231,7 @@ def _disk_failure(error: OSError) -> str:
 
 def main(arguments: list[str]) -> int:
     """
-    Run `fetch [SET …]` or `lock` from the command line.
+    Run `fetch [SET …]`, `paths SET` or `lock` from the command line.
 
     Returns:
         Exit code: 0 well, 1 failed (one line on stderr), 2 usage.
@@ -241,10 +241,12 @@ def main(arguments: list[str]) -> int:
             case ["fetch", *sets]:
                 for jar_set in sets or read_lock():
                     jar_paths(jar_set)
+            case ["paths", jar_set]:
+                sys.stdout.write("".join(f"{path}\n" for path in jar_paths(jar_set)))
             case ["lock"]:
                 write_lock()
             case _:
-                sys.stderr.write("usage: python -m kmq_spark.local.jars fetch [SET …] | lock\n")
+                sys.stderr.write("usage: python -m kmq_spark.local.jars fetch [SET …] | paths SET | lock\n")
                 return 2
     except KmqError as error:
         sys.stderr.write(f"kmq: {error}\n")

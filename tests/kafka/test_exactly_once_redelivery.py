@@ -16,7 +16,7 @@ from kmq_spark.demo.audit import audit
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.service import QueueTracker
+from kmq_spark.service import QueueTracker, TrackerService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -292,3 +292,24 @@ def test_available_now_run_handles_what_is_due_and_ends(stage: Stage) -> None:
         (again,) = receive_all(consumer, 1)
         again.ack()
     assert (tracker.stats.redelivered, again.delivery_count) == (1, 2)
+
+
+def test_one_application_tracks_several_queues(stage: Stage) -> None:
+    """A query, a checkpoint and a transactional id for each queue, in one Spark application."""
+    other = Stage(stage.spark, stage.bootstrap_servers, stage.folder, f"other.{stage.queue}")
+    service = TrackerService(stage.spark, [stage.queue, other.queue], stage.settings())
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        assert all(tracker.wait_ready(90) for tracker in service.trackers)
+        for each in (stage, other):
+            each.send(each.queue)
+        for each in (stage, other):
+            with each.consumer() as consumer:
+                first, second = receive_all(consumer, 1) + receive_all(consumer, 1)
+                second.ack()
+                assert (first.value, second.value) == (each.queue.encode(), each.queue.encode())
+    finally:
+        service.stop()
+        thread.join(60)
+    assert [tracker.stats.redelivered for tracker in service.trackers] == [1, 1]

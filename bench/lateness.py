@@ -1,0 +1,91 @@
+"""
+Measure how late redeliveries come: messages that expire at a steady rate, on a real broker and a real tracker.
+
+    .venv/bin/python bench/lateness.py [expiries a second, default 100] [partitions, default 4] [seconds, default 30]
+
+Lateness is the append time of the redelivered record less the deadline (append time of the START plus the lease): the
+broker's clock on both sides. The first third is left out, in which the JVM warms up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+
+import numpy as np
+from confluent_kafka import Producer
+
+from kmq_spark.config import load_settings
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.jars import jar_paths
+from kmq_spark.service import QueueTracker
+from kmq_spark.spark.session import build_session, session_settings
+from kmq_spark.wire.codec import encode_marker
+
+LEASE_MS = 2_000
+MESSAGE_BYTES = 200
+
+
+def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> None:
+    """Start messages as a consumer would and never end them; print one JSON line."""
+    with EmbeddedBroker() as broker, tempfile.TemporaryDirectory() as folder:
+        queue = create_queue("bench", bootstrap_servers=broker.bootstrap_servers, partitions=partitions).topics
+        with QueueProducer(queue.queue, bootstrap_servers=broker.bootstrap_servers) as producer:
+            for number in range(rate_per_s * seconds + partitions):
+                producer.send(bytes(MESSAGE_BYTES), partition=number % partitions)
+        settings = load_settings(
+            None,
+            {
+                "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+                "tracker": {"checkpoint_dir": folder},
+            },
+        )
+        spark = build_session("kmq-bench", master="local[2]", settings=session_settings(jar_paths("spark")))
+        tracker = QueueTracker(spark, queue.queue, settings)
+        thread = threading.Thread(target=tracker.run)
+        thread.start()
+        tracker.wait_ready(120)
+        _start_messages(broker.bootstrap_servers, queue.markers_topic, rate_per_s, partitions, seconds)
+        time.sleep(LEASE_MS / 1000 + 3)
+        tracker.stop()
+        thread.join()
+        spark.stop()
+    measured = np.array(tracker.stats.lateness_ms)
+    warm = measured[len(measured) // 3 :]
+    result = {
+        "expiries_per_s": rate_per_s,
+        "partitions": partitions,
+        "redelivered": len(measured),
+        "batches": tracker.stats.batches,
+        "early": int((measured < 0).sum()),
+        "lateness_ms": {name: int(np.percentile(warm, share)) for name, share in _SHARES.items()},
+    }
+    print(json.dumps(result))
+
+
+_SHARES = {"p50": 50, "p99": 99, "max": 100}
+
+
+def _start_messages(bootstrap_servers: str, topic: str, rate_per_s: int, partitions: int, seconds: int) -> None:
+    """Write one START after the other, evenly over time."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
+    began_s = time.monotonic()
+    for number in range(rate_per_s * seconds):
+        pause_s = began_s + number / rate_per_s - time.monotonic()
+        if pause_s > 0:
+            producer.poll(0)
+            time.sleep(pause_s)
+        covered = (OffsetRange(number // partitions, 1),)
+        start = Marker(MarkerType.START, number % partitions, covered, redeliver_after_ms=LEASE_MS)
+        producer.produce(topic, encode_marker(start), partition=number % partitions)
+    producer.flush()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

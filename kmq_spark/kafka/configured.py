@@ -1,0 +1,84 @@
+"""
+Producers and consumers from settings (`conf/*.toml`, environment) instead of arguments.
+
+Rule 1: only names are mapped here; what a setting means stands in `config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.config import plain
+from kmq_spark.kafka.consumer import QueueConsumer
+from kmq_spark.kafka.producer import QueueProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.config import Settings
+    from kmq_spark.kafka.message import Message
+    from kmq_spark.kafka.worker import RunSummary
+
+
+def producer_from(settings: Settings, queue: str) -> QueueProducer:
+    """
+    Return a producer of a queue.
+
+    Args:
+        settings: From `kmq_spark.config.load_settings`.
+        queue: Name of the queue.
+
+    Raises:
+        KmqError: As `QueueProducer` does.
+    """
+    kafka = settings.kafka
+    return QueueProducer(
+        queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
+    )
+
+
+def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
+    """
+    Return a consumer of a queue, with the queue's lease and the limits of `[consumer]`.
+
+    Args:
+        settings: From `kmq_spark.config.load_settings`.
+        queue: Name of the queue.
+
+    Raises:
+        KmqError: As `QueueConsumer` does.
+    """
+    kafka = settings.kafka
+    return QueueConsumer(
+        queue,
+        bootstrap_servers=kafka.bootstrap_servers,
+        group_protocol=settings.consumer.group_protocol,
+        lease_ms=settings.for_queue(queue).lease_ms,
+        max_in_flight=settings.consumer.max_in_flight,
+        timeout_ms=kafka.timeout_ms,
+        extra=plain(kafka.extra),
+    )
+
+
+def run_worker(settings: Settings, queue: str, handler: Callable[[Message], object]) -> RunSummary:
+    """
+    Run a handler over a queue until stopped, as `[consumer]` says.
+
+    Args:
+        settings: From `kmq_spark.config.load_settings`.
+        queue: Name of the queue.
+        handler: As for `QueueConsumer.run`.
+
+    Returns:
+        What was done.
+
+    Raises:
+        KmqError: As `QueueConsumer.run` does.
+    """
+    wanted = settings.consumer
+    return consumer_from(settings, queue).run(
+        handler,
+        concurrency=wanted.concurrency,
+        retry_delay_ms=wanted.retry_delay_ms,
+        drain_timeout_ms=wanted.drain_timeout_ms,
+    )
