@@ -24,8 +24,8 @@ unit: .venv/.dev ## run the tests that need no JVM
 integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
 	@$(PYTEST) -m "(spark or kafka) and not faults"
 
-faults: .venv/.dev .venv/.jars ## run the tests that kill, pause and starve processes
-	@$(PYTEST) -m faults
+faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/results.json and results.md
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

@@ -25,6 +25,8 @@ from kmq_spark.errors import (
 )
 
 if TYPE_CHECKING:
+    from kmq_spark.config import load_settings
+    from kmq_spark.kafka.configured import consumer_from, producer_from, run_worker
     from kmq_spark.kafka.consumer import QueueConsumer
     from kmq_spark.kafka.message import Message
     from kmq_spark.kafka.producer import QueueProducer
@@ -37,7 +39,11 @@ _HOMES = {
     "QueueConsumer": "kmq_spark.kafka.consumer",
     "QueueProducer": "kmq_spark.kafka.producer",
     "check_queue": "kmq_spark.kafka.topics",
+    "consumer_from": "kmq_spark.kafka.configured",
     "create_queue": "kmq_spark.kafka.topics",
+    "load_settings": "kmq_spark.config",
+    "producer_from": "kmq_spark.kafka.configured",
+    "run_worker": "kmq_spark.kafka.configured",
 }
 
 __all__ = [
@@ -55,7 +61,11 @@ __all__ = [
     "UsageError",
     "WireError",
     "check_queue",
+    "consumer_from",
     "create_queue",
+    "load_settings",
+    "producer_from",
+    "run_worker",
 ]
 
 

@@ -5,17 +5,25 @@ Rule 1: read at the edge (`jobs/`, `cli/`) and handed inward as frozen values; n
 environment.
 Rule 2: flags > environment (`KMQ_<SECTION>__<KEY>`) > file (TOML) > default.
 Rule 3: an unknown key is an error with a suggestion, never ignored.
+Rule 4: a value that may be a secret is in no text, error or representation.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsError,
+)
 
 from kmq_spark.errors import ConfigError
 
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
 
 QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 """Queue names reach topic names, metric labels and file paths, so Kafka's own alphabet and room for a suffix."""
+
+ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
 
 TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
 
@@ -38,7 +48,7 @@ QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
 class _Section(BaseModel):
     """One table of the file: frozen, and nothing unknown in it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
 
 
 class KafkaSettings(_Section):
@@ -69,6 +79,9 @@ class QueueSettings(_Section):
 
 class ConsumerSettings(_Section):
     """`[consumer]`: one worker process."""
+
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    """`consumer` (KIP-848, brokers from 4.0) rebalances without a halt. Kafka key: `group.protocol`."""
 
     max_in_flight: int = Field(default=1_000, ge=1, le=1_000_000)
     """Messages held at once, by count; receiving waits beyond it."""
@@ -104,7 +117,7 @@ class TrackerSettings(_Section):
     commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
     """How often the group's offsets are committed while nothing is sent: how old the lag is that Kafka's tools show."""
 
-    state_partitions: int = Field(default=4, ge=1, le=1_000)
+    state_partitions: int = Field(default=2, ge=1, le=1_000)
     """State partitions (`spark.sql.shuffle.partitions`); pinned by the first run of a checkpoint."""
 
     max_markers_per_batch: int = Field(default=200_000, ge=1, le=100_000_000)
@@ -131,7 +144,7 @@ class Settings(BaseSettings):
         ConfigError: from `load_settings`, never from here directly.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")  # type: ignore[assignment]  # no SettingsConfigDict key needed
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # type: ignore[assignment]  # no SettingsConfigDict key needed
 
     kafka: KafkaSettings = KafkaSettings()
     queue: QueueSettings = QueueSettings()
@@ -154,7 +167,7 @@ class Settings(BaseSettings):
         file_values = flags.pop(_FILE_VALUES, {})
         return (
             InitSettingsSource(settings_cls, flags),
-            EnvSettingsSource(settings_cls, env_prefix="KMQ_", env_nested_delimiter="__"),
+            EnvSettingsSource(settings_cls, env_prefix=ENV_PREFIX, env_nested_delimiter=ENV_DELIMITER),
             InitSettingsSource(settings_cls, file_values),
         )
 
@@ -178,11 +191,13 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
 
     Args:
         file: TOML file, or None for none.
-        flags: Values by section and key that go before everything else; None values are left out.
+        flags: Values by section and key that go before everything else, `[queues.<name>]` too; None is left out.
 
     Raises:
         ConfigError: The file is missing or no TOML, a key is unknown, a value is out of bounds.
     """
+    source = " or ".join(filter(None, ("the flags", "the environment", str(file or ""))))
+    _check_environment()
     given = {
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in (flags or {}).items()
@@ -192,10 +207,35 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
     try:
         settings = Settings(**arguments)
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], str(file or "the environment or the flags"), Settings)) from error
+        raise ConfigError(_explain(error.errors()[0], source, Settings)) from error
+    except SettingsError as error:
+        # Its cause holds the text, which may be a password.
+        message = f"cannot read the {ENV_PREFIX}* variables: {error}, tables and lists are JSON; correct the variable"
+        raise ConfigError(message) from None
     for name in settings.queues:
         settings.for_queue(name)
-    return settings
+    return _with_flags_first(settings, given.get("queue", {}))
+
+
+def _with_flags_first(settings: Settings, queue_flags: Mapping[str, Any]) -> Settings:
+    """Take out of `[queues.<name>]` what a flag says for every queue."""
+    queues = {
+        name: {key: value for key, value in values.items() if key not in queue_flags}
+        for name, values in settings.queues.items()
+    }
+    return settings.model_copy(update={"queues": queues})
+
+
+def _check_environment() -> None:
+    """Refuse variables of sections that do not exist; unknown keys of those that do are found with all others."""
+    for name in os.environ:
+        section, delimiter, _ = name.upper().removeprefix(ENV_PREFIX).partition(ENV_DELIMITER)
+        if name.upper().startswith(ENV_PREFIX) and delimiter and section.lower() not in Settings.model_fields:
+            allowed = sorted(Settings.model_fields)
+            close = difflib.get_close_matches(section.lower(), allowed, n=1)
+            hint = f"did you mean {ENV_PREFIX}{close[0].upper()}{ENV_DELIMITER}…?" if close else "remove it"
+            message = f"unknown setting: got {name!r} in the environment, allowed are {', '.join(allowed)}; {hint}"
+            raise ConfigError(message)
 
 
 def _read(file: Path | None) -> dict[str, Any]:
@@ -221,8 +261,11 @@ def _explain(error: ErrorDetails, source: str, model: type[BaseModel]) -> str:
         hint = f"did you mean {close[0]!r}?" if close else "remove it"
         return f"unknown setting: got {name!r} in {source}, allowed are {', '.join(allowed)}; {hint}"
     wanted = error["msg"][0].lower() + error["msg"][1:]
-    shown = "***" if "extra" in name else repr(error["input"])
+    shown = repr(error["input"]) if path[0] != "kafka" or name in _OPEN_KAFKA_SETTINGS else "***"
     return f"setting {name} is not allowed: got {shown}, {wanted}; correct it in {source}"
+
+
+_OPEN_KAFKA_SETTINGS = frozenset({"kafka.bootstrap_servers", "kafka.timeout_ms"})
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:

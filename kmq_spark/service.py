@@ -4,7 +4,10 @@ The tracker as a service: the one room where Spark and Kafka's client meet.
 Rule 1: wiring and supervision only; rules are in `core`, effects in `kafka`, the stream in `spark`.
 Rule 2: a failed query is started again here, with backoff and a limit; each start opens the sender anew, so it decides
 nothing before it has read the log to its end.
-Rule 3: a fenced tracker ends and is not started again: the newer one has the queue.
+Rule 3: a checkpoint that cannot be read is put aside, and the state rebuilt from the markers topic.
+Rule 4: a fenced tracker ends and is not started again: the newer one has the queue.
+Rule 5: what is wrong at the start (no broker, a topic that does not fit) is told at once; in a tracker that has run
+before the same may pass: a broker that restarts does not know its topics for a moment.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
+from kmq_spark.checkpoints import is_damaged, put_aside
 from kmq_spark.config import plain
-from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
 from kmq_spark.kafka.settings import marker_producer_config
@@ -48,7 +53,8 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 LATENESS_KEPT = 100_000
-STOP_WAIT_S = 30.0
+STOP_WAIT_S = 10.0
+"""How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
 
 
 @dataclass(slots=True)
@@ -99,11 +105,14 @@ class QueueTracker:
         self._spark = spark
         self._settings = settings
         self._queue = queue
+        self._checkpoint = f"{settings.tracker.checkpoint_dir.rstrip('/')}/{queue}"
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._batch_gate = threading.Lock()
         self._failure: BaseException | None = None
+        self._upkeep_failure: KmqError | None = None
         self._failures_in_a_row = 0
+        self._has_opened = False
         self.stats = TrackerStats()
 
     @property
@@ -128,20 +137,45 @@ class QueueTracker:
             TopicError: A topic is missing or does not fit.
             KmqError: The query failed more often in a row than `restart_limit` allows.
         """
-        while True:
+        while not self._stopping.is_set():
             try:
                 self._run_once()
             except FencedError:
                 raise
-            except (KmqError, PySparkException) as error:
-                self._failures_in_a_row += 1
-                if not _may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
-                    raise
-                self._rest(error)
+            except (KmqError, PySparkException, Py4JError) as error:
                 if self._stopping.is_set():
+                    logger.warning("tracker of %s failed while it stopped: %s", self._queue, _first_line(error))
                     return
+                self._failures_in_a_row += 1
+                if not self._may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
+                    raise self._told(error) from error.__cause__
+                if is_damaged(error):
+                    put_aside(self._checkpoint)
+                self._rest(error)
             else:
                 return
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Return whether starting again may help."""
+        if isinstance(error, KafkaClientError):
+            return error.retriable and self._has_opened
+        if isinstance(error, TopicError):
+            return self._has_opened
+        if isinstance(error, KmqError):
+            return error.retriable
+        return not isinstance(error, Py4JNetworkError)
+
+    def _told(self, error: Exception) -> KmqError:
+        """Return what ends this tracker, in our form; Spark's own error is in the log at level DEBUG."""
+        logger.debug("the tracker of %s ends", self._queue, exc_info=error)
+        if isinstance(error, KmqError):
+            return error
+        if isinstance(error, Py4JNetworkError):
+            return KmqError(f"the JVM of Spark is gone: got {_first_line(error)}; start the tracker again")
+        return KmqError(
+            f"the streaming query of {self._queue} failed {self._failures_in_a_row} times in a row: got "
+            f"{_first_line(error)}; correct the cause and start the tracker again, nothing is lost or sent twice"
+        )
 
     def _rest(self, error: Exception) -> None:
         backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
@@ -169,6 +203,7 @@ class QueueTracker:
         sender = RedeliverySender(layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits)
         try:
             resume = sender.open()
+            self._has_opened = True
             logger.info(
                 "tracker %s of %s decides from markers %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
@@ -185,7 +220,7 @@ class QueueTracker:
             sender.close()
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> None:
-        self._failure = None
+        self._failure = self._upkeep_failure = None
         ticker.start()
         try:
             if self._settings.tracker.trigger == "available-now" and not ticker.wait_first_ticks(
@@ -194,7 +229,7 @@ class QueueTracker:
                 message = f"cannot write TICKs for {self._queue} in time; check the broker"
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             query = self._start_query(sender, ticker, resume)
-            ticker.on_pause = lambda: sender.commit_read_to(_read_to(query))
+            ticker.on_pause = lambda: self._keep_up(sender, query)
             self._await(query)
         finally:
             ticker.stop()
@@ -230,7 +265,7 @@ class QueueTracker:
             fold_settings,
             self._delivering(sender, ticker),
             query_name=f"kmq-tracker-{self._queue}",
-            checkpoint=f"{tracker.checkpoint_dir.rstrip('/')}/{self._queue}",
+            checkpoint=self._checkpoint,
             trigger=trigger,
         )
         return writer.start()
@@ -261,14 +296,23 @@ class QueueTracker:
 
         return deliver
 
+    def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
+        """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
+        try:
+            sender.commit_read_to(_read_to(query))
+        except KmqError as error:
+            self._upkeep_failure = error
+
     def _await(self, query: StreamingQuery) -> None:
         """Wait for the end of the query; stop it between two batches when asked to."""
         try:
-            while query.isActive and not self._stopping.is_set():
+            while query.isActive and not self._stopping.is_set() and self._upkeep_failure is None:
                 self._stopping.wait(0.1)
-            if self._stopping.is_set() and query.isActive:
+            if query.isActive:
                 self._stop_between_batches(query)
             query.awaitTermination(int(STOP_WAIT_S))
+            if self._upkeep_failure is not None:
+                raise self._upkeep_failure
         except StreamingQueryException as error:
             if isinstance(self._failure, KmqError):
                 raise self._failure from error
@@ -281,11 +325,6 @@ class QueueTracker:
         # With the gate held no batch is being carried out: whatever the stop interrupts has sent nothing.
         with self._batch_gate:
             query.stop()
-
-
-def _may_pass(error: Exception) -> bool:
-    """Return whether starting again may help: Spark's failures mostly do, ours say so themselves."""
-    return error.retriable if isinstance(error, KmqError) else True
 
 
 def _first_line(error: Exception) -> str:

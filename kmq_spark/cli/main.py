@@ -5,9 +5,11 @@ from __future__ import annotations
 import typer
 
 from kmq_spark.cli import broker, demo, failpoints, queue, tracker
+from kmq_spark.cli.one_line import OneLineGroup
 
 app = typer.Typer(
     name="kmq",
+    cls=OneLineGroup,
     help="Message-queue semantics on plain Kafka topics.",
     no_args_is_help=True,
     add_completion=False,
@@ -21,4 +23,4 @@ app.command("failpoints")(failpoints.failpoints)
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="kmq")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,8 @@ from kmq_spark.cli.common import (
     settings_from,
     told_clearly,
 )
+from kmq_spark.cli.one_line import OneLineCommand
+from kmq_spark.config import plain
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Settings
     from kmq_spark.service import TrackerService
+
+logger = logging.getLogger(__name__)
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 SUBMITTED_MARKS = frozenset({"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"})
 """Environment variables of a driver that was started for us, with its JVM, its master and its jars."""
@@ -56,7 +63,7 @@ def run(
     log_level: Annotated[str, typer.Option(help="Level of our own log.")] = "INFO",
 ) -> None:
     """Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C, or once (available-now)."""
-    set_up_logs(log_level.upper())
+    set_up_logs(_log_level(log_level))
     settings = settings_from(
         config,
         bootstrap_server,
@@ -65,11 +72,67 @@ def run(
         tracker={"checkpoint_dir": checkpoint_dir, "trigger": trigger, "queues": tuple(queues) if queues else None},
         queue={"max_deliveries": max_deliveries},
     )
+    _check_queues(settings)
+    signals = _StopOnSignals()
     spark = _session(master, driver_memory)
     try:
-        _run_trackers(spark, settings, events=events)
+        _run_trackers(spark, settings, signals, events=events)
     finally:
-        spark.stop()
+        _stop_session(spark)
+
+
+def _log_level(text: str) -> str:
+    if text.upper() not in LOG_LEVELS:
+        message = f"log level is not allowed: got {text!r}, one of {', '.join(LOG_LEVELS)}; correct --log-level"
+        raise ConfigError(message)
+    return text.upper()
+
+
+def _check_queues(settings: Settings) -> None:
+    """Tell what is wrong with the names, the broker and the topics now: a JVM takes seconds to start and to end."""
+    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    kafka = settings.kafka
+    if not settings.tracker.queues:
+        message = "no queue is named: got none, at least one; name it as an argument or in [tracker] queues"
+        raise ConfigError(message)
+    for queue in (queues := settings.tracker.queues):
+        if queues.count(queue) > 1:
+            message = f"a queue is named more than once: got {queue!r} {queues.count(queue)} times; name it once"
+            raise ConfigError(message)
+        check_queue(
+            queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
+        )
+
+
+class _StopOnSignals:
+    """Hears SIGTERM and Ctrl+C from the beginning, and tells the service once there is one."""
+
+    def __init__(self) -> None:
+        """Take over both signals."""
+        self._service: TrackerService | None = None
+        self._is_asked = False
+        self._take_over()
+
+    def attach(self, service: TrackerService) -> None:
+        """Stop this service when a signal comes, at once where one has come."""
+        self._service = service
+        if self._is_asked:
+            service.stop()
+        else:
+            # Once more: a Spark session that starts makes Ctrl+C cancel its jobs and raise KeyboardInterrupt.
+            self._take_over()
+
+    def _take_over(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, _frame: object) -> None:
+        self._is_asked = True
+        # The second one ends the process as it would end any other: nothing can be lost by that.
+        signal.signal(number, signal.SIG_DFL)
+        if self._service is not None:
+            self._service.stop()
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:
@@ -82,28 +145,24 @@ def _session(master: str, driver_memory: str) -> SparkSession:
     return build_session("kmq-tracker", master=master, settings=session_settings(jar_paths("spark"), driver_memory))
 
 
-def _run_trackers(spark: SparkSession, settings: Settings, *, events: bool) -> None:
+def _stop_session(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except Exception:  # py4j has no common ancestor of its errors, and a JVM that is gone is stopped
+        logger.debug("Spark did not stop", exc_info=True)
+
+
+def _run_trackers(spark: SparkSession, settings: Settings, signals: _StopOnSignals, *, events: bool) -> None:
     from kmq_spark.service import TrackerService  # noqa: PLC0415  # as above
 
-    names = settings.tracker.queues
-    if not names:
-        message = "no queue is named: got none, at least one; name it as an argument or in [tracker] queues"
-        raise ConfigError(message)
-    service = TrackerService(spark, names, settings)
-    _stop_on_signals(service)
+    service = TrackerService(spark, settings.tracker.queues, settings)
+    signals.attach(service)
     if events:
         _announce(service)
     service.run()
     if events:
         print_json({"event": "ended", **_counts(service)})
-
-
-def _stop_on_signals(service: TrackerService) -> None:
-    def stop(_number: int, _frame: object) -> None:
-        service.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    logger.info("tracker of %s ended", ", ".join(settings.tracker.queues), extra={"action": "ended"})
 
 
 def _announce(service: TrackerService) -> None:
@@ -133,4 +192,6 @@ def _counts(service: TrackerService) -> dict[str, Any]:
 
 def run_submitted() -> None:
     """Run with the arguments of `kmq tracker run`: for `jobs/redelivery_tracker.py` and Databricks wheel tasks."""
-    typer.run(run)
+    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    submitted.command(cls=OneLineCommand)(run)
+    submitted()

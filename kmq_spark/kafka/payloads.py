@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.settings import client_error
+from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class PayloadReader:
 
     def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
         """Connect lazily: nothing is sent before the first read."""
-        self._consumer = Consumer({**config, "enable.partition.eof": True, "auto.offset.reset": "error"})
+        self._consumer = make_client(Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "error"})
         self._topic = topic
         self._timeout_s = timeout_ms / 1000
 
@@ -122,12 +122,26 @@ class PayloadReader:
         for run in runs.values():
             if run.is_done:
                 continue
-            first, end = self._consumer.get_watermark_offsets(
-                TopicPartition(self._topic, run.partition), timeout=self._timeout_s, cached=False
-            )
+            first, end = self._bounds(run.partition)
             yield from run.drop_below(first)
             run.drop_from(end)
             yield from run.beyond()
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        """Return where a partition begins and ends; both 0 where there is no such partition."""
+        place = TopicPartition(self._topic, partition)
+        try:
+            return self._consumer.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
+                raise
+        # The queue has grown, and the client looks by itself every five minutes only; or a marker names any number.
+        topic = self._consumer.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
+        if topic.error is not None:
+            raise KafkaException(topic.error)
+        if partition not in topic.partitions:
+            return 0, 0
+        return self._consumer.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
 
     def _seek_far(self, runs: dict[int, _Run]) -> None:
         for run in runs.values():

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.errors import FencedError, KafkaClientError
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
@@ -34,8 +33,9 @@ from kmq_spark.kafka.redelivery_records import (
     end_records,
     outgoing_record,
     settle,
-    unreadable_record,
 )
+from kmq_spark.kafka.refusals import Refusals
+from kmq_spark.kafka.set_aside import SetAside
 from kmq_spark.kafka.settings import (
     admin_config,
     make_client,
@@ -48,13 +48,10 @@ from kmq_spark.kafka.transaction import TransactionalProducer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from confluent_kafka import Message, Producer
+    from confluent_kafka import Message
 
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.errors import KmqError
     from kmq_spark.kafka.topics import QueueLayout
-
-    OnDelivery = Callable[[KafkaError | None, Message], None]
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +60,6 @@ LARGEST_RECORD = 1_000_000_000
 
 CLAIM_WAIT_S = 2.0
 """How long a tracker that was shut out waits for its successor to sign the group's offsets."""
-
-UNREADABLE_LOG_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +129,7 @@ class RedeliverySender:
         self._group = make_client(Consumer, reading)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout_ms)
         self._raw_markers = PayloadReader(reading, layout.topics.markers_topic, self._limits.timeout_ms)
+        self._set_aside = SetAside(self._raw_markers, layout.topics, layout.dead_letter_partition_count)
         admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
         self._tracker_positions = TrackerPositions(
             self._group, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
@@ -143,7 +139,6 @@ class RedeliverySender:
         self._positions: dict[int, Position] = {}
         self._committed: dict[int, Position] = {}
         self._committed_at_s = 0.0
-        self._unreadable_logged_at_s = -UNREADABLE_LOG_S
         self._lock = threading.Lock()  # batches and upkeep come from different threads, transactions from one at a time
 
     def _writing(self, layout: QueueLayout, bootstrap_servers: str, extra: Mapping[str, str] | None) -> dict[str, Any]:
@@ -198,7 +193,7 @@ class RedeliverySender:
         """
         sent = Sent()
         with self._lock:
-            set_aside = self._set_aside(outcomes)
+            set_aside = self._set_aside.records(outcomes, self._committed)
             self._advance(outcomes)
             chunks = self._chunks(outcomes)
             chunk = next(chunks, [])
@@ -233,10 +228,16 @@ class RedeliverySender:
             self._commit_positions()
 
     def close(self) -> None:
-        """Commit where we stand and leave the broker."""
+        """
+        Commit where we stand and leave the broker.
+
+        Where that fails nothing is lost: the next tracker reads a little more of the log.
+        """
         with self._lock:
             try:
                 self._commit_positions()
+            except KmqError as error:
+                logger.warning("cannot commit where the tracker of %s stands: %s", self.topics.queue, error)
             finally:
                 if self._producer is not None:
                     self._producer.close()
@@ -281,52 +282,29 @@ class RedeliverySender:
         if chunk:
             yield chunk
 
-    def _set_aside(self, outcomes: Sequence[PartitionOutcome]) -> list[OutgoingRecord]:
-        """Return a dead letter for each record that is no marker, unless its position was committed before."""
-        errors = {
-            (outcome.marker_partition, record.marker_offset): record.error
-            for outcome in outcomes
-            for record in outcome.unreadable
-            if record.marker_offset >= self._committed[outcome.marker_partition].next_offset
-        }
-        if not errors:
-            return []
-        if time.monotonic() - self._unreadable_logged_at_s > UNREADABLE_LOG_S:
-            self._unreadable_logged_at_s = time.monotonic()
-            logger.warning(
-                "%d records of %s are no markers and go to %s; the first: %s",
-                len(errors), self.topics.markers_topic, self.topics.dead_letter_topic, next(iter(errors.values())),
-                extra={"action": "set_aside", "queue": self.topics.queue},
-            )  # fmt: skip
-        wanted: dict[int, list[int]] = {}
-        for partition, offset in sorted(errors):
-            wanted.setdefault(partition, []).append(offset)
-        return [
-            unreadable_record(payload, errors[payload.partition, payload.offset], self.topics, self._dead_letter_count)
-            for payload in self._raw_markers.read(wanted)
-        ]
-
     def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
         """Send items with their ENDs, other records and the positions of these partitions, in one transaction."""
-        refused: Counter[int] = Counter()
-        attempt = Sent()
+        producer, refusals, attempt = self._opened(), Refusals(), Sent()
 
-        def work(producer: Producer) -> None:
+        def work() -> None:
             nonlocal attempt
             attempt = Sent()
-            settled = [settle(item, refused[index], self.topics) for index, item in enumerate(items)]
-            for index, item in enumerate(settled):
-                record = outgoing_record(item, self.topics, self._dead_letter_count)
-                _produce(producer, record, partial(_on_delivered, attempt, refused, index, item.due))
-                failpoint("tracker.dead-letter-sent" if item.due.is_dead_letter else "tracker.message-sent")
+            settled = []
+            for index, item in enumerate(items):
+                refused = refusals.of(index, item.size)
+                settled.append(settle(item, refused, self.topics))
+                record = outgoing_record(settled[-1], self.topics, self._dead_letter_count)
+                on_refused = partial(refusals.note, index, item.size, refused)
+                producer.send(record, partial(_on_delivered, attempt, settled[-1].due, on_refused))
+                failpoint("tracker.dead-letter-sent" if settled[-1].due.is_dead_letter else "tracker.message-sent")
             for record in (*also, *end_records((item.due for item in settled), self.topics)):
-                _produce(producer, record, None)
+                producer.send(record)
                 failpoint("tracker.end-sent")
 
         committing = {partition: self._positions[partition] for partition in places}
         positions = [at.to_topic_partition(self.topics.markers_topic, p) for p, at in committing.items()]
         try:
-            self._opened().run(work, positions, self._group.consumer_group_metadata())
+            producer.run(work, positions, self._group.consumer_group_metadata(), lambda: refusals.count)
         except FencedError as error:
             raise self._by_whom(error) from error
         self._committed |= committing
@@ -363,35 +341,12 @@ class RedeliverySender:
         return KafkaClientError(message, code="INVALID_PRODUCER_EPOCH", retriable=True)
 
 
-def _produce(producer: Producer, record: OutgoingRecord, on_delivery: OnDelivery | None) -> None:
-    while True:
-        try:
-            producer.produce(
-                record.topic,
-                value=record.value,
-                key=record.key,
-                partition=record.partition,
-                headers=list(record.headers),
-                on_delivery=on_delivery or _ignore,
-            )
-        except BufferError:
-            # The local queue is full: let it drain.
-            producer.poll(0.05)
-        else:
-            producer.poll(0)
-            return
-
-
-def _ignore(_error: KafkaError | None, _record: Message) -> None:
-    """Do nothing: an END that fails makes the commit of its transaction fail."""
-
-
-def _on_delivered(  # noqa: PLR0917  # called by librdkafka, which passes the last two by position
-    attempt: Sent, refused: Counter[int], index: int, due: Due, error: KafkaError | None, record: Message
+def _on_delivered(
+    attempt: Sent, due: Due, on_refused: Callable[[], None], error: KafkaError | None, record: Message
 ) -> None:
     if error is not None:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            refused[index] += 1
+            on_refused()
         return
     if due.is_dead_letter:
         attempt.dead_lettered += 1

@@ -50,8 +50,11 @@ class Item(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of key and value."""
-        return 0 if self.message is None else len(self.message.key() or b"") + len(self.message.value() or b"")
+        """Bytes of key, value and headers."""
+        if self.message is None:
+            return 0
+        header_bytes = sum(len(name) + len(value or b"") for name, value in headers_of(self.message))
+        return len(self.message.key() or b"") + len(self.message.value() or b"") + header_bytes
 
 
 class OutgoingRecord(NamedTuple):
@@ -62,6 +65,11 @@ class OutgoingRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+
+def headers_of(message: Message | None) -> Headers:
+    """Return the headers of a message in their order, none where it has none or is gone."""
+    return list(cast("Headers", message.headers() or [])) if message is not None else []
 
 
 def dues_of(outcomes: Iterable[PartitionOutcome]) -> Iterator[Due]:

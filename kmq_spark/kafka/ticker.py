@@ -19,17 +19,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.settings import make_client
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Message
 
     from kmq_spark.core.outcome import PartitionOutcome
 
@@ -41,6 +42,11 @@ AIM_PAST_DEADLINE_MS = 2
 LONGEST_WAIT_S = 1.0
 
 REPORT_POLL_S = 0.005
+
+METADATA_TIMEOUT_S = 1.0
+
+WARN_INTERVAL_S = 60.0
+"""A broker that is away costs a line a minute, not one a TICK."""
 
 
 @dataclass(slots=True)
@@ -76,7 +82,7 @@ class Ticker(threading.Thread):
     ) -> None:
         """Connect lazily; `start` begins to tick."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
-        self._producer = Producer(dict(config))
+        self._producer = make_client(Producer, config)
         self._topic = markers_topic
         self._interval_s = interval_ms / 1000
         self._partitions = {partition: _Clockwork() for partition in range(partition_count)}
@@ -86,6 +92,7 @@ class Ticker(threading.Thread):
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._tick = encode_marker(Marker(type=MarkerType.TICK))
+        self._warned_at_s = -WARN_INTERVAL_S
         self._first_reported: set[int] = set()
         self._all_reported = threading.Event()
 
@@ -164,15 +171,15 @@ class Ticker(threading.Thread):
         try:
             self._producer.produce(self._topic, value=self._tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
-            logger.warning("cannot write a TICK to %s[%d]: %s", self._topic, partition, error)
             self._ask_again(partition)
+            self._look_again(error)
         failpoint("ticker.tick-sent")
 
     def _report(self, sent_s: float, error: KafkaError | None, tick: Message) -> None:
         """Learn the broker's clock from a TICK that arrived; ask for another one where it did not."""
         if error is not None:
-            logger.warning("a TICK did not reach %s[%s]: %s", self._topic, tick.partition(), error)
             self._ask_again(tick.partition())
+            self._warn(error)
             return
         _, appended_at_ms = tick.timestamp()
         # The append lies between the sending and this report; half way is off by half a round trip at most.
@@ -180,6 +187,26 @@ class Ticker(threading.Thread):
         self._first_reported.add(tick.partition() or 0)
         if len(self._first_reported) >= len(self._partitions):
             self._all_reported.set()
+
+    def _look_again(self, error: KafkaException | BufferError) -> None:
+        """Learn of partitions that the topic has got since: the client looks by itself every five minutes only."""
+        cause = error.args[0]
+        if not isinstance(cause, KafkaError) or cause.code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
+            self._warn(cause)
+            return
+        try:
+            self._producer.list_topics(self._topic, timeout=METADATA_TIMEOUT_S)
+        except KafkaException as failure:
+            self._warn(failure.args[0])
+
+    def _warn(self, cause: object) -> None:
+        if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
+            self._warned_at_s = time.monotonic()
+            text = cause.str() if isinstance(cause, KafkaError) else cause
+            logger.warning(
+                "cannot write TICKs to %s: %s; nothing is redelivered until it can", self._topic, text,
+                extra={"action": "tick_failed"},
+            )  # fmt: skip
 
     def _ask_again(self, partition: int | None) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ Rule 2: what librdkafka calls retriable is called again, what it calls abortable
 this producer. Its last transaction may or may not be committed, so whoever opens the next one reads the log to its end
 before deciding anything.
 Rule 3: a fenced producer never sends again.
+Rule 4: every wait is bounded by `timeout_ms`, so that a tracker whose broker is away can still be stopped.
 
 Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588 for why a time-out looks like fencing.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -21,11 +23,16 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import PASSING_NAMES
+from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import Message, TopicPartition
+
+    from kmq_spark.kafka.redelivery_records import OutgoingRecord
+
+    OnDelivery = Callable[[KafkaError | None, Message], None]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +48,8 @@ _FENCED_CODES = frozenset(
 ATTEMPTS = 8
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
+POLL_S = 0.05
+ABORT_SLICE_S = 0.2
 
 
 class _AbortableError(Exception):
@@ -56,6 +65,7 @@ class TransactionalProducer:
         timeout_ms: Bound on each call to the broker.
 
     Raises:
+        ConfigError: librdkafka refuses a setting.
         KafkaClientError: The broker cannot be reached, or refuses the transactional id.
     """
 
@@ -63,30 +73,77 @@ class TransactionalProducer:
         """Connect, and fence every older producer of the same transactional id."""
         self._timeout_s = timeout_ms / 1000
         self._name = str(config["transactional.id"])
-        self._producer = Producer(dict(config))
+        self._producer = make_client(Producer, config)
+        self._failed: KafkaError | None = None
         failpoint("tracker.opening")
-        self._call(lambda: self._producer.init_transactions(self._timeout_s), "start transactions")
+        self._call(self._producer.init_transactions, "start transactions")
         failpoint("tracker.fenced-older")
 
-    def run(self, work: Callable[[Producer], None], positions: list[TopicPartition], group_metadata: object) -> None:
+    def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
+        """
+        Add a record to the open transaction; only `run`'s work may call it.
+
+        Args:
+            record: What to write.
+            on_delivery: Told what became of it; called from this thread, before `run` returns.
+
+        Raises:
+            KafkaException: The client refuses it; `run` knows what to make of that.
+        """
+        is_asked = False
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    partition=record.partition,
+                    headers=[*record.headers],
+                    on_delivery=partial(self._report, on_delivery),
+                )
+            except BufferError:
+                # The local queue is full: let it drain.
+                self._producer.poll(POLL_S)
+            except KafkaException as error:
+                if is_asked or error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
+                    raise
+                # A topic that has grown: the client looks by itself every five minutes only.
+                is_asked = True
+                self._producer.list_topics(record.topic, timeout=self._timeout_s)
+            else:
+                self._producer.poll(0)
+                return
+
+    def run(
+        self,
+        work: Callable[[], None],
+        positions: list[TopicPartition],
+        group_metadata: object,
+        progress: Callable[[], int] = lambda: 0,
+    ) -> None:
         """
         Do the work in one transaction and commit it.
 
         Args:
-            work: Produces records; called again after an abort. A record that fails aborts the transaction.
+            work: Sends records; called again after an abort. A record that fails aborts the transaction.
             positions: Offsets to commit with it; may be empty.
             group_metadata: Of the group whose offsets these are, from `Consumer.consumer_group_metadata`.
+            progress: A number that grows when an attempt that was aborted has taught the work something: such attempts
+                are not counted, for the next one is another.
 
         Raises:
             FencedError: A newer producer of this transactional id exists, or the broker gave this transaction up.
             KafkaClientError: It did not succeed; its outcome may be unknown.
         """
-        backoff_s = FIRST_BACKOFF_S
-        for attempt in range(1, ATTEMPTS + 1):
+        attempt, known = 1, progress()
+        while True:
             try:
                 self._attempt(work, positions, group_metadata)
             except _AbortableError as error:
-                self._call(lambda: self._producer.abort_transaction(self._timeout_s), "abort a transaction")
+                self._abort()
+                if (now_known := progress()) > known:
+                    attempt, known = 1, now_known
+                    continue
                 if attempt == ATTEMPTS:
                     message = (
                         f"cannot commit a transaction of {self._name}: {error}, {ATTEMPTS} times; check the broker"
@@ -95,8 +152,8 @@ class TransactionalProducer:
                 logger.warning(
                     "transaction of %s aborted, trying again: %s", self._name, error, extra={"action": "txn_aborted"}
                 )
-                time.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                time.sleep(_backoff_s(attempt))
+                attempt += 1
             else:
                 return
 
@@ -105,34 +162,69 @@ class TransactionalProducer:
         # No flush: after a fatal error confluent-kafka's raises SystemError, and there is nothing to wait for.
         self._producer.purge()
 
-    def _attempt(self, work: Callable[[Producer], None], positions: list[TopicPartition], group: object) -> None:
-        self._call(self._producer.begin_transaction, "begin a transaction")
+    def _attempt(self, work: Callable[[], None], positions: list[TopicPartition], group: object) -> None:
+        self._failed = None
+        self._call(lambda _: self._producer.begin_transaction(), "begin a transaction")
         try:
-            work(self._producer)
+            work()
+            self._drain()
         except KafkaException as error:
             self._raise_translated(error, "produce in a transaction", produced=True)
         if positions:
             self._call(
-                lambda: self._producer.send_offsets_to_transaction(positions, group, self._timeout_s),
+                lambda timeout_s: self._producer.send_offsets_to_transaction(positions, group, timeout_s),
                 "add offsets to a transaction",
             )
             failpoint("tracker.offsets-added")
         failpoint("tracker.before-commit")
-        self._call(lambda: self._producer.commit_transaction(self._timeout_s), "commit a transaction")
+        self._call(self._producer.commit_transaction, "commit a transaction")
         failpoint("tracker.committed")
 
-    def _call(self, call: Callable[[], object], what: str) -> None:
-        backoff_s = FIRST_BACKOFF_S
-        for attempt in range(1, ATTEMPTS + 1):
+    def _drain(self) -> None:
+        """
+        Wait for the delivery reports, and for no more than the first failure.
+
+        A commit waits for them too, but behind a record that was refused librdkafka holds back the next ones until
+        their delivery time-out: a minute of standing still for one message that is too large.
+        """
+        while len(self._producer) and self._failed is None:
+            self._producer.poll(POLL_S)
+        if self._failed is not None:
+            raise KafkaException(self._failed)
+
+    def _report(self, on_delivery: OnDelivery | None, error: KafkaError | None, record: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+        if on_delivery is not None:
+            on_delivery(error, record)
+
+    def _abort(self) -> None:
+        """Abort, in slices: librdkafka waits for the reports of what it purges, and we are who takes them from it."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
             try:
-                call()
+                self._producer.abort_transaction(ABORT_SLICE_S)
+            except KafkaException as error:
+                if error.args[0].fatal() or not error.args[0].retriable() or time.monotonic() > deadline_s:
+                    self._raise_translated(error, "abort a transaction")
+                self._producer.poll(POLL_S)
+            else:
+                return
+
+    def _call(self, call: Callable[[float], object], what: str) -> None:
+        """Call with the seconds that are left, and again while the failure may pass and there are any."""
+        deadline_s = time.monotonic() + self._timeout_s
+        attempt = 1
+        while True:
+            try:
+                call(max(deadline_s - time.monotonic(), POLL_S))
             except KafkaException as error:
                 kafka_error = error.args[0]
                 passing = kafka_error.retriable() and not kafka_error.txn_requires_abort() and not kafka_error.fatal()
-                if not passing or attempt == ATTEMPTS:
+                if not passing or time.monotonic() > deadline_s:
                     self._raise_translated(error, what)
-                time.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                time.sleep(_backoff_s(attempt))
+                attempt += 1
             else:
                 return
 
@@ -150,3 +242,7 @@ class TransactionalProducer:
         # Fatal is this producer, not the queue: a new one begins where the log says.
         may_pass = kafka_error.fatal() or kafka_error.retriable() or kafka_error.name() in PASSING_NAMES
         raise KafkaClientError(message, code=kafka_error.name(), retriable=may_pass) from error
+
+
+def _backoff_s(attempt: int) -> float:
+    return float(min(FIRST_BACKOFF_S * 2 ** (attempt - 1), LONGEST_BACKOFF_S))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+_LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+
 
 def streaming_settings(state_partitions: int) -> dict[str, str]:
     """
@@ -43,6 +45,8 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
         # No batch without new markers: an idle queue costs nothing.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
+        # A query that waits for a lost broker may not hear that it is to stop; by default that is waited for, for ever.
+        "spark.sql.streaming.stopTimeout": "15s",
         # Batches to keep for a restart; 100 by default, and each costs files.
         "spark.sql.streaming.minBatchesToRetain": "10",
         # The trigger is as short as possible, so "falling behind" is the normal state, not worth a warning a batch.
@@ -61,8 +65,10 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
     settings = {
         "spark.driver.memory": driver_memory,
         # `query.stop()` during foreachBatch otherwise overflows the stack of a regex in the log formatter.
-        "spark.driver.extraJavaOptions": "-Xss16m -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": f"-Xss16m -XX:+UseSerialGC {_LOG_FLAG}",
         "spark.ui.enabled": "false",
+        # A bar that is drawn anew in every batch would be most of the log.
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # Unix sockets instead of loopback TCP between the JVM and the Python workers: less time in each batch.

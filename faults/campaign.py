@@ -1,0 +1,85 @@
+"""What the whole campaign shares: a broker, a Spark session where one is asked for, the seed and the size."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from faults.stage import BROKER_SETTINGS, Stage
+from kmq_spark.local.broker import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+Value = TypeVar("Value")
+
+
+class Campaign:
+    """
+    One run of the campaign.
+
+    Args:
+        folder: Logs, events, checkpoints.
+        seed: Of everything that is chosen.
+        scale: Share of the full number of injections, in each fault.
+        broker: A running one; one of its own by default.
+        spark: A running session; one of its own by default.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        scale: float = 1.0,
+        broker: EmbeddedBroker | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        """Start nothing yet but the broker."""
+        self.folder = folder
+        self.seed = seed
+        self._scale = scale
+        self._owns_broker = broker is None
+        self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
+        self._owns_spark = spark is None
+        self._spark = spark
+        self._stages: list[Stage] = []
+
+    def stage(self, name: str, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
+        """Return a fresh queue for a fault."""
+        # Only the name of a queue: it must be new on this broker, and say when it was made.
+        queue = f"{name}.{time.time_ns() // 1_000_000}"
+        stage = Stage(self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
+        self._stages.append(stage)
+        return stage
+
+    def scaled(self, count: int, least: int) -> int:
+        """Return how many of *count* injections this run makes."""
+        return max(least, round(count * self._scale))
+
+    def picked(self, values: Sequence[Value], count: int, least: int) -> Sequence[Value]:
+        """Return the first of some values, as many as this run takes."""
+        return values[: self.scaled(count, least)]
+
+    def spark(self) -> SparkSession:
+        """Return the session, started with the first call."""
+        if self._spark is None:
+            from kmq_spark.local.jars import jar_paths  # noqa: PLC0415  # not every fault needs Spark here
+            from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
+
+            settings = session_settings(jar_paths("spark"), "1g")
+            self._spark = build_session("kmq-faults", master="local[2]", settings=settings)
+        return self._spark
+
+    def close(self) -> None:
+        """End everything that was started here."""
+        for stage in self._stages:
+            stage.close()
+        if self._owns_spark and self._spark is not None:
+            self._spark.stop()
+        if self._owns_broker:
+            self.broker.close()

@@ -1,0 +1,168 @@
+"""Faults of consumers: killed at every step and in between, paused, coming and going, with false clocks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from faults.processes import FAKETIME
+from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from faults.campaign import Campaign
+    from faults.stage import Stage
+
+Job = TypeVar("Job")
+
+SLOTS = 2
+"""Victims at a time."""
+
+CONSUMER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("consumer."))
+
+
+def killed(campaign: Campaign) -> Stage:
+    """F1: `kill -9` of consumers, at every crash point and at random."""
+    stage = campaign.stage("f1", rejected=0.01)
+    random_kills = campaign.scaled(60, least=2)
+    jobs: list[tuple[str, int]] = [
+        (point, nth) for point in CONSUMER_POINTS for nth in campaign.picked((1, 2, 5, 9), 4, least=1)
+    ] + [("", number) for number in range(random_kills)]
+    random.Random(stage.seed).shuffle(jobs)  # noqa: S311  # repeatable
+    with stage.tracking():
+        stage.send(rate=200)
+        stage.worker("healthy")
+        _in_slots(jobs, lambda job: _kill_one(stage, *job))
+        stage.drain()
+    return stage
+
+
+def _kill_one(stage: Stage, point: str, number: int) -> None:
+    if point:
+        worker = stage.worker(f"victim-{point}-{number}-{time.time_ns()}", failpoint=f"{point}:{number}")
+        if worker.wait(25) == EXIT_CODE:
+            stage.injected("crash point", point=point, nth=number)
+            return
+        stage.notes.append(f"{point}:{number} was not passed in 25 s")
+        worker.kill()
+        return
+    worker = stage.worker(f"victim-random-{number}")
+    if worker.wait_working(1 + number % 40):
+        worker.kill()
+        stage.injected("kill -9", deliveries=number % 40)
+    else:
+        worker.kill()
+        stage.notes.append(f"random victim {number} got no messages in time")
+
+
+def paused(campaign: Campaign) -> Stage:
+    """F4: SIGSTOP of consumers for longer than a lease, their late ENDs included."""
+    stage = campaign.stage("f4-consumers")
+    with stage.tracking():
+        stage.send(rate=150)
+        crew = [stage.worker(f"paused-{number}") for number in range(4)]
+        for worker in crew:
+            worker.wait_working()
+        for number in range(campaign.scaled(24, least=2)):
+            victims = [crew[number % 4], crew[(number + 1) % 4]]
+            for worker in victims:
+                worker.pause()
+            time.sleep((0.5, 2.5, 3.5)[number % 3])
+            for worker in victims:
+                worker.resume()
+                stage.injected("SIGSTOP", seconds=(0.5, 2.5, 3.5)[number % 3])
+            time.sleep(0.4)
+        stage.drain()
+    return stage
+
+
+def skewed(campaign: Campaign) -> Stage | None:
+    """F10: consumers whose clock is an hour off, steps, or drifts."""
+    if FAKETIME is None:
+        return None
+    stage = campaign.stage("f10-consumers")
+    clocks = ("+3600s", "-3600s", "+0 x1.0005", "+0 x0.9995", "-600s", "+86400s")
+    with stage.tracking():
+        stage.send(rate=150)
+        stage.worker("healthy")
+        jobs = [(clock, number) for number in range(campaign.scaled(2, least=1)) for clock in clocks]
+        _in_slots(jobs, lambda job: _skew_one(stage, *job))
+        stage.drain()
+    return stage
+
+
+def _skew_one(stage: Stage, clock: str, number: int) -> None:
+    worker = stage.worker(f"skewed{clock.replace(' ', '')}-{number}", clock=clock)
+    if worker.wait_working(20):
+        stage.injected("clock", clock=clock)
+    time.sleep(1)
+    worker.kill()
+
+
+def holding_many(campaign: Campaign) -> Stage:
+    """F21: kill a consumer that holds thousands which no handler has seen, and one that stops cleanly."""
+    stage = campaign.stage("f21", lease_ms=4_000, raised=0.0, rejected=0.0, poison=0.0, slow=0.0)
+    with stage.tracking():
+        stage.send(rate=0, count=campaign.scaled(6_000, least=2_000)).join()
+        for number in range(campaign.scaled(8, least=2)):
+            worker = stage.worker(f"greedy-{number}", max_in_flight=5_000, work_ms=200, threads=1)
+            worker.wait_working(2)
+            if number % 2:
+                worker.kill()
+                stage.injected("kill -9 while thousands are held")
+                time.sleep(1)
+            else:
+                worker.stop()
+                stage.injected("clean stop while thousands are held")
+        stage.drain(workers=3)
+    return stage
+
+
+def storm(campaign: Campaign) -> Stage:
+    """F23: consumers that come and go."""
+    stage = campaign.stage("f23")
+    with stage.tracking():
+        stage.send(rate=150)
+        crew = [stage.worker("stays"), stage.worker("storm-first")]
+        for number in range(campaign.scaled(20, least=3)):
+            crew.append(stage.worker(f"storm-{number}"))
+            stage.injected("consumer came")
+            time.sleep(0.7)
+            crew.pop(1).stop()
+            stage.injected("consumer went")
+        stage.drain()
+    return stage
+
+
+def poisoned(campaign: Campaign) -> Stage:
+    """F22: a fifth of all messages raises in every handler; each ends in the dead-letter topic, once."""
+    stage = campaign.stage("f22", poison=0.2, raised=0.0, rejected=0.0, slow=0.0)
+    with stage.tracking():
+        for number in range(campaign.scaled(3, least=1)):
+            stage.send(rate=0, count=1_000).join()
+            stage.injected("poison flood", messages=200)
+            stage.worker(f"eats-{number}").wait_working(500, 40)
+        stage.drain()
+    return stage
+
+
+def _in_slots(jobs: Sequence[Job], work: Callable[[Job], None]) -> None:
+    """Do the jobs in so many threads as there are slots."""
+    waiting, lock = list(jobs), threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                job = waiting.pop()
+            work(job)
+
+    threads = [threading.Thread(target=run) for _ in range(SLOTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,175 @@
+"""Faults of the markers log: twice, late, out of order, of messages nobody started; records that are no markers."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from faults.load import finished_messages, messages_in_flight, write_marker, write_record
+from faults.topics import read_dump
+from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.testing import ModelTracker
+from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    from faults.campaign import Campaign
+    from faults.stage import Stage
+
+NOT_MARKERS: tuple[bytes | None, ...] = (
+    None,
+    b"",
+    b"\xff\xff\xff",
+    b"\x08\x09",  # version 9
+    b"\x10\x2a\x1a\x00",  # a type of the future
+    b"{}",
+    b"\x00" * 900_000,
+    encode_marker(Marker(MarkerType.START, 0, (OffsetRange(1, 1),), redeliver_after_ms=1_000))[:3],
+)
+
+
+def corrupted(campaign: Campaign) -> Stage:
+    """F14: records that are no markers, among those that are."""
+    stage = campaign.stage("f14")
+    generator = random.Random(stage.seed)  # noqa: S311  # repeatable
+    with stage.tracking() as tracker:
+        stage.send(rate=150)
+        stage.worker("crew").wait_working()
+        written = 0
+        for _ in range(campaign.scaled(3, least=1)):
+            for value in NOT_MARKERS:
+                partition = generator.randrange(stage.layout.partition_count)
+                write_record(stage, value, partition)
+                stage.injected("no marker", length=len(value or b""), partition=partition)
+                written += 1
+                time.sleep(0.2)
+        stage.drain()
+        if tracker.stats.restarts:
+            stage.fail(f"F14: the query was restarted {tracker.stats.restarts} times")
+    found = read_dump(stage.queue, stage.bootstrap_servers).set_aside
+    if found != written:
+        stage.fail(f"F14: {written} records were no markers, {found} are in the dead-letter topic")
+    return stage
+
+
+def disordered(campaign: Campaign) -> Stage:
+    """F9: markers twice, late and out of order; the fold of the log is the model's, however it is cut."""
+    stage = campaign.stage("f9", raised=0.0, rejected=0.0, poison=0.0, slow=0.0)
+    generator = random.Random(stage.seed)  # noqa: S311  # repeatable
+    with stage.tracking():
+        stage.send(rate=0, count=400).join()
+        stage.worker("crew").wait_working(400, 40)
+        for _ in range(campaign.scaled(3, least=1)):
+            for injection in (
+                _ends_again,
+                _keep_alive_after_end,
+                _end_without_start,
+                _late_end,
+                _start_after_end,
+                _start_of_no_partition,
+            ):
+                injection(stage, generator)
+                stage.injected(injection.__name__.strip("_").replace("_", " "))
+                time.sleep(0.3)
+        _log_again(stage, generator)
+        stage.injected("a stretch of the log again")
+        stage.drain()
+    _same_fold(stage, generator)
+    return stage
+
+
+def _pick(stage: Stage, generator: random.Random) -> tuple[int, OffsetRange]:
+    return generator.randrange(stage.layout.partition_count), OffsetRange(generator.randrange(50), 3)
+
+
+def _ends_again(stage: Stage, generator: random.Random) -> None:
+    partition, covered = _pick(stage, generator)
+    for _ in range(3):
+        write_marker(stage, Marker(MarkerType.END, partition, (covered,)))
+
+
+def _keep_alive_after_end(stage: Stage, generator: random.Random) -> None:
+    partition, covered = _pick(stage, generator)
+    write_marker(stage, Marker(MarkerType.KEEPALIVE, partition, (covered,), redeliver_after_ms=500))
+
+
+def _end_without_start(stage: Stage, generator: random.Random) -> None:
+    partition, _ = _pick(stage, generator)
+    never = OffsetRange(10_000_000 + generator.randrange(1_000), 5)
+    write_marker(stage, Marker(MarkerType.END, partition, (never,), outcome=generator.choice(list(Outcome)[:3])))
+
+
+def _late_end(stage: Stage, generator: random.Random) -> None:
+    """START, then nothing for zero to three leases, then END: redelivered where it came too late, and not otherwise."""
+    partition, covered = _pick(stage, generator)
+    write_marker(stage, Marker(MarkerType.START, partition, (covered,), redeliver_after_ms=400))
+    time.sleep(0.4 * generator.uniform(0, 3))
+    write_marker(stage, Marker(MarkerType.END, partition, (covered,)))
+
+
+def _start_after_end(stage: Stage, generator: random.Random) -> None:
+    partition, covered = _pick(stage, generator)
+    write_marker(stage, Marker(MarkerType.END, partition, (covered,)))
+    write_marker(stage, Marker(MarkerType.START, partition, (covered,), redeliver_after_ms=600))
+
+
+def _start_of_no_partition(stage: Stage, generator: random.Random) -> None:
+    """A message of a queue partition that does not exist: becomes a dead letter that says so."""
+    covered = OffsetRange(generator.randrange(1_000), 2)
+    write_marker(stage, Marker(MarkerType.START, 999, (covered,), redeliver_after_ms=300), partition=0)
+
+
+def _log_again(stage: Stage, generator: random.Random) -> None:
+    """Write a stretch of every markers partition once more, as a replication tool that lost its place does."""
+    for partition, log in read_dump(stage.queue, stage.bootstrap_servers).markers.items():
+        ours = [one.marker for one in log if one.marker is not None and one.marker.type is not MarkerType.TICK]
+        begin = generator.randrange(max(1, len(ours) - 20))
+        for marker in ours[begin : begin + 20]:
+            if marker.outcome not in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
+                write_marker(stage, marker, partition)
+
+
+def _same_fold(stage: Stage, generator: random.Random) -> None:
+    """The packed fold, cut anywhere, decides what the model decides on the log that was really written."""
+    rules = Rules(max_deliveries=stage.max_deliveries)
+    for partition, log in read_dump(stage.queue, stage.bootstrap_servers).markers.items():
+        expected, status = ModelTracker(rules).fold(log)
+        for _ in range(3):
+            state, decided, at = PartitionState.empty(), [], 0
+            while at < len(log):
+                size = generator.randint(1, 200)
+                result = fold(state, log[at : at + size], rules)
+                state, at = result.state, at + size
+                decided += result.decisions.rows()
+            if decided != expected or state.status() != status:
+                stage.fail(f"I3: markers partition {partition} folds differently when it is cut differently")
+
+
+def flooded(campaign: Campaign) -> Stage:
+    """F20: floods of KEEPALIVEs, of messages in flight and of messages that nobody knows."""
+    stage = campaign.stage("f20")
+    with stage.tracking():
+        stage.send(rate=150)
+        stage.worker("crew").wait_working()
+        for number in range(campaign.scaled(8, least=1)):
+            partition = number % stage.layout.partition_count
+            unknown = tuple(OffsetRange(20_000_000 + 2 * gap, 1) for gap in range(1_000))
+            for _ in range(100):
+                ranges = unknown if number % 2 else (OffsetRange(1_000_000, 5_000),)
+                write_marker(stage, Marker(MarkerType.KEEPALIVE, partition, ranges, redeliver_after_ms=1_000))
+            stage.injected("flood of KEEPALIVEs", markers=100, unknown=bool(number % 2))
+            time.sleep(0.5)
+        stage.drain()
+    return stage
+
+
+def many_at_once(campaign: Campaign) -> Stage:
+    """F20: tens of thousands of messages that fall due at the same instant."""
+    stage = campaign.stage("f20-burst", max_deliveries=0, raised=0.0, rejected=0.0, poison=0.0, slow=0.0, work_ms=0)
+    with stage.tracking():
+        finished_messages(stage, 1_000)
+        messages_in_flight(stage, campaign.scaled(20_000, least=2_000), lease_ms=1_000)
+        stage.injected("mass expiry")
+        stage.drain()
+    return stage

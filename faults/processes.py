@@ -1,0 +1,213 @@
+"""
+Trackers and workers as processes that may be killed, paused, armed with a crash point, and given a false clock.
+
+Rule 1: signals go to process ids of our own children alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from faults.events import read_events
+from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from faults.worker import Profile
+
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 45.0
+POLL_S = 0.05
+
+FAKETIME = shutil.which("faketime")
+"""The command that gives a process a clock of its own; None where it is not installed."""
+
+
+class Child:
+    """
+    A process of our own.
+
+    Args:
+        command: What to run.
+        log: Where its stderr goes, appended.
+        settings: More environment variables.
+        failpoint: `name[:nth]` at which it ends; empty for none.
+        once_file: See `kmq_spark.failpoints`.
+        clock: Argument of `faketime -f`, such as `+1h`; empty for the machine's clock.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        log: Path,
+        settings: Mapping[str, str] | None,
+        *,
+        failpoint: str = "",
+        once_file: str = "",
+        clock: str = "",
+    ) -> None:
+        """Start it."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(settings or {})}
+        if failpoint:
+            environment |= {VARIABLE: failpoint, ONCE_VARIABLE: once_file}
+        if clock and FAKETIME:
+            # Monotonic time is left alone: what is skewed is the wall, as on a host with a wrong clock.
+            environment |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+            command = [FAKETIME, "-f", clock, *command]
+        self.log = log
+        self.began_s = time.monotonic()
+        with log.open("ab") as stderr:
+            # A group of its own: `faketime` starts the program as its child, and a signal must reach both.
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
+            )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """As a shell gives it: 128 + n for signal n; None while it runs."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; return its exit code, None where it has not ended in time."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return self.exit_code
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def pause(self) -> None:
+        """`kill -STOP`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """`kill -CONT`."""
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> int | None:
+        """Ask it to end, and wait; kill it where it does not."""
+        self._signal(signal.SIGTERM)
+        if self.wait(STOP_TIMEOUT_S) is None:
+            self.kill()
+        return self.exit_code
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            os.killpg(self._process.pid, number)
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.lines.append(line.decode(errors="replace"))
+
+
+class TrackerChild(Child):
+    """
+    `kmq tracker run` of one queue.
+
+    Args:
+        bootstrap_servers: Broker.
+        queue: Queue.
+        folder: Of the queue: logs, and checkpoints unless *checkpoint_dir* says otherwise.
+        checkpoint_dir: Where Spark keeps its state.
+        max_deliveries: Limit.
+        options: See `Child`.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        queue: str,
+        folder: Path,
+        *,
+        checkpoint_dir: Path | None = None,
+        max_deliveries: int = 3,
+        **options: str,
+    ) -> None:
+        """Start it; `wait_ready` waits until it tracks."""
+        command = [
+            *(sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", queue, "--events"),
+            *(
+                "--bootstrap-server",
+                bootstrap_servers,
+                "--checkpoint-dir",
+                str(checkpoint_dir or folder / "checkpoint"),
+            ),
+            *("--max-deliveries", str(max_deliveries), "--driver-memory", "1g"),
+        ]
+        log = folder / f"tracker-{time.time_ns()}.log"
+        settings = {
+            "KMQ_TRACKER__STATE_PARTITIONS": "2",
+            "KMQ_TRACKER__COMMIT_INTERVAL_MS": "1000",
+            # Small ones, so that a batch is often cut into several transactions.
+            "KMQ_TRACKER__MAX_TRANSACTION_MESSAGES": "100",
+        }
+        super().__init__(command, log, settings, **options)
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
+        """Wait for its first batch; return the seconds since it was started, -1 where it ended before."""
+        give_up_s = time.monotonic() + timeout_s
+        while time.monotonic() < give_up_s:
+            if any(json.loads(line).get("event") == "ready" for line in self.lines if line.startswith("{")):
+                return time.monotonic() - self.began_s
+            if not self.is_running:
+                return -1
+            time.sleep(POLL_S)
+        return -1
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+class WorkerChild(Child):
+    """
+    A consumer process.
+
+    Args:
+        profile: What it does.
+        options: See `Child`.
+    """
+
+    def __init__(self, profile: Profile, folder: Path, **options: str) -> None:
+        """Start it."""
+        self._folder = folder
+        self._name = profile.name
+        command = [sys.executable, "-m", "faults.worker", profile.to_json()]
+        super().__init__(command, folder / f"{profile.name}.log", None, **options)
+
+    def wait_working(self, deliveries: int = 1, timeout_s: float = 15.0) -> bool:
+        """Wait until it has been given so many messages; return whether it was."""
+        give_up_s = time.monotonic() + timeout_s
+        while time.monotonic() < give_up_s and self.is_running:
+            if self.delivered_count() >= deliveries:
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def delivered_count(self) -> int:
+        """Return how many messages its handlers were given."""
+        return sum(event["event"] == "delivered" for event in read_events(self._folder, f"{self._name}-*"))

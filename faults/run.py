@@ -1,0 +1,141 @@
+"""
+Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--folder DIR]`.
+
+Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from faults import on_brokers, on_consumers, on_markers, on_trackers
+from faults.campaign import Campaign
+from faults.checker import Violation
+from faults.report import FaultResult, percentiles, write_results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from faults.stage import Stage
+
+logger = logging.getLogger(__name__)
+
+HERE = Path(__file__).resolve().parent
+
+SCENARIOS: tuple[tuple[str, Callable[[Campaign], Stage | None]], ...] = (
+    ("F1", on_consumers.killed),
+    ("F2", on_trackers.killed),
+    ("F3", on_brokers.killed),
+    ("F4", on_consumers.paused),
+    ("F4", on_trackers.paused),
+    ("F4", on_brokers.paused),
+    ("F5", on_trackers.two_at_once),
+    ("F6", on_trackers.zombie),
+    ("F7", on_trackers.lost_checkpoints),
+    ("F9", on_markers.disordered),
+    ("F10", on_consumers.skewed),
+    ("F10", on_trackers.skewed),
+    ("F11", on_brokers.killed_in_a_transaction),
+    ("F12", on_brokers.payloads_removed),
+    ("F13", on_brokers.grown),
+    ("F14", on_markers.corrupted),
+    ("F20", on_markers.flooded),
+    ("F20", on_markers.many_at_once),
+    ("F21", on_consumers.holding_many),
+    ("F22", on_consumers.poisoned),
+    ("F23", on_consumers.storm),
+    ("F24", on_trackers.cold_start),
+)
+
+
+def run_scenario(fault: str, scenario: Callable[[Campaign], Stage | None], campaign: Campaign) -> FaultResult:
+    """Inject one fault and check what came of it."""
+    began_s = time.monotonic()
+    result = FaultResult(fault, (scenario.__doc__ or "").partition(": ")[2].rstrip("."))
+    _say(f"{fault:>4}  {result.what}")
+    try:
+        stage = scenario(campaign)
+    except Exception as error:
+        # The other faults are worth their time all the same; a scenario that broke off has proved nothing.
+        logger.exception("%s broke off", fault)
+        campaign.broker.start()
+        result.violations.append(Violation("harness", f"broke off: {error!r}"))
+        return result
+    if stage is None:
+        result.notes.append(f"{result.what}: not injected, faketime is not installed here")
+        return result
+    verdict = stage.verdict(is_drained=stage.is_drained)
+    stage.close()
+    result.injections, result.violations = stage.injections, verdict.violations
+    result.lateness_ms, result.counts = verdict.lateness_ms, verdict.counts
+    result.recovery_s, result.notes = stage.recovery_s, stage.notes
+    result.took_s = time.monotonic() - began_s
+    return result
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m faults.run", description="Break things, and check the promises.")
+    parser.add_argument("--only", default="", help="faults to inject, such as F1,F2; all by default")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
+    parser.add_argument("--results", type=Path, default=HERE, help="where results.json and results.md go")
+    parser.add_argument("--keep", action="store_true", help="keep logs and event files")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what was asked for; return the exit code."""
+    options = _arguments(arguments)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    folder = Path(tempfile.mkdtemp(prefix="kmq-faults-"))
+    _say(f"seed {options.seed}, logs in {folder}")
+    wanted = set(filter(None, options.only.split(",")))
+    results: list[FaultResult] = []
+    began_s = time.monotonic()
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    campaign = Campaign(folder, seed=options.seed, scale=options.scale)
+    try:
+        for fault, scenario in SCENARIOS:
+            if wanted and fault not in wanted:
+                continue
+            results.append(run_scenario(fault, scenario, campaign))
+            _tell(results[-1])
+            took_s = time.monotonic() - began_s
+            write_results(results, options.results, seed=options.seed, took_s=took_s, machine=machine)
+    finally:
+        campaign.close()
+    violations = sum(len(result.violations) for result in results)
+    if not violations and not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if violations else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _tell(result: FaultResult) -> None:
+    late = percentiles(result.lateness_ms)
+    _say(
+        f"{result.fault:>4}  {result.injections:4} injections  {len(result.violations):3} violations  "
+        f"{result.took_s:5.0f} s  lateness {late}  {dict(result.counts)}",
+    )
+    for one in result.violations[:20]:
+        _say(f"      {one.invariant}: {one.what}")
+    for note in result.notes:
+        _say(f"      note: {note}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""A producer of the campaign: sends messages at a steady rate, and writes down what it was told about each."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from faults.events import EventFile
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.producer import QueueProducer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kmq_spark.core.markers import MessageId
+
+LARGEST_BYTES = 2_000
+
+
+class Sender(threading.Thread):
+    """
+    Sends until stopped.
+
+    Args:
+        bootstrap_servers: Broker.
+        queue: Queue.
+        folder: Where its events go.
+        rate: Messages a second; 0 for as fast as they go.
+        seed: Of keys and payloads.
+        count: Messages altogether; 0 for no end.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, queue: str, folder: Path, *, rate: float, seed: int, count: int = 0
+    ) -> None:
+        """Connect; `start` begins to send."""
+        super().__init__(name=f"sender-{queue}", daemon=True)
+        self._producer = QueueProducer(queue, bootstrap_servers=bootstrap_servers)
+        self._prefix = f"{queue}-{time.time_ns()}"
+        self._events = EventFile(folder, f"sender-{time.time_ns()}")
+        self._rate = rate
+        self._count = count
+        self._random = random.Random(seed)  # noqa: S311  # repeatable
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Send; called by `start`."""
+        number, began = 0, time.monotonic()
+        while not self._stopping.is_set() and (not self._count or number < self._count):
+            self._send(f"{self._prefix}-{number}", number)
+            number += 1
+            ahead = number / self._rate - (time.monotonic() - began) if self._rate else 0
+            if ahead > 0:
+                self._stopping.wait(ahead)
+        try:
+            self._producer.close()
+        except KmqError as error:
+            self._events.write("send_incomplete", error=str(error))
+
+    def stop(self) -> None:
+        """Stop sending, and wait until everything sent is durable."""
+        self._stopping.set()
+        self.join()
+
+    def _send(self, name: str, number: int) -> None:
+        value = name.encode() + b"|" + self._random.randbytes(self._random.randrange(LARGEST_BYTES))
+        headers: list[tuple[str, bytes | str | None]] = [
+            ("traceparent", f"00-{number:032x}-{number:016x}-01"),
+            ("twice", b"1"),
+            ("twice", None),
+        ]
+        self._events.write("send", id=name)
+        self._producer.send(value, key=str(number % 97), headers=headers, on_delivery=partial(self._report, name))
+
+    def _report(self, name: str, place: MessageId | None, error: KmqError | None) -> None:
+        if error is None:
+            self._events.write("sent", id=name, place=place)
+        else:
+            self._events.write("send_failed", id=name, error=str(error))

@@ -1,0 +1,252 @@
+"""
+A queue under fault: its senders, workers and trackers, its end, and the verdict.
+
+Rule 1: each fault has a queue and a folder of its own, so that its verdict and its lateness are its own.
+Rule 2: the broker and the Spark session live through the whole campaign; a tracker inside this process is the same
+`QueueTracker` that `kmq tracker run` runs, and where the tracker itself is the victim it is a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from faults.checker import Verdict, check, open_messages
+from faults.events import EventFile, read_events
+from faults.leases import Session, read_leases
+from faults.processes import TrackerChild, WorkerChild
+from faults.sender import Sender
+from faults.topics import read_dump
+from faults.worker import Profile
+from kmq_spark.config import load_settings
+from kmq_spark.kafka.topics import create_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from faults.topics import Record
+    from kmq_spark.core.markers import MessageId
+    from kmq_spark.local.broker import EmbeddedBroker
+    from kmq_spark.service import QueueTracker
+
+BROKER_SETTINGS = {
+    # A killed consumer's partitions are free after two seconds: more kills in the same time.
+    "group.consumer.min.session.timeout.ms": "2000",
+    "group.consumer.session.timeout.ms": "2000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
+}
+
+DRAIN_TIMEOUT_S = 60.0
+"""I9: all is worked off a minute after the last fault."""
+
+_OPENED = re.compile(r"tracker (\S+) of (\S+) decides from markers (\{.*\})")
+
+
+def _workers_idle_profile(profile: Profile) -> Profile:
+    """Return the profile of workers that only work off what is left: as before, nothing forgotten, nothing slow."""
+    return replace(profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, extra={})
+
+
+class Stage:
+    """
+    One queue.
+
+    Args:
+        broker: Running.
+        folder: Of the campaign; the queue gets one inside.
+        queue: Name.
+        seed: Of everything that is chosen.
+        partitions: Of the queue.
+        max_deliveries: Limit.
+        spark: For a tracker in this process.
+        profile: Values that its workers have unlike the default.
+    """
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker,
+        folder: Path,
+        queue: str,
+        *,
+        seed: int,
+        partitions: int = 4,
+        max_deliveries: int = 3,
+        spark: Callable[[], SparkSession] | None = None,
+        **profile: Any,  # noqa: ANN401  # fields of Profile
+    ) -> None:
+        """Make the queue."""
+        self.broker, self.queue, self.seed, self.max_deliveries = broker, queue, seed, max_deliveries
+        self.bootstrap_servers = broker.bootstrap_servers
+        self.folder = folder / queue
+        self.folder.mkdir(parents=True)
+        self.layout = create_queue(queue, bootstrap_servers=self.bootstrap_servers, partitions=partitions)
+        self.profile = Profile(self.bootstrap_servers, queue, str(self.folder), seed=seed, **profile)
+        self.events = EventFile(self.folder, "injector")
+        self.injections = 0
+        self.is_drained = False
+        self._removed: dict[MessageId, Record] = {}
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+        self.recovery_s: list[float] = []
+        self._spark = spark
+        self._children: list[WorkerChild | TrackerChild] = []
+        self._senders: list[Sender] = []
+        self._lock = threading.Lock()
+
+    def injected(self, what: str, **fields: object) -> None:
+        """Count an injection and write it down; safe for threads."""
+        with self._lock:
+            self.injections += 1
+        self.events.write("injected", what=what, **fields)
+
+    def fail(self, what: str) -> None:
+        """Note that something besides the checker's rules went wrong: it counts as a violation."""
+        self.failures.append(what)
+
+    def send(self, rate: float = 150, count: int = 0) -> Sender:
+        """Start a sender; with a *count* it ends by itself."""
+        sender = Sender(
+            self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=self.seed + len(self._senders), count=count
+        )
+        self._senders.append(sender)
+        sender.start()
+        return sender
+
+    def worker(self, name: str, failpoint: str = "", clock: str = "", **profile: Any) -> WorkerChild:  # noqa: ANN401  # fields of Profile
+        """Start a worker."""
+        values = replace(self.profile, name=name, **profile)
+        child = WorkerChild(values, self.folder, failpoint=failpoint, clock=clock)
+        with self._lock:
+            self._children.append(child)
+        return child
+
+    def tracker(self, checkpoint: str = "checkpoint", **options: str) -> TrackerChild:
+        """Start a tracker in a process of its own."""
+        child = TrackerChild(
+            self.bootstrap_servers,
+            self.queue,
+            self.folder,
+            checkpoint_dir=self.folder / checkpoint,
+            max_deliveries=self.max_deliveries,
+            **options,
+        )
+        self._children.append(child)
+        return child
+
+    @contextmanager
+    def tracking(self, **settings: object) -> Iterator[QueueTracker]:
+        """Run a tracker in this process for the time of a block."""
+        from kmq_spark.service import QueueTracker  # noqa: PLC0415  # Spark loads only where it is used
+
+        assert self._spark is not None
+        flags: dict[str, dict[str, Any]] = {
+            "kafka": {"bootstrap_servers": self.bootstrap_servers},
+            "queue": {"max_deliveries": self.max_deliveries},
+            "tracker": {
+                "checkpoint_dir": str(self.folder / "checkpoint"),
+                "state_partitions": 2,
+                "commit_interval_ms": 1_000,
+                **settings,
+            },
+        }
+        tracker = QueueTracker(self._spark(), self.queue, load_settings(None, flags))
+        thread = threading.Thread(target=self._run_tracker, args=(tracker,), daemon=True)
+        with self._service_log():
+            thread.start()
+            try:
+                if not tracker.wait_ready(90):
+                    self.fail("the tracker did not get ready")
+                yield tracker
+            finally:
+                tracker.stop()
+                thread.join(60)
+
+    def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
+        """Stop the senders, let healthy workers work everything off, and return how long it took."""
+        for sender in self._senders:
+            sender.stop()
+        profile = _workers_idle_profile(self.profile)
+        crew = [WorkerChild(replace(profile, name=f"drain{n}"), self.folder) for n in range(workers)]
+        began_s = time.monotonic()
+        self.is_drained = True
+        try:
+            while left := self._open_count():
+                if time.monotonic() - began_s > timeout_s:
+                    self.fail(f"I9: {left} messages are open {timeout_s:g} s after the last fault")
+                    break
+                time.sleep(1.0)
+        finally:
+            for child in (*self._children, *crew):
+                if isinstance(child, WorkerChild):
+                    child.stop()
+        return time.monotonic() - began_s
+
+    def remember(self) -> None:
+        """Read the queue topic for the verdict, before records of it are removed."""
+        self._removed |= {record.place: record for record in read_dump(self.queue, self.bootstrap_servers).messages}
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        for child in self._children:
+            if child.is_running:
+                child.resume()
+                child.kill()
+
+    def verdict(self, *, is_drained: bool = True) -> Verdict:
+        """Read the topics and the event files, and check them."""
+        dump = read_dump(self.queue, self.bootstrap_servers)
+        present = {record.place: record for record in dump.messages}
+        dump.messages = list((self._removed | present).values())
+        events = list(read_events(self.folder))
+        found = check(dump, events, self.sessions(), max_deliveries=self.max_deliveries, is_drained=is_drained)
+        for failure in self.failures:
+            found.add(failure.partition(":")[0] if failure.startswith("I") else "harness", failure)
+        return found
+
+    def sessions(self) -> list[Session]:
+        """Return the trackers that took over, in their order, from what they logged."""
+        found = [
+            Session(match[1], {int(partition): int(at) for partition, at in json.loads(match[3]).items()})
+            for log in sorted(self.folder.glob("tracker*.log"))
+            for match in _OPENED.finditer(log.read_text(errors="replace"))
+            if match[2] == self.queue
+        ]
+        # The end of a log only grows; a tracker's own clock may be wrong on purpose.
+        return sorted(found, key=lambda session: sum(session.decides_from.values()))
+
+    def _open_count(self) -> int:
+        dump = read_dump(self.queue, self.bootstrap_servers)
+        return len(open_messages(dump, [read_leases(partition, log, []) for partition, log in dump.markers.items()]))
+
+    def _run_tracker(self, tracker: QueueTracker) -> None:
+        try:
+            tracker.run()
+        except Exception as error:
+            self.fail(f"the tracker ended: {error}")
+            logging.getLogger(__name__).exception("tracker of %s ended", self.queue)
+
+    @contextmanager
+    def _service_log(self) -> Iterator[None]:
+        """Write the log of a tracker in this process to a file, as one in a process of its own does."""
+        logger = logging.getLogger("kmq_spark")
+        handler = logging.FileHandler(self.folder / f"tracker-here-{time.time_ns()}.log")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(handler)
+            handler.close()

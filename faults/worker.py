@@ -1,0 +1,159 @@
+"""
+A consumer process of the campaign: works off messages as its profile says, and writes down what it does.
+
+    python -m faults.worker '<profile as JSON>'
+
+What happens to a message depends on the seed, its id and its delivery count: a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from faults.events import EventFile
+from kmq_spark.kafka.consumer import QueueConsumer
+
+if TYPE_CHECKING:
+    from kmq_spark.kafka.message import Message
+
+
+NICENESS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """
+    What a worker does.
+
+    Attributes:
+        bootstrap_servers: Broker.
+        queue: Queue.
+        folder: Where its events go.
+        name: Of the worker.
+        seed: Of its choices.
+        lease_ms: Length of a lease.
+        mode: `run` (handlers in threads) or `receive` (a loop that settles, or forgets).
+        keep_alive: Whether leases are renewed.
+        threads: Handler threads.
+        max_in_flight: Messages held at once.
+        work_ms: How long a message takes.
+        raised: Share of deliveries whose handler raises.
+        rejected: Share of deliveries that are rejected.
+        poison: Share of messages whose handler raises at every delivery.
+        slow: Share of deliveries that take one and a half leases.
+        forgotten: Share of deliveries that are never settled (`receive` only).
+        extra: librdkafka settings.
+    """
+
+    bootstrap_servers: str
+    queue: str
+    folder: str
+    name: str = "worker"
+    seed: int = 1
+    lease_ms: int = 2_000
+    mode: str = "run"
+    keep_alive: bool = True
+    threads: int = 4
+    max_in_flight: int = 200
+    work_ms: int = 2
+    raised: float = 0.02
+    rejected: float = 0.005
+    poison: float = 0.001
+    slow: float = 0.002
+    forgotten: float = 0.0
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the form in which a worker process is told."""
+        return json.dumps(asdict(self))
+
+
+class HandlerError(Exception):
+    """What a handler raises on purpose."""
+
+
+class Handler:
+    """
+    Handles messages as the profile says.
+
+    Args:
+        profile: What to do.
+        events: Where to write it down.
+    """
+
+    def __init__(self, profile: Profile, events: EventFile) -> None:
+        """Keep both."""
+        self._profile = profile
+        self._events = events
+
+    def __call__(self, message: Message) -> None:
+        """Handle one message; returning acknowledges it."""
+        profile, name = self._profile, (message.value or b"").partition(b"|")[0].decode()
+        note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
+        self._events.write("delivered", **note)
+        choice = random.Random(f"{profile.seed}:{name}:{message.delivery_count}").random()  # noqa: S311  # repeatable
+        is_poison = random.Random(f"{profile.seed}:{name}").random() < profile.poison  # noqa: S311  # as above
+        limits = [profile.raised, profile.raised + profile.rejected]
+        limits.append(limits[-1] + profile.slow)
+        time.sleep(profile.work_ms / 1000)
+        if is_poison or choice < limits[0]:
+            self._events.write("raised", **note)
+            raise HandlerError(name)
+        if choice < limits[1]:
+            message.reject("the campaign says so")
+        elif choice < limits[2]:
+            time.sleep(profile.lease_ms * 1.5 / 1000)
+        self._events.write("handled", **note)
+
+
+def main(text: str) -> None:
+    """Work until SIGTERM."""
+    profile = Profile(**json.loads(text))
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    logging.getLogger("kmq_spark.kafka.worker").setLevel(logging.CRITICAL)  # handlers raise on purpose
+    events = EventFile(Path(profile.folder), f"{profile.name}-{os.getpid()}")
+    consumer = QueueConsumer(
+        profile.queue,
+        bootstrap_servers=profile.bootstrap_servers,
+        group_protocol="consumer",
+        lease_ms=profile.lease_ms,
+        keep_alive=profile.keep_alive,
+        max_in_flight=profile.max_in_flight,
+        extra=profile.extra,
+    )
+    # They share the machine with the tracker and the broker, which in production they do not.
+    os.nice(NICENESS)
+    events.write("began")
+    if profile.mode == "run":
+        consumer.run(Handler(profile, events), concurrency=profile.threads, retry_delay_ms=200)
+    else:
+        _receive(consumer, profile, events)
+    events.write("ended")
+
+
+def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile) -> None:
+    """Settle most messages and forget some, until SIGTERM."""
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
+    generator = random.Random(profile.seed)  # noqa: S311  # repeatable
+    with consumer:
+        while not stopping:
+            for message in consumer.receive(profile.max_in_flight, timeout=0.2):
+                name = (message.value or b"").partition(b"|")[0].decode()
+                events.write("delivered", id=name, copy=list(message.id), delivery=message.delivery_count)
+                if not message.is_settled and generator.random() >= profile.forgotten:
+                    message.ack()
+            time.sleep(profile.work_ms / 1000)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,92 @@
+"""
+Checkpoints that cannot be read: tell them from other failures, and put them aside.
+
+Rule 1: nothing is deleted: a damaged checkpoint is renamed, for whoever wants to know what happened.
+Rule 2: local file systems only; elsewhere the operator is told what to do.
+Rule 3: starting with an empty checkpoint is always right: the state is rebuilt from the markers topic, and nothing is
+decided before the log was read to its end (`ResumePoint.decide_from`).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from urllib.parse import urlparse
+
+logger = logging.getLogger(__name__)
+
+DAMAGE_MARKS = (
+    # Spark's error classes for a state store that cannot be loaded, and for logs of a checkpoint that cannot be read.
+    "CANNOT_LOAD_STATE_STORE",
+    "STATE_STORE_",
+    "CHECKPOINT_",
+    "INVALID_CHECKPOINT",
+    "MALFORMED_",
+    "Malformed log file",
+    "Incomplete log file",
+    "UNSUPPORTED_LOG_VERSION",
+    "FAILED_READ_FILE",
+    "Error reading delta file",
+    "Error reading snapshot file",
+    "Error reading streaming state file",
+    "log file was malformed",
+    "batch metadata",
+    "BATCH_METADATA",
+    # What lies below them.
+    "ChecksumException",
+    "Checksum error",
+    "checksum mismatch",
+    "RocksDBException",
+    "ZipException",
+    "JsonParseException",
+    "JsonEOFException",
+    "Unexpected end-of-input",
+    "Stream is corrupted",
+    # Our own blob.
+    "StateError",
+)
+"""Texts in the error of a query whose checkpoint is damaged; none of them is in the error of a lost broker."""
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Return whether an error of a query says that its checkpoint cannot be read."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if any(mark in f"{type(seen).__name__}: {seen}" for mark in DAMAGE_MARKS):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def put_aside(checkpoint: str) -> Path | None:
+    """
+    Rename a damaged checkpoint, so that the next start begins with an empty one.
+
+    Args:
+        checkpoint: Folder of one query's checkpoint.
+
+    Returns:
+        Its new name; None where there is nothing to rename, or the folder is on another than a local file system.
+    """
+    url = urlparse(checkpoint)
+    if url.scheme not in ("", "file"):
+        logger.error(
+            "checkpoint %s cannot be read; move it away and start the tracker again: it is rebuilt from the markers",
+            checkpoint,
+            extra={"action": "checkpoint_damaged"},
+        )
+        return None
+    folder = Path(url.path if url.scheme else checkpoint)
+    if not folder.exists():
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    logger.error(
+        "checkpoint %s cannot be read: it is now %s, and the state is rebuilt from the markers topic",
+        folder,
+        aside,
+        extra={"action": "checkpoint_damaged"},
+    )
+    return aside

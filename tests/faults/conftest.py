@@ -1,0 +1,24 @@
+"""A small campaign: one broker whose groups notice a death in two seconds, and the session's Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from faults.campaign import Campaign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def campaign(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+    """The least of every fault: one injection of each kind."""
+    campaign = Campaign(tmp_path_factory.mktemp("faults"), seed=1, scale=0.0, spark=spark)
+    try:
+        yield campaign
+    finally:
+        campaign.close()

@@ -1,0 +1,39 @@
+"""Checkpoints that cannot be read: told from other failures, put aside, never deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.checkpoints import is_damaged, put_aside
+from kmq_spark.errors import KafkaClientError, StateError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_damaged_state_is_told_from_a_lost_broker() -> None:
+    outer = RuntimeError("[STREAM_FAILED] Query terminated")
+    outer.__cause__ = StateError("cannot read state: checksum")
+    assert is_damaged(outer)
+    assert is_damaged(RuntimeError("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state."))
+    assert not is_damaged(KafkaClientError("cannot commit a transaction: timed out", code="_TIMED_OUT", retriable=True))
+    # Spark says this of a Python worker that was killed, and its checkpoint is fine.
+    assert not is_damaged(RuntimeError("Python worker exited unexpectedly (crashed): java.io.EOFException"))
+
+
+def test_damaged_checkpoint_is_renamed_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in (1, 2):
+        folder = tmp_path / "orders"
+        (folder / "state").mkdir(parents=True)
+        assert put_aside(str(folder)) == tmp_path / f"orders.damaged-{number}"
+        assert not folder.exists()
+        assert (tmp_path / f"orders.damaged-{number}" / "state").is_dir()
+    assert len(caplog.records) == 2  # one loud line each
+    assert put_aside(str(tmp_path / "orders")) is None
+
+
+def test_checkpoint_elsewhere_is_left_to_the_operator(caplog: pytest.LogCaptureFixture) -> None:
+    assert put_aside("s3://bucket/checkpoints/orders") is None
+    assert "move it away" in caplog.text

@@ -1,0 +1,243 @@
+"""Settings: where a value comes from, what is refused and how it is told, and that secrets stay secret."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import annotated_types
+import pytest
+
+from kmq_spark.config import Settings, load_settings, plain
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+SECRET = "canary-7f3a"
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return where a settings file may be written."""
+    return tmp_path / "kmq.toml"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the settings of whoever runs the tests."""
+    import os  # noqa: PLC0415  # the only place that looks
+
+    for name in os.environ:
+        if name.upper().startswith("KMQ_") and "__" in name:
+            monkeypatch.delenv(name)
+
+
+def refusal(file: Path | None = None, flags: dict[str, dict[str, Any]] | None = None) -> str:
+    """Return the one line with which settings are refused."""
+    with pytest.raises(ConfigError) as raised:
+        load_settings(file, flags)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_flag_goes_before_environment_before_file_before_default(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lease_ms(flag: int | None = None) -> int:
+        return load_settings(file, {"queue": {"lease_ms": flag}}).queue.lease_ms
+
+    file.write_text("")
+    assert lease_ms() == 30_000
+    file.write_text("[queue]\nlease_ms = 2_000")
+    assert lease_ms() == 2_000
+    monkeypatch.setenv("KMQ_QUEUE__LEASE_MS", "3000")
+    assert lease_ms() == 3_000
+    assert lease_ms(4_000) == 4_000
+
+
+def test_sources_meet_key_by_key(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A section is no unit: its keys may come from different sources."""
+    file.write_text("[tracker]\nstate_partitions = 7\ntick_interval_ms = 70")
+    monkeypatch.setenv("KMQ_TRACKER__TICK_INTERVAL_MS", "80")
+    tracker = load_settings(file, {"tracker": {"restart_limit": 9}}).tracker
+    assert (tracker.state_partitions, tracker.tick_interval_ms, tracker.restart_limit) == (7, 80, 9)
+
+
+def test_tables_and_lists_of_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMQ_KAFKA__EXTRA", '{"sasl.username": "me"}')
+    monkeypatch.setenv("KMQ_TRACKER__QUEUES", '["a", "b"]')
+    settings = load_settings()
+    assert plain(settings.kafka.extra) == {"sasl.username": "me"}
+    assert settings.tracker.queues == ("a", "b")
+
+
+def test_queue_of_its_own_differs_only_where_it_says_so(file: Path) -> None:
+    file.write_text("[queue]\nlease_ms = 2_000\nmax_deliveries = 3\n[queues.orders]\nmax_deliveries = 9")
+    settings = load_settings(file)
+    orders, other = settings.for_queue("orders"), settings.for_queue("other")
+    assert (orders.lease_ms, orders.max_deliveries) == (2_000, 9)
+    assert (other.lease_ms, other.max_deliveries) == (2_000, 3)
+
+
+def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
+    file.write_text("[queues.orders]\nlease_ms = 9_000\nmax_deliveries = 9")
+    orders = load_settings(file, {"queue": {"max_deliveries": 2}}).for_queue("orders")
+    assert (orders.lease_ms, orders.max_deliveries) == (9_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[queue]\nlease = 1", "unknown setting: got 'queue.lease' in the flags or the environment or "),
+        ("[queue]\nlease = 1", "; did you mean 'lease_ms'?"),
+        ("[trackr]\ntrigger = 'x'", "; did you mean 'tracker'?"),
+        ("zzz = 1", "allowed are consumer, kafka, queue, queues, tracker; remove it"),
+        ("[queues.a]\nmax_delivery = 1", "unknown setting: got 'max_delivery' in [queues.a]"),
+        ("[queues.a]\nmax_delivery = 1", "; did you mean 'max_deliveries'?"),
+        ("[queues.a]\nlease_ms = 1", "setting lease_ms is not allowed: got 1, input should be greater than or equal"),
+        ("[queues.'a b']\nlease_ms = 1000", "setting queues.a b.[key] is not allowed: got 'a b'"),
+        ("[queue]\nlease_ms = 'soon'", "setting queue.lease_ms is not allowed: got 'soon', input should be a valid int"),
+        ("[tracker]\nqueues = ['a/b']", "setting tracker.queues.0 is not allowed: got 'a/b'"),
+        ("[tracker]\ntrigger = 'once'", "got 'once', input should be 'processing-time' or 'available-now'"),
+        ("queue = 3", "setting queue is not allowed: got 3"),
+        ("[kafka]\nbootstrap_servers = ''", "setting kafka.bootstrap_servers is not allowed: got ''"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_in_one_line(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    assert told in refusal(file)
+
+
+@pytest.mark.parametrize(("text", "told"), [("a = = 1", "is no TOML: got "), ("a = '\xff'", "is no TOML: got ")])
+def test_file_that_is_no_toml_is_told(file: Path, text: str, told: str) -> None:
+    file.write_bytes(text.encode("latin-1"))
+    assert told in refusal(file)
+
+
+def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
+    assert "No such file or directory; give an existing TOML file" in refusal(tmp_path / "nowhere.toml")
+    assert "Is a directory; give an existing TOML file" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("KMQ_TRACKR__TRIGGER", "x", "got 'KMQ_TRACKR__TRIGGER' in the environment, allowed are consumer, kafka"),
+        ("KMQ_TRACKR__TRIGGER", "x", "did you mean KMQ_TRACKER__…?"),
+        ("KMQ_TRACKER__TRIGER", "x", "did you mean 'trigger'?"),
+        ("KMQ_QUEUE__LEASE_MS", "soon", "setting queue.lease_ms is not allowed: got 'soon'"),
+        ("KMQ_KAFKA__EXTRA", "{'a", "cannot read the KMQ_* variables: "),
+    ],
+)
+def test_what_is_wrong_in_the_environment_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert told in refusal()
+
+
+def test_other_variables_of_ours_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMQ_JARS_DIR", "/tmp")  # noqa: S108  # a value, not a file
+    load_settings()
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = load_settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.queue.lease_ms = 1
+    with pytest.raises(ValueError, match="frozen"):
+        settings.queue = settings.queue
+
+
+def test_secrets_are_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMQ_KAFKA__EXTRA", f'{{"sasl.password": "{SECRET}"}}')
+    settings = load_settings(None, {"kafka": {"spark_extra": {"sasl.jaas.config": SECRET}}})
+    assert plain(settings.kafka.extra) == {"sasl.password": SECRET}
+    for text in (str(settings), repr(settings), repr(settings.kafka), settings.model_dump_json()):
+        assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[kafka]\nextra = '{SECRET}'",
+        f"[kafka]\nextra = ['{SECRET}']",
+        f"[kafka.extra.sasl]\npassword = '{SECRET}'",
+        f"[kafka]\nsasl.password = '{SECRET}'",
+        f"kafka = '{SECRET}'",
+        f"[kafka.extra]\n'sasl.password' = {{a = '{SECRET}'}}",
+    ],
+)
+def test_secret_at_a_wrong_place_is_not_told(file: Path, text: str) -> None:
+    """Neither in the text nor in the traceback, whose causes a log would print too."""
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_settings(file)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def test_secret_in_a_variable_that_is_no_json_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMQ_KAFKA__EXTRA", f'{{"sasl.password": "{SECRET}"')
+    with pytest.raises(ConfigError) as raised:
+        load_settings()
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Return the sections with their models."""
+    for name, field in Settings.model_fields.items():
+        if name != "queues":  # the same keys as [queue]
+            assert isinstance(field.annotation, type)
+            yield name, field.annotation
+
+
+def documented(section: str) -> dict[str, list[str]]:
+    """Return the rows of a section of docs/configuration.md: key -> cells."""
+    text = PAGE.read_text("utf-8").split(f"## `[{section}]`")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {row[0].strip("`"): row for row in rows[2:]}
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """Return the bounds of a number as the page writes them, empty where it has none."""
+    low = next((bound.ge for bound in field.metadata if isinstance(bound, annotated_types.Ge)), None)
+    high = next((bound.le for bound in field.metadata if isinstance(bound, annotated_types.Le)), None)
+    return f"{low} to {high}" if low is not None else ""
+
+
+@pytest.mark.parametrize(("section", "model"), [*sections()])
+def test_page_lists_every_key_with_its_default_and_bounds(section: str, model: type[BaseModel]) -> None:
+    """docs/configuration.md is complete, and true."""
+    rows = documented(section)
+    assert list(rows) == list(model.model_fields)
+    for key, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        written = f'"{default}"' if isinstance(default, str) else str(list(default) if default == () else default)
+        assert rows[key][1] == f"`{written}`", key
+        assert bounds_of(field) in rows[key][2], key
+        assert all(rows[key]), key
+        assert len(rows[key]) == 6, key
+
+
+@pytest.mark.parametrize(("section", "model"), [*sections()])
+def test_every_key_is_documented_and_every_bound_holds(section: str, model: type[BaseModel]) -> None:
+    for key, field in model.model_fields.items():
+        assert field.description, key
+        bounds = re.fullmatch(r"(\d+) to (\d+)", bounds_of(field))
+        if bounds is None:
+            continue
+        low, high = map(int, bounds.groups())
+        for allowed in (low, high):
+            assert getattr(getattr(load_settings(None, {section: {key: allowed}}), section), key) == allowed
+        for refused in (low - 1, high + 1):
+            assert f"setting {section}.{key} is not allowed: got {refused}" in refusal(None, {section: {key: refused}})
+
+
+@pytest.mark.parametrize("name", ["local.toml", "cluster.toml"])
+def test_shipped_files_can_be_read(name: str) -> None:
+    assert load_settings(PAGE.parents[1] / "conf" / name).tracker.queues
