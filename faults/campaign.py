@@ -42,7 +42,7 @@ class Campaign:
         """Start nothing yet but the broker."""
         self.folder = folder
         self.seed = seed
-        self._scale = scale
+        self.scale = scale
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
         self._owns_spark = spark is None
@@ -59,7 +59,7 @@ class Campaign:
 
     def scaled(self, count: int, least: int) -> int:
         """Return how many of *count* injections this run makes."""
-        return max(least, round(count * self._scale))
+        return max(least, round(count * self.scale))
 
     def picked(self, values: Sequence[Value], count: int, least: int) -> Sequence[Value]:
         """Return the first of some values, as many as this run takes."""

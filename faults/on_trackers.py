@@ -38,7 +38,7 @@ def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
     jobs = [(point, number) for point in points for number in range(campaign.scaled(3, least=1))]
     jobs += [("", number) for number in range(campaign.scaled(6, least=1))]
     generator.shuffle(jobs)
-    stage.send(rate=120)
+    stage.send(rate=60)
     for number in range(2):
         stage.worker(f"busy-{number}")
     for point, _ in jobs:
@@ -91,7 +91,7 @@ def paused(campaign: Campaign) -> Stage:
     stage = campaign.stage("f4-tracker", **BUSY)
     tracker = stage.tracker()
     _recover(stage, tracker)
-    stage.send(rate=120)
+    stage.send(rate=60)
     stage.worker("busy")
     for seconds in campaign.picked((1, 5, 2, 15), 4, least=1):
         time.sleep(2)
@@ -106,7 +106,7 @@ def paused(campaign: Campaign) -> Stage:
 def two_at_once(campaign: Campaign) -> Stage:
     """F5: a second tracker on the same checkpoint, and on another one: the newer wins, the older ends."""
     stage = campaign.stage("f5", **BUSY)
-    stage.send(rate=120)
+    stage.send(rate=60)
     stage.worker("busy")
     older = stage.tracker("checkpoint-0")
     _recover(stage, older)
@@ -128,7 +128,7 @@ def two_at_once(campaign: Campaign) -> Stage:
 def zombie(campaign: Campaign) -> Stage:
     """F6: a suspended tracker wakes up after a newer one has taken over."""
     stage = campaign.stage("f6", **BUSY)
-    stage.send(rate=120)
+    stage.send(rate=60)
     stage.worker("busy")
     older = stage.tracker("checkpoint-0")
     _recover(stage, older)
@@ -158,7 +158,7 @@ def _must_end_fenced(stage: Stage, tracker: TrackerChild) -> None:
 def lost_checkpoints(campaign: Campaign) -> Stage:
     """F7: the checkpoint deleted, truncated, bit-flipped; F8: an old copy put back."""
     stage = campaign.stage("f7", **BUSY)
-    stage.send(rate=120)
+    stage.send(rate=60)
     stage.worker("busy")
     tracker = stage.tracker()
     _recover(stage, tracker)
@@ -225,7 +225,7 @@ def skewed(campaign: Campaign) -> Stage | None:
     if FAKETIME is None:
         return None
     stage = campaign.stage("f10-tracker", **BUSY)
-    stage.send(rate=120)
+    stage.send(rate=60)
     stage.worker("busy")
     for clock in campaign.picked(("+3600s", "-3600s", "+0 x1.001"), 3, least=1):
         tracker = stage.tracker(clock=clock)

@@ -87,6 +87,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m faults.run", description="Break things, and check the promises.")
     parser.add_argument("--only", default="", help="faults to inject, such as F1,F2; all by default")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections")
+    parser.add_argument("--scale-of", action="append", default=[], metavar="F2=0.34", help="the same for one fault")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
     parser.add_argument("--results", type=Path, default=HERE, help="where results.json and results.md go")
     parser.add_argument("--keep", action="store_true", help="keep logs and event files")
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="kmq-faults-"))
     _say(f"seed {options.seed}, logs in {folder}")
     wanted = set(filter(None, options.only.split(",")))
+    scales = {fault: float(scale) for fault, _, scale in (text.partition("=") for text in options.scale_of)}
     results: list[FaultResult] = []
     began_s = time.monotonic()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
@@ -108,6 +110,7 @@ def main(arguments: Sequence[str]) -> int:
         for fault, scenario in SCENARIOS:
             if wanted and fault not in wanted:
                 continue
+            campaign.scale = scales.get(fault, options.scale)
             results.append(run_scenario(fault, scenario, campaign))
             _tell(results[-1])
             took_s = time.monotonic() - began_s

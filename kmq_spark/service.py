@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 LATENESS_KEPT = 100_000
+_JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
+"""What py4j raises when nobody answers; the clients of Kafka raise neither."""
+
 STOP_WAIT_S = 10.0
 """How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
 
@@ -142,7 +145,7 @@ class QueueTracker:
                 self._run_once()
             except FencedError:
                 raise
-            except (KmqError, PySparkException, Py4JError) as error:
+            except (KmqError, PySparkException, Py4JError, ConnectionError) as error:
                 if self._stopping.is_set():
                     logger.warning("tracker of %s failed while it stopped: %s", self._queue, _first_line(error))
                     return
@@ -163,14 +166,14 @@ class QueueTracker:
             return self._has_opened
         if isinstance(error, KmqError):
             return error.retriable
-        return not isinstance(error, Py4JNetworkError)
+        return not isinstance(error, _JVM_IS_GONE)
 
     def _told(self, error: Exception) -> KmqError:
         """Return what ends this tracker, in our form; Spark's own error is in the log at level DEBUG."""
         logger.debug("the tracker of %s ends", self._queue, exc_info=error)
         if isinstance(error, KmqError):
             return error
-        if isinstance(error, Py4JNetworkError):
+        if isinstance(error, _JVM_IS_GONE):
             return KmqError(f"the JVM of Spark is gone: got {_first_line(error)}; start the tracker again")
         return KmqError(
             f"the streaming query of {self._queue} failed {self._failures_in_a_row} times in a row: got "

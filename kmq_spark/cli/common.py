@@ -115,5 +115,7 @@ def set_up_logs(level: str = "INFO") -> None:
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
     )
-    # py4j logs every command that fails in a stopping JVM.
+    # py4j logs every command that fails in a stopping JVM, whole stacks, some of them by the root logger's name.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)

@@ -191,20 +191,29 @@ class RedeliverySender:
             FencedError: A newer tracker has taken over; nothing of the open transaction was sent.
             KafkaClientError: It did not succeed; open again before anything is decided.
         """
-        sent = Sent()
         with self._lock:
-            set_aside = self._set_aside.records(outcomes, self._committed)
-            self._advance(outcomes)
-            chunks = self._chunks(outcomes)
-            chunk = next(chunks, [])
-            while (following := next(chunks, None)) is not None:
-                self._transact(chunk, [], [], sent)
-                failpoint("tracker.chunk-committed")
-                chunk = following
-            # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
-            if chunk or set_aside or self._is_commit_due():
-                self._transact(chunk, set_aside, list(self._positions), sent)
-            sent.set_aside = len(set_aside)
+            before = dict(self._positions)
+            try:
+                return self._deliver(outcomes)
+            except BaseException:
+                # `close` commits where we stand, and what was not sent does not stand.
+                self._positions = before
+                raise
+
+    def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
+        sent = Sent()
+        set_aside = self._set_aside.records(outcomes, self._committed)
+        self._advance(outcomes)
+        chunks = self._chunks(outcomes)
+        chunk = next(chunks, [])
+        while (following := next(chunks, None)) is not None:
+            self._transact(chunk, [], [], sent)
+            failpoint("tracker.chunk-committed")
+            chunk = following
+        # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
+        if chunk or set_aside or self._is_commit_due():
+            self._transact(chunk, set_aside, list(self._positions), sent)
+        sent.set_aside = len(set_aside)
         return sent
 
     def commit_read_to(self, read_to: Mapping[int, int]) -> None:
@@ -236,6 +245,8 @@ class RedeliverySender:
         with self._lock:
             try:
                 self._commit_positions()
+            except FencedError:
+                pass  # the newer tracker's positions stand
             except KmqError as error:
                 logger.warning("cannot commit where the tracker of %s stands: %s", self.topics.queue, error)
             finally:

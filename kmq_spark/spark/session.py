@@ -82,10 +82,21 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
 
 
 def local_checkpoint_settings(checkpoint_dir: str) -> dict[str, str]:
-    """Return settings that make a checkpoint on a local disk faster; empty for any other file system."""
+    """
+    Return settings that make a checkpoint on a local disk faster; empty for any other file system.
+
+    A batch that is run again after a crash decides otherwise than at first (`decide_from`), so its state must replace
+    the first one's. Spark's manager asks for that, and Hadoop's default local file system, the one with checksums, does
+    not do it: it leaves the first file and says nothing. The raw one renames as POSIX does.
+    """
     if urlparse(checkpoint_dir).scheme in ("", "file"):
-        # Renames through Java's own file API instead of Hadoop's FileContext, which forks a `chmod` for each file.
-        return {"spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES}
+        return {
+            # Renames through Java's own file API instead of Hadoop's FileContext, which forks a `chmod` for each file.
+            "spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES,
+            "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+            # Else whoever asked for the local file system first has chosen for everybody.
+            "fs.file.impl.disable.cache": "true",
+        }
     return {}
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -16,8 +16,16 @@ from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.message import Message
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.settings import reader_config
+from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.kafka.stage import Stage
 
 _numbers = itertools.count()
 
@@ -63,18 +71,12 @@ class Queue:
 
 def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
     """Return every record of a topic, a partition after the other."""
-    client = Consumer(reader_config(bootstrap_servers, "kmq-tests-reader"))
-    records = []
-    for number in client.list_topics(topic, timeout=10).topics[topic].partitions:
-        first, end = client.get_watermark_offsets(TopicPartition(topic, number), timeout=10)
-        client.assign([TopicPartition(topic, number, first)])
-        while first < end:
-            batch = client.consume(min(1_000, end - first), 5)
-            assert batch, f"nothing came of {topic}[{number}] from {first}, end {end}"
-            records += batch
-            first = (batch[-1].offset() or 0) + 1
+    config = reader_config(bootstrap_servers, "kmq-tests-reader")
+    client = Consumer(config)
+    partition_count = len(client.list_topics(topic, timeout=10).topics[topic].partitions)
     client.close()
-    return records
+    records = list(read_to_end(config, topic, partition_count))
+    return sorted(records, key=lambda record: (record.partition(), record.offset()))
 
 
 def consumer_of(queue: Queue, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
@@ -121,3 +123,11 @@ def make_queue(bootstrap_servers: str) -> Callable[..., Queue]:
 def queue(make_queue: Callable[..., Queue]) -> Queue:
     """A queue of one partition."""
     return make_queue()
+
+
+@pytest.fixture
+def stage(spark: SparkSession, bootstrap_servers: str, tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+    """A fresh queue named after the test, with a place for trackers."""
+    from tests.kafka.stage import Stage as NewStage  # noqa: PLC0415  # the clients' tests run without Spark
+
+    return NewStage(spark, bootstrap_servers, tmp_path, f"{request.node.name[:60]}.{time.time_ns()}")

@@ -1,0 +1,104 @@
+"""A queue of one test with trackers and consumers on it, for the tests that need all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kmq_spark.config import Settings, load_settings
+from kmq_spark.kafka.consumer import QueueConsumer
+from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.service import QueueTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from kmq_spark.kafka.message import Message
+    from kmq_spark.kafka.topics import QueueLayout
+
+LEASE_MS = 2_000
+
+
+class Stage:
+    """One queue, and trackers and consumers on it."""
+
+    def __init__(self, spark: SparkSession, bootstrap_servers: str, folder: Path, queue: str) -> None:
+        """Make the queue."""
+        self.spark = spark
+        self.bootstrap_servers = bootstrap_servers
+        self.folder = folder
+        self.queue = queue
+        self.layout: QueueLayout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
+
+    def settings(self, checkpoint: str = "checkpoint", **tracker: object) -> Settings:
+        """Return the settings of a tracker of this queue."""
+        return load_settings(
+            None,
+            {
+                "kafka": {"bootstrap_servers": self.bootstrap_servers},
+                "queue": {"max_deliveries": 3},
+                "tracker": {
+                    "checkpoint_dir": str(self.folder / checkpoint), "state_partitions": 2, "commit_interval_ms": 500,
+                    **tracker,
+                },
+            },
+        )  # fmt: skip
+
+    def send(self, *values: str) -> None:
+        """Send messages and wait for them."""
+        with QueueProducer(self.queue, bootstrap_servers=self.bootstrap_servers) as producer:
+            for value in values:
+                producer.send(value, key=value, headers=[("origin-app", b"tests")])
+
+    def consumer(self, **options: object) -> QueueConsumer:
+        """Return a consumer with a short lease and no keep-alive: what it does not settle falls due."""
+        defaults: dict[str, object] = {"lease_ms": LEASE_MS, "keep_alive": False}
+        return QueueConsumer(self.queue, bootstrap_servers=self.bootstrap_servers, **{**defaults, **options})  # type: ignore[arg-type]
+
+    @contextmanager
+    def tracking(self, **tracker: object) -> Iterator[QueueTracker]:
+        """Run a tracker in this process for the time of a block."""
+        queue_tracker = QueueTracker(self.spark, self.queue, self.settings(**tracker))  # type: ignore[arg-type]
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                queue_tracker.run()
+            except BaseException as error:  # noqa: BLE001  # told to the test
+                failure.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            assert wait_until(lambda: bool(failure) or queue_tracker.wait_ready(0), 90)
+            assert not failure, failure
+            yield queue_tracker
+        finally:
+            queue_tracker.stop()
+            thread.join(60)
+        assert not failure, failure
+
+
+def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 40.0) -> list[Message]:
+    """Receive so many messages, or as many as come in time."""
+    messages: list[Message] = []
+    deadline_s = time.monotonic() + timeout_s
+    while len(messages) < count and time.monotonic() < deadline_s:
+        messages += consumer.receive(count - len(messages), timeout=1.0)
+    return messages
+
+
+def wait_until(predicate: Callable[[], bool], timeout_s: float = 40.0) -> bool:
+    """Wait for something to become true; return whether it did."""
+    deadline_s = time.monotonic() + timeout_s
+    while not predicate():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.1)
+    return True

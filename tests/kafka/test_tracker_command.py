@@ -1,0 +1,189 @@
+"""`kmq tracker run` as its users run it: a process, signals, exit codes, and lines that can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kafka.conftest import Queue
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+NOISE = ("Traceback", "\tat ", "py4j", "StreamingQueryException", "Exception in thread", "[Stage ")
+
+
+class Tracker:
+    """A tracker process, with what it wrote."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        """Start it, in a process group of its own as a terminal would."""
+        self._errors = (folder / f"tracker-{time.time_ns()}.log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+
+    def wait_ready(self) -> None:
+        """Wait for its first batch."""
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline() or "{}").get("event") == "ready", self.errors()
+
+    def wait_end(self, timeout_s: float) -> tuple[int, float, dict[str, Any]]:
+        """Return exit code, seconds until then, and the last event, empty for none."""
+        began_at = time.monotonic()
+        out, _ = self.process.communicate(timeout=timeout_s)
+        lines = out.splitlines()
+        return self.process.returncode, time.monotonic() - began_at, json.loads(lines[-1]) if lines else {}
+
+    def errors(self) -> str:
+        """Return what it wrote to stderr, and look that no stack was spilled."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def told(self) -> list[str]:
+        """Return the lines with which it ended."""
+        errors = self.errors()
+        assert not [noise for noise in NOISE if noise in errors], errors
+        return [line for line in errors.splitlines() if line.startswith("kmq: ")]
+
+    def close(self) -> None:
+        """End it whatever it does."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self._errors.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Tracker]]:
+    """Start trackers that end with the test."""
+    started: list[Tracker] = []
+
+    def start(*arguments: str, **environment: str) -> Tracker:
+        started.append(Tracker(tmp_path, *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for tracker in started:
+        tracker.close()
+
+
+def arguments_of(queue: Queue, folder: Path, *more: str) -> list[str]:
+    """Return the arguments of a tracker of a queue."""
+    return [
+        *(queue.name, "--events", "--bootstrap-server", queue.bootstrap_servers, "--checkpoint-dir", str(folder)),
+        *more,
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_tracker_within_seconds_and_well(
+    queue: Queue, start: Callable[..., Tracker], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl+C goes to the whole group, the JVM and Spark's workers too."""
+    tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
+    tracker.wait_ready()
+    (os.killpg if number is signal.SIGINT else os.kill)(tracker.process.pid, number)
+    exit_code, seconds, event = tracker.wait_end(30)
+    assert (exit_code, event["event"], tracker.told()) == (0, "ended", [])
+    assert seconds < 10
+    assert f"tracker of {queue.name} ended" in tracker.errors()
+
+
+def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[..., Tracker], tmp_path: Path) -> None:
+    tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
+    time.sleep(2.0)
+    os.killpg(tracker.process.pid, signal.SIGINT)
+    exit_code, seconds, _ = tracker.wait_end(60)
+    assert tracker.told() == []
+    assert exit_code in {0, 130}  # 130: before it had begun to listen
+    assert seconds < 30
+
+
+def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
+    queue: Queue, start: Callable[..., Tracker], tmp_path: Path
+) -> None:
+    older = start(*arguments_of(queue, tmp_path / "one"))
+    older.wait_ready()
+    newer = start(*arguments_of(queue, tmp_path / "another"))
+    newer.wait_ready()
+    exit_code, _, _ = older.wait_end(30)
+    (line,) = older.told()
+    assert exit_code == 1
+    assert f" of {queue.name} was fenced: kmq-tracker-" in line
+    assert line.endswith("has taken over; stop this one")
+    newer.process.terminate()
+    assert newer.wait_end(30)[0] == 0
+
+
+def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker]) -> None:
+    """Before a JVM is started, and without trying again."""
+    tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT_MS="1500")
+    exit_code, seconds, _ = tracker.wait_end(30)
+    (line,) = tracker.told()
+    assert exit_code == 1
+    assert "cannot reach broker at 127.0.0.1:1: " in line
+    assert len(tracker.errors().splitlines()) <= 2  # the client's own log may have one
+    assert seconds < 10
+
+
+def test_tracker_without_its_topics_names_the_command_that_makes_them(
+    bootstrap_servers: str, start: Callable[..., Tracker]
+) -> None:
+    tracker = start("not-there", "--bootstrap-server", bootstrap_servers)
+    exit_code, _, _ = tracker.wait_end(30)
+    (line,) = tracker.told()
+    assert exit_code == 1
+    assert "topic 'not-there' does not exist; run `kmq queue create not-there`" in line
+
+
+def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..., Tracker], tmp_path: Path) -> None:
+    file = tmp_path / "kmq.toml"
+    file.write_text(f"[kafka]\nbootstrap_servers = '{bootstrap_servers}'\n[tracker]\ncheckpoint = 'x'")
+    tracker = start("orders", "--config", str(file))
+    exit_code, _, _ = tracker.wait_end(30)
+    (line,) = tracker.told()
+    assert exit_code == 2
+    assert "unknown setting: got 'tracker.checkpoint'" in line
+    assert line.endswith("; did you mean 'checkpoint_dir'?")
+
+
+def test_failing_query_is_told_in_a_line_each_time_and_ends_after_the_limit(
+    queue: Queue, start: Callable[..., Tracker], tmp_path: Path
+) -> None:
+    """A checkpoint folder that cannot be made: Spark's stack stays where it is, our line says what it said first."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    tracker = start(*arguments_of(queue, blocked), KMQ_TRACKER__RESTART_LIMIT="1")
+    exit_code, _, _ = tracker.wait_end(90)
+    (line,) = tracker.told()
+    assert exit_code == 1
+    assert f"the streaming query of {queue.name} failed 2 times in a row: got " in line
+    assert tracker.errors().count("failed, starting again in 1 s (1 of 1): ") == 1
+
+
+def test_second_ctrl_c_ends_the_process_at_once(queue: Queue, start: Callable[..., Tracker], tmp_path: Path) -> None:
+    """Whoever asks twice does not want to wait; nothing can be lost by it."""
+    tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
+    tracker.wait_ready()
+    threading.Timer(0.02, tracker.process.send_signal, [signal.SIGINT]).start()
+    tracker.process.send_signal(signal.SIGINT)
+    exit_code, seconds, _ = tracker.wait_end(30)
+    assert exit_code in {-signal.SIGINT, 0}  # 0: it had ended already
+    assert seconds < 10

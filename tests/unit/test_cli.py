@@ -1,0 +1,111 @@
+"""The `kmq` command: help everywhere, and what is wrong in one line with the right exit code."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kmq_spark.cli.main import app
+
+SECRET = "canary-7f3a"
+
+COMMANDS = [
+    (), ("queue",), ("queue", "create"), ("queue", "describe"), ("tracker",), ("tracker", "run"), ("up",), ("demo",),
+    ("failpoints",),
+]  # fmt: skip
+
+
+def kmq(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(app, arguments, env=env, prog_name="kmq")
+
+
+def one_line(result: Result, exit_code: int) -> str:
+    """Return the one line with which a command failed."""
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("kmq: ")
+    return line
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: tuple[str, ...]) -> None:
+    result = kmq(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage: kmq" in result.stdout
+
+
+def test_no_arguments_is_help_and_a_usage_error() -> None:
+    """As Kafka's own tools have it: nothing to do is no success."""
+    result = kmq()
+    assert result.exit_code == 2
+    assert "Usage: kmq" in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nope"], "no such option: --nope; see `kmq --help`"),
+        (["nope"], "no such command 'nope'; see `kmq --help`"),
+        (["queue", "nope"], "no such command 'nope'; see `kmq queue --help`"),
+        (["queue", "create"], "missing argument 'QUEUE'; see `kmq queue create --help`"),
+        (["queue", "create", "q", "--nope"], "no such option: --nope; see `kmq queue create --help`"),
+        (["queue", "create", "q", "--partitions", "x"], "invalid value for '--partitions'"),
+        (["queue", "create", "q", "--partitions", "0"], "partitions is out of bounds: got 0, 1 to 32768"),
+        (["queue", "create", "a b"], "queue name is not allowed: got 'a b'"),
+        (["queue", "create", "q", "-X", "linger.ms"], "a client setting in -X has no key or no '='"),
+        (["queue", "create", "q", "-X", "=5"], "a client setting in -X has no key or no '='"),
+        (["queue", "create", "q", "-X", "lingr.ms=5"], "unknown Kafka client setting: got 'lingr.ms'"),
+        (["queue", "create", "q", "-X", "acks=1"], "setting acks would break a guarantee: got '1', allowed 'all'"),
+        (["queue", "create", "q", "-X", "plugin.library.paths=x"], "it loads a library into the process; remove it"),
+        (
+            ["queue", "describe", "q", "--command-config", "/nowhere"],
+            "cannot read the client properties: got '/nowhere'",
+        ),
+        (["queue", "describe", "q", "--config", "/nowhere"], "cannot read the settings file: got '/nowhere'"),
+        (["tracker", "run"], "no queue is named: got none, at least one"),
+        (["tracker", "run", "a b"], "setting tracker.queues.0 is not allowed: got 'a b'"),
+        (["tracker", "run", "a", "--trigger", "once"], "input should be 'processing-time' or 'available-now'"),
+        (["tracker", "run", "a", "--max-deliveries", "-1"], "setting queue.max_deliveries is not allowed: got -1"),
+        (["tracker", "run", "a", "--log-level", "loud"], "log level is not allowed: got 'loud', one of DEBUG, INFO"),
+    ],
+)
+def test_usage_error_is_one_line_and_exit_code_2(arguments: list[str], told: str) -> None:
+    assert told in one_line(kmq(*arguments), 2)
+
+
+def test_client_properties_that_are_wrong_are_told_without_their_text(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(f"# a comment\n\nsasl.username=me\n{SECRET}\n")
+    line = one_line(kmq("queue", "describe", "q", "--command-config", str(file)), 2)
+    assert f"a client setting in {file} has no key or no '='" in line
+    assert SECRET not in line
+
+
+def test_unknown_key_of_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None:
+    file = tmp_path / "kmq.toml"
+    file.write_text("[tracker]\nqueue = ['orders']")
+    line = one_line(kmq("tracker", "run", "--config", str(file)), 2)
+    assert "unknown setting: got 'tracker.queue'" in line
+    assert line.endswith("; did you mean 'queues'?")
+
+
+def test_unknown_variable_of_the_environment_is_told_with_a_suggestion() -> None:
+    line = one_line(kmq("queue", "describe", "q", env={"KMQ_QUEU__LEASE_MS": "1"}), 2)
+    assert line.endswith("; did you mean KMQ_QUEUE__…?")
+
+
+@pytest.mark.parametrize("command", [("queue", "create"), ("queue", "describe"), ("tracker", "run")], ids=" ".join)
+def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, ...]) -> None:
+    """The tracker says so before it starts a JVM."""
+    began_at = time.monotonic()
+    arguments = [*command, "orders", "--bootstrap-server", "127.0.0.1:1", "-X", f"sasl.password={SECRET}"]
+    line = one_line(kmq(*arguments, env={"KMQ_KAFKA__TIMEOUT_MS": "1000"}), 1)
+    assert time.monotonic() - began_at < 3
+    assert "cannot reach broker at 127.0.0.1:1: " in line
+    assert "; check that the broker runs, and [kafka] bootstrap_servers" in line
+    assert SECRET not in line

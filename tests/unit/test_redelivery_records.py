@@ -1,0 +1,193 @@
+"""What the tracker writes: decisions and payloads in, records of one transaction out, and what the broker refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.kafka.payloads import Payload
+from kmq_spark.kafka.redelivery_records import (
+    UNREADABLE_BYTES,
+    Due,
+    Item,
+    end_records,
+    outgoing_record,
+    settle,
+    unreadable_record,
+)
+from kmq_spark.kafka.refusals import Refusals
+from kmq_spark.kafka.topics import QueueTopics
+from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_GROUP, DLQ_MESSAGE, DLQ_OFFSET, DLQ_TOPIC, ORIGIN, PREVIOUS
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+TOPICS = QueueTopics("orders")
+
+
+class Record:
+    """A record as the client gives it; its own class cannot be filled by hand."""
+
+    def __init__(self, value: bytes | None, key: bytes | None = b"k", headers: list[Any] | None = None) -> None:
+        """Keep what a reader asks for."""
+        self._value, self._key, self._headers = value, key, headers
+
+    def value(self) -> bytes | None:
+        """Return the value."""
+        return self._value
+
+    def key(self) -> bytes | None:
+        """Return the key."""
+        return self._key
+
+    def headers(self) -> list[Any] | None:
+        """Return the headers."""
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return type and append time."""
+        return (2, 1_000)
+
+
+def message(value: bytes | None = b"v", key: bytes | None = b"k", headers: list[Any] | None = None) -> Message:
+    """Return a message as the client gives it."""
+    return cast("Message", Record(value, key, headers))
+
+
+def due(message_offset: int = 7, *, is_dead_letter: bool = False, reason: str = "", marker_partition: int = 3) -> Due:
+    """Return a decision on message 3:*message_offset* after its second delivery."""
+    return Due(marker_partition, 3, message_offset, 2, is_dead_letter, reason, 5_000)
+
+
+def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
+    """Return headers by name."""
+    return dict(headers)
+
+
+def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
+    foreign = [("a", b"1"), ("a", None), ("b", b"\xff")]
+    record = outgoing_record(Item(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
+    assert (record.topic, record.partition, record.key, record.value) == ("orders", 3, b"\xffk", b"\x00v")
+    assert record.headers[:3] == foreign
+    assert headers_of(record.headers)[DELIVERY_COUNT] == b"2"
+    assert headers_of(record.headers)[ORIGIN] == headers_of(record.headers)[PREVIOUS] == b"3:7"
+
+
+def test_message_without_key_value_and_headers_stays_without() -> None:
+    record = outgoing_record(Item(due(), message(None, None)), TOPICS, 4)
+    assert (record.key, record.value) == (None, None)
+
+
+def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
+    """The dead-letter topic may have fewer partitions than the queue."""
+    record = outgoing_record(Item(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
+    assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"v")
+    told = headers_of(record.headers)
+    assert (told[DLQ_TOPIC], told[DLQ_OFFSET], told[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
+    assert told[DLQ_MESSAGE] == b"no account"
+
+
+def test_item_that_nobody_refused_is_as_decided() -> None:
+    item = Item(due(), message())
+    assert settle(item, 0, TOPICS) == item
+
+
+def test_payload_that_is_gone_becomes_dead_letter_that_says_so() -> None:
+    settled = settle(Item(due(reason="rejected: bad"), None), 0, TOPICS)
+    assert (settled.due.is_dead_letter, settled.message) == (True, None)
+    assert settled.due.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
+    record = outgoing_record(settled, TOPICS, 4)
+    assert (record.topic, record.key, record.value) == ("orders.dlq", None, None)
+
+
+def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload() -> None:
+    item = Item(due(), message(b"large"))
+    once, twice = settle(item, 1, TOPICS), settle(item, 2, TOPICS)
+    assert (once.due.is_dead_letter, once.message) == (True, item.message)
+    assert (twice.due.is_dead_letter, twice.message) == (True, None)
+    assert twice.due.reason.endswith("so the payload stays at orders[3]@7")
+    assert twice.due.reason.startswith(once.due.reason)
+
+
+def test_size_counts_key_value_and_headers() -> None:
+    assert Item(due(), message(b"12345", b"123", [("ab", b"1"), ("c", None)])).size == 5 + 3 + 3 + 1
+    assert Item(due(), message(None, None)).size == 0
+    assert Item(due(), None).size == 0
+
+
+def test_ends_are_as_few_as_their_ranges_allow() -> None:
+    """One for each markers partition, outcome and reason."""
+    dues = [due(offset) for offset in (9, 7, 8, 20)]
+    dues += [due(1, is_dead_letter=True, reason="a"), due(2, is_dead_letter=True, reason="b")]
+    dues += [due(30, marker_partition=0)]
+    records = list(end_records(dues, TOPICS))
+    ends = [(record.partition, decode_marker(record.value)) for record in records]
+    assert {record.topic for record in records} == {"orders.markers"}
+    assert [(partition, end.outcome, end.reason, end.ranges) for partition, end in ends] == [
+        (3, Outcome.REDELIVERED, "", ((7, 3), (20, 1))),
+        (3, Outcome.DEAD_LETTERED, "a", ((1, 1),)),
+        (3, Outcome.DEAD_LETTERED, "b", ((2, 1),)),
+        (0, Outcome.REDELIVERED, "", ((30, 1),)),
+    ]
+    assert {end.type for _, end in ends} == {MarkerType.END}
+    assert {end.queue_partition for _, end in ends} == {3}
+
+
+@given(st.sets(st.integers(0, 5_000), max_size=300))
+def test_every_decided_message_has_exactly_one_end(message_offsets: set[int]) -> None:
+    ended: list[int] = []
+    for record in end_records((due(offset) for offset in message_offsets), TOPICS):
+        for first, count in decode_marker(record.value).ranges:
+            ended += range(first, first + count)
+    assert sorted(ended) == sorted(message_offsets)
+
+
+def test_record_that_is_no_marker_is_kept_with_its_place_and_bounded() -> None:
+    payload = Payload(5, 42, message(b"?" * (UNREADABLE_BYTES + 1)))
+    record = unreadable_record(payload, "cannot read marker", TOPICS, 4)
+    assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"?" * UNREADABLE_BYTES)
+    told = headers_of(record.headers)
+    assert (told[DLQ_TOPIC], told[DLQ_OFFSET], told[DLQ_MESSAGE]) == (b"orders.markers", b"42", b"cannot read marker")
+    assert ORIGIN not in told  # it is no message of the queue
+
+
+def test_record_that_is_no_marker_and_gone_is_told_all_the_same() -> None:
+    record = unreadable_record(Payload(0, 42, None), "cannot read marker", TOPICS, 4)
+    assert record.value is None
+    assert headers_of(record.headers)[DLQ_OFFSET] == b"42"
+
+
+def test_refusal_holds_for_the_item_and_for_larger_ones() -> None:
+    refusals = Refusals()
+    assert [refusals.of(index, 100) for index in (0, 1)] == [0, 0]
+    refusals.note(0, 100, 0)
+    assert [refusals.of(0, 100), refusals.of(1, 99), refusals.of(2, 100), refusals.of(3, 5_000)] == [1, 0, 1, 1]
+    assert refusals.count == 1
+
+
+def test_item_refused_by_both_topics_is_refused_twice_and_never_more() -> None:
+    refusals = Refusals()
+    refusals.note(0, 100, 0)
+    refusals.note(0, 100, 1)
+    assert [refusals.of(0, 100), refusals.of(1, 100), refusals.of(2, 99)] == [2, 2, 0]
+    refusals.note(1, 50, 0)
+    assert [refusals.of(2, 60), refusals.of(3, 200)] == [1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=60), st.integers(5, 30))
+def test_attempts_end_whatever_is_refused(items: list[tuple[int, bool]], limit: int) -> None:
+    """One refusal an attempt at worst, and none of an item that can go nowhere else."""
+    refusals = Refusals()
+    for _ in range(2 * len(items) + 1):
+        tried = [(index, size, refusals.of(index, size)) for index, (size, _) in enumerate(items)]
+        assert all(refused <= 2 for _, _, refused in tried)
+        refusing = [each for each in tried if each[2] < 2 and each[1] > limit + 5 * each[2]]
+        if not refusing:
+            return
+        refusals.note(*refusing[-1])
+    raise AssertionError(items)

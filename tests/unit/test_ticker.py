@@ -1,0 +1,198 @@
+"""The ticker: when a partition gets a TICK, on librdkafka's own mock broker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import Status
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.ticker import Ticker
+from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+TOPIC = "orders.markers"
+PARTITIONS = 4  # the mock broker makes its topics so
+BROKER_MS = 1_234
+"""The mock broker's clock, at every append: far from ours, so a ticker that looked at its own would be found out."""
+
+
+class Log:
+    """A markers topic on a mock broker, with what a ticker has written to it."""
+
+    def __init__(self, address: str) -> None:
+        """Read it from where it ends now."""
+        self.address = address
+        self._reader = Consumer({"bootstrap.servers": address, "group.id": "test", "fetch.wait.max.ms": 5})
+        places = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+        for place in places:
+            place.offset = self._reader.get_watermark_offsets(place, timeout=5)[1]
+        self._reader.assign(places)
+        self.ticks: list[Message] = []
+
+    def wait(self, count: int, timeout_s: float = 3.0) -> list[int]:
+        """Wait for so many TICKs in all; return the partitions of all there are."""
+        until = time.monotonic() + timeout_s
+        while len(self.ticks) < count and time.monotonic() < until:
+            record = self._reader.poll(0.05)
+            if record is not None and record.error() is None:
+                assert decode_marker(record.value()).type is MarkerType.TICK
+                self.ticks.append(record)
+        return [record.partition() or 0 for record in self.ticks]
+
+    def rests(self, seconds: float) -> bool:
+        """Return whether nothing is written for so long."""
+        before = len(self.ticks)
+        return len(self.wait(before + 1, seconds)) == before
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._reader.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Run librdkafka's mock broker, which lives as long as the client that made it."""
+    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = owner.list_topics(timeout=5).brokers.values()
+    owner.list_topics(TOPIC, timeout=5)
+    yield f"{broker.host}:{broker.port}"
+    owner.flush(0)
+
+
+@pytest.fixture
+def log(address: str) -> Iterator[Log]:
+    """Return a log that begins where this test does."""
+    log = Log(address)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def make_ticker(address: str) -> Iterator[Callable[..., Ticker]]:
+    """Make tickers that end with the test."""
+    made: list[Ticker] = []
+
+    def make(interval_ms: int = 50, partitions: int = PARTITIONS, address: str = address, **config: int) -> Ticker:
+        settings: dict[str, str | int] = {"bootstrap.servers": address, "log_level": 0, "linger.ms": 0, **config}
+        made.append(Ticker(settings, TOPIC, partitions, interval_ms))
+        return made[-1]
+
+    yield make
+    for ticker in made:
+        ticker.stop()
+
+
+def standing(partition: int, *, in_flight: int = 1, deadline_at_ms: int | None = None) -> PartitionOutcome:
+    """Return where a partition stands after a batch."""
+    status = Status(1, 1, in_flight, 0, deadline_at_ms, {})
+    return PartitionOutcome(partition, status, Decisions.empty())
+
+
+def test_starting_ticker_ticks_every_partition_once_and_then_rests(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    ticker = make_ticker()
+    ticker.start()
+    assert ticker.wait_first_ticks(3)
+    assert sorted(log.wait(PARTITIONS)) == list(range(PARTITIONS))
+    assert log.rests(0.3)
+
+
+def test_tick_is_aimed_just_past_the_deadline(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """Neither before it, when nothing would be due, nor an interval late."""
+    ticker = make_ticker()
+    ticker.start()
+    began_at = time.monotonic()
+    assert ticker.wait_first_ticks(3)  # and knows the broker's clock
+    log.wait(PARTITIONS)
+    ticker.observe([standing(2, deadline_at_ms=BROKER_MS + 400)])
+    assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [2]
+    assert 0.4 < time.monotonic() - began_at < 0.9
+
+
+def test_overdue_partition_ticks_each_interval_and_no_oftener(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    ticker = make_ticker(interval_ms=100)
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000)])
+    began_at = time.monotonic()
+    log.wait(PARTITIONS + 4)
+    assert time.monotonic() - began_at > 0.25  # four TICKs, three rests of 100 ms between them
+    ticker.observe([standing(1, in_flight=0)])
+    log.wait(10_000, 0.15)
+    assert log.rests(0.3)
+
+
+def test_rejected_message_is_due_at_once(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """Its deadline is -1: due at the next TICK, so there must be one."""
+    ticker = make_ticker()
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(3, deadline_at_ms=-1)])
+    assert log.wait(PARTITIONS + 1)[PARTITIONS] == 3
+
+
+def test_end_of_a_batch_lets_what_is_due_tick_before_its_interval(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """The next batch is about to look for markers: a TICK that waits out its interval would wait for one more batch."""
+    ticker = make_ticker(interval_ms=60_000)
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(0, deadline_at_ms=BROKER_MS - 1)])
+    assert log.rests(0.3)
+    ticker.batch_ends()
+    assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [0]
+
+
+def test_partition_that_came_later_is_ticked_too(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    ticker = make_ticker(partitions=2)
+    ticker.start()
+    assert sorted(log.wait(2)) == [0, 1]
+    ticker.observe([standing(3, deadline_at_ms=BROKER_MS - 1)])
+    assert log.wait(3)[2] == 3
+
+
+def test_upkeep_is_called_now_and_then_and_may_fail(
+    make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmq_spark.kafka.ticker.LONGEST_WAIT_S", 0.1)
+    calls: list[float] = []
+
+    def upkeep() -> None:
+        calls.append(time.monotonic())
+        raise KafkaClientError("cannot commit")
+
+    ticker = make_ticker()
+    ticker.on_pause = upkeep
+    with caplog.at_level(logging.WARNING):
+        ticker.start()
+        time.sleep(0.5)
+    assert 2 <= len(calls) <= 5
+    assert "upkeep of orders.markers failed: cannot commit" in caplog.text
+    assert ticker.is_alive()
+
+
+def test_broker_that_is_away_costs_one_line_and_stops_nothing(
+    make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = make_ticker(address="127.0.0.1:1", **{"delivery.timeout.ms": 200})
+    with caplog.at_level(logging.WARNING):
+        ticker.start()
+        assert not ticker.wait_first_ticks(2.0)  # the client looks for what has timed out once a second
+    lines = [record.getMessage() for record in caplog.records if record.name == "kmq_spark.kafka.ticker"]
+    assert len(lines) == 1
+    assert lines[0].startswith("cannot write TICKs to orders.markers: ")
+    began_at = time.monotonic()
+    ticker.stop()
+    assert time.monotonic() - began_at < 4
+    assert not ticker.is_alive()
