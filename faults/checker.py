@@ -90,6 +90,7 @@ def check(
             verdict.add("I1", f"message {place} is open after the queue was drained")
     verdict.counts["messages"] = sum(record.previous is None for record in dump.messages)
     verdict.counts["set_aside"] = dump.set_aside
+    verdict.counts["late_acks"] = sum(each.late_acks for each in leases)
     verdict.counts["fetched_again"] = sum(len(each.restarted) for each in leases)
     return verdict
 
@@ -235,7 +236,7 @@ def _check_dead_letters(whole: _Whole, verdict: Verdict) -> None:
         for end, letter in zip(mine, letters, strict=False):
             _check_count(letter, end, verdict)
     fetched_again = {whole.origin(place) for place in whole.restarted}
-    late_acks = {whole.origin(end.message_id) for end in whole.ends if end.acked_before}
+    late_acks = {whole.origin(end.message_id) for end in whole.ends if end.acked_before and end.segment is not None}
     acked = {whole.origin(place) for place in whole.acked}
     for origin, count in Counter(letter.origin for letter in whole.dump.dead_letters).items():
         if count > 1:

@@ -69,7 +69,8 @@ class Leases:
         ends: ENDs by a tracker, message by message, in log order.
         starts: Delivery counts that STARTs named, by message.
         in_flight: Messages in flight at the end of the log.
-        acked: Messages with an END that says so.
+        acked: Messages that an END took out of flight and that says so.
+        late_acks: ENDs that say so of messages that were not in flight any more.
         restarted: Messages with a START after an END of a tracker: fetched again, since a position was not committed.
     """
 
@@ -77,6 +78,7 @@ class Leases:
     starts: defaultdict[MessageId, list[int]] = field(default_factory=lambda: defaultdict(list))
     in_flight: set[MessageId] = field(default_factory=set)
     acked: set[MessageId] = field(default_factory=set)
+    late_acks: int = 0
     restarted: set[MessageId] = field(default_factory=set)
 
 
@@ -146,10 +148,11 @@ class _Reading:
         if marker.outcome in BY_TRACKER:
             self._end_by_tracker(message_id, offset, marker)
             return
+        if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
+            self.leases.late_acks += marker.outcome is Outcome.ACKED
+            return
         if marker.outcome is Outcome.ACKED:
             self.leases.acked.add(message_id)
-        if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
-            return
         self._close(message_id, offset)
         segment.is_acked = marker.outcome is not Outcome.REJECTED
         if marker.outcome is Outcome.REJECTED:

@@ -33,10 +33,11 @@ def messages_in_flight(stage: Stage, count: int, lease_ms: int) -> None:
     markers.flush()
 
 
-def write_record(stage: Stage, value: bytes | None, partition: int) -> None:
+def write_record(stage: Stage, value: bytes | None, partition: int, *, times: int = 1) -> None:
     """Write any bytes to a markers partition, as a foreign or broken client would."""
     producer = _marker_producer(stage)
-    producer.produce(stage.layout.topics.markers_topic, value, partition=partition)
+    for _ in range(times):
+        producer.produce(stage.layout.topics.markers_topic, value, partition=partition)
     producer.flush()
 
 

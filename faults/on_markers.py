@@ -155,9 +155,9 @@ def flooded(campaign: Campaign) -> Stage:
         for number in range(campaign.scaled(8, least=1)):
             partition = number % stage.layout.partition_count
             unknown = tuple(OffsetRange(20_000_000 + 2 * gap, 1) for gap in range(1_000))
-            for _ in range(100):
-                ranges = unknown if number % 2 else (OffsetRange(1_000_000, 5_000),)
-                write_marker(stage, Marker(MarkerType.KEEPALIVE, partition, ranges, redeliver_after_ms=1_000))
+            ranges = unknown if number % 2 else (OffsetRange(1_000_000, 5_000),)
+            marker = Marker(MarkerType.KEEPALIVE, partition, ranges, redeliver_after_ms=1_000)
+            write_record(stage, encode_marker(marker), partition, times=100)
             stage.injected("flood of KEEPALIVEs", markers=100, unknown=bool(number % 2))
             time.sleep(0.5)
         stage.drain()

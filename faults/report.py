@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from faults.checker import Violation
 
+MOST_TOLD = 20
+"""Violations told one by one; past it they are only counted."""
+
 
 @dataclass(slots=True)
 class FaultResult:
@@ -44,20 +47,31 @@ class FaultResult:
     took_s: float = 0.0
 
 
-def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, took_s: float, machine: str) -> None:
-    """Write both files."""
-    faults = [_fault(number, scenarios) for number, scenarios in _by_fault(results).items()]
+def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, machine: str, keeps_others: bool) -> None:
+    """
+    Write both files.
+
+    Args:
+        results: Of this run, so far.
+        folder: Where to.
+        seed: Of this run.
+        machine: Where it ran.
+        keeps_others: Whether faults that this run does not inject stay as an earlier one left them.
+    """
+    file = folder / "results.json"
+    faults = {number: _fault(number, seed, scenarios) for number, scenarios in _by_fault(results).items()}
+    if keeps_others and file.exists():
+        earlier = {fault["id"]: fault for fault in json.loads(file.read_text(encoding="utf-8"))["faults"]}
+        faults = earlier | faults
+    ordered = sorted(faults.values(), key=lambda fault: int(fault["id"][1:]))
     total = {
-        "injections": sum(fault["injections"] for fault in faults),
-        "violations": sum(fault["violations"] for fault in faults),
-        "seed": seed,
-        "took_s": round(took_s),
+        "injections": sum(fault["injections"] for fault in ordered),
+        "violations": sum(fault["violations"] for fault in ordered),
         "machine": machine,
-        "counts": dict(sum((result.counts for result in results), Counter())),
-        "faults": faults,
+        "faults": ordered,
     }
-    (folder / "results.json").write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
-    (folder / "results.md").write_text(_page(total, results), encoding="utf-8")
+    file.write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
+    (folder / "results.md").write_text(_page(total), encoding="utf-8")
 
 
 def percentiles(lateness_ms: Iterable[int]) -> dict[str, int]:
@@ -73,10 +87,13 @@ def _by_fault(results: Iterable[FaultResult]) -> dict[str, list[FaultResult]]:
     found: defaultdict[str, list[FaultResult]] = defaultdict(list)
     for result in results:
         found[result.fault].append(result)
-    return dict(sorted(found.items(), key=lambda pair: int(pair[0][1:])))
+    return found
 
 
-def _fault(number: str, scenarios: Sequence[FaultResult]) -> dict[str, Any]:
+def _fault(number: str, seed: int, scenarios: Sequence[FaultResult]) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    for scenario in scenarios:
+        counts.update(scenario.counts)
     return {
         "id": number,
         "what": "; ".join(scenario.what for scenario in scenarios),
@@ -84,34 +101,50 @@ def _fault(number: str, scenarios: Sequence[FaultResult]) -> dict[str, Any]:
         "violations": sum(len(scenario.violations) for scenario in scenarios),
         "lateness_ms": percentiles(late for scenario in scenarios for late in scenario.lateness_ms),
         "recovery_s": [round(seconds, 1) for scenario in scenarios for seconds in scenario.recovery_s],
+        "seed": seed,
+        "took_s": round(sum(scenario.took_s for scenario in scenarios)),
+        "counts": dict(counts),
         "notes": [note for scenario in scenarios for note in scenario.notes],
+        "found": [f"{one.invariant}: {one.what}" for scenario in scenarios for one in scenario.violations][:MOST_TOLD],
     }
 
 
-def _page(total: dict[str, Any], results: Sequence[FaultResult]) -> str:
+def _page(total: dict[str, Any]) -> str:
+    faults: list[dict[str, Any]] = total["faults"]
+    counts: Counter[str] = Counter()
+    for fault in faults:
+        counts.update(fault["counts"])
     lines = [
         "# Fault campaign: results",
         "",
-        f"{total['injections']} injections, {total['violations']} violations.",
-        f"Seed {total['seed']}, {total['took_s']} s, on {total['machine']}.",
-        "Written by `make faults`; what the faults are and what is checked: docs/faults.md.",
+        f"{total['injections']} injections, {total['violations']} violations, on {total['machine']}.",
+        "Written by `make faults`; what the faults are and what is checked: [docs/faults.md](../docs/faults.md).",
         "",
         "Lateness: append time of the redelivered message less its deadline, milliseconds, the broker's clock on both",
-        "sides; negative would be early. Recovery: seconds from the fault to the first batch after it, the longest.",
+        "sides; negative would be early. Where the tracker itself is away, its absence is part of it.",
+        "Recovery: seconds from the start of a tracker to its first batch, JVM and Spark included, the longest.",
         "",
-        "| fault | what | injections | violations | lateness p50 / p99 / max | recovery |",
-        "|---|---|---:|---:|---:|---:|",
+        "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | seed |",
+        "|---|---|---:|---:|---:|---:|---:|",
+        *map(_row, faults),
+        "",
+        f"Seen: {_told(counts)}.",
+        "",
     ]
-    for fault in total["faults"]:
-        late = fault["lateness_ms"]
-        shown = f"{late['p50']} / {late['p99']} / {late['max']}" if late else "-"
-        recovery = f"{max(fault['recovery_s']):g}" if fault["recovery_s"] else "-"
-        cells = (fault["id"], fault["what"], fault["injections"], fault["violations"], shown, recovery)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(total["counts"].items()))
-    lines += ["", f"Seen: {counts}.", ""]
-    notes = [f"- {result.fault}: {note}" for result in results for note in result.notes]
-    violations = [f"- {result.fault} {one.invariant}: {one.what}" for result in results for one in result.violations]
-    lines += ["## Left out", "", *notes, ""] if notes else []
-    lines += ["## Violations", "", *violations, ""] if violations else []
+    notes = [f"- {fault['id']}: {note}" for fault in faults for note in fault["notes"]]
+    found = [f"- {fault['id']}: {one}" for fault in faults for one in fault["found"]]
+    lines += ["## Notes", "", *notes, ""] if notes else []
+    lines += ["## Violations", "", *found, ""] if found else []
     return "\n".join(lines)
+
+
+def _row(fault: dict[str, Any]) -> str:
+    late = fault["lateness_ms"]
+    shown = f"{late['p50']} / {late['p99']} / {late['max']}" if late else "-"
+    recovery = f"{max(fault['recovery_s']):g}" if fault["recovery_s"] else "-"
+    cells = (fault["id"], fault["what"], fault["injections"], fault["violations"], shown, recovery, fault["seed"])
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items()))

@@ -85,7 +85,7 @@ def run_scenario(fault: str, scenario: Callable[[Campaign], Stage | None], campa
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m faults.run", description="Break things, and check the promises.")
-    parser.add_argument("--only", default="", help="faults to inject, such as F1,F2; all by default")
+    parser.add_argument("--only", default="", help="faults such as F1,F2, results of others stay; all by default")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections")
     parser.add_argument("--scale-of", action="append", default=[], metavar="F2=0.34", help="the same for one fault")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
@@ -103,7 +103,6 @@ def main(arguments: Sequence[str]) -> int:
     wanted = set(filter(None, options.only.split(",")))
     scales = {fault: float(scale) for fault, _, scale in (text.partition("=") for text in options.scale_of)}
     results: list[FaultResult] = []
-    began_s = time.monotonic()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     campaign = Campaign(folder, seed=options.seed, scale=options.scale)
     try:
@@ -113,8 +112,7 @@ def main(arguments: Sequence[str]) -> int:
             campaign.scale = scales.get(fault, options.scale)
             results.append(run_scenario(fault, scenario, campaign))
             _tell(results[-1])
-            took_s = time.monotonic() - began_s
-            write_results(results, options.results, seed=options.seed, took_s=took_s, machine=machine)
+            write_results(results, options.results, seed=options.seed, machine=machine, keeps_others=bool(wanted))
     finally:
         campaign.close()
     violations = sum(len(result.violations) for result in results)

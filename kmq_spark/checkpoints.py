@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 logger = logging.getLogger(__name__)
@@ -48,14 +49,55 @@ DAMAGE_MARKS = (
 """Texts in the error of a query whose checkpoint is damaged; none of them is in the error of a lost broker."""
 
 
+READERS = (
+    "HDFSMetadataLog",
+    "OffsetSeqLog",
+    "CommitLog",
+    "StreamMetadata",
+    "OperatorStateMetadata",
+    "StateSchemaCompatibilityChecker",
+    "StateStoreChangelog",
+    "RocksDBFileManager",
+)
+"""Classes of Spark that read a checkpoint: an exception thrown below them needs no text, and often has none."""
+
+FRAMES = 12
+"""How far below such a class a reader of bytes may stand."""
+
+
 def is_damaged(error: BaseException) -> bool:
     """Return whether an error of a query says that its checkpoint cannot be read."""
     seen: BaseException | None = error
     while seen is not None:
-        if any(mark in f"{type(seen).__name__}: {seen}" for mark in DAMAGE_MARKS):
+        texts = [f"{type(seen).__name__}: {seen}", *_told_by_java(seen)]
+        if any(mark in text for text in texts for mark in DAMAGE_MARKS):
             return True
         seen = seen.__cause__
-    return False
+    return any(reader in frame for frame in _deepest_frames(error) for reader in READERS)
+
+
+def _told_by_java(error: BaseException) -> list[str]:
+    """Return what the Java exceptions behind an error of PySpark say; nothing where there are none."""
+    return [str(throwable.toString()) for throwable in _throwables(error)]
+
+
+def _deepest_frames(error: BaseException) -> list[str]:
+    """Return the classes that stood nearest to the first cause."""
+    throwables = _throwables(error)
+    if not throwables:
+        return []
+    return [str(frame.getClassName()) for frame in list(throwables[-1].getStackTrace())[:FRAMES]]
+
+
+def _throwables(error: BaseException) -> list[Any]:
+    """Return the chain of Java exceptions behind an error of PySpark, the first cause last."""
+    # PySpark keeps it here, since 3.4, and offers no other way to it.
+    throwable = getattr(error, "_origin", None)
+    found: list[Any] = []
+    while throwable is not None:
+        found.append(throwable)
+        throwable = throwable.getCause()
+    return found
 
 
 def put_aside(checkpoint: str) -> Path | None:

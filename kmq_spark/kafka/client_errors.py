@@ -24,7 +24,10 @@ _FENCED_NAMES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH
 PASSING_NAMES = frozenset(
     {
         *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
+        # A broker that goes away with a request under way.
+        *("_DESTROY_BROKER", "NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"),
         *("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"),
+        *("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR"),
     }
 )
 """Failures that pass by themselves and that librdkafka does not mark as retriable: it has retried already."""

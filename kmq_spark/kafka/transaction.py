@@ -8,13 +8,16 @@ before deciding anything.
 Rule 3: a fenced producer never sends again.
 Rule 4: every wait is bounded by `timeout_ms`, so that a tracker whose broker is away can still be stopped.
 
-Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588 for why a time-out looks like fencing.
+Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588 for why a time-out looks like fencing;
+librdkafka's issues 5456 and 5511 for a call that may never return.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,6 +78,7 @@ class TransactionalProducer:
         self._name = str(config["transactional.id"])
         self._producer = make_client(Producer, config)
         self._failed: KafkaError | None = None
+        self._is_given_up = False
         failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
         failpoint("tracker.fenced-older")
@@ -159,6 +163,8 @@ class TransactionalProducer:
 
     def close(self) -> None:
         """Give up what is open; a transaction that is not committed by now never will be."""
+        if self._is_given_up:
+            return
         # No flush: after a fatal error confluent-kafka's raises SystemError, and there is nothing to wait for.
         self._producer.purge()
 
@@ -171,14 +177,44 @@ class TransactionalProducer:
         except KafkaException as error:
             self._raise_translated(error, "produce in a transaction", produced=True)
         if positions:
-            self._call(
-                lambda timeout_s: self._producer.send_offsets_to_transaction(positions, group, timeout_s),
-                "add offsets to a transaction",
-            )
+            self._add_offsets(positions, group)
             failpoint("tracker.offsets-added")
         failpoint("tracker.before-commit")
         self._call(self._producer.commit_transaction, "commit a transaction")
         failpoint("tracker.committed")
+
+    def _add_offsets(self, positions: list[TopicPartition], group: object) -> None:
+        """
+        Add offsets to the transaction, and give the producer up where that does not return.
+
+        While the group's coordinator is away librdkafka ignores the time-out, and called again it may wait for ever. So
+        the call has a thread of its own. A producer that is given up commits nothing: nobody asks it to, and the next
+        one fences it.
+        """
+        answer: Future[None] = Future()
+
+        def call() -> None:
+            try:
+                self._producer.send_offsets_to_transaction(positions, group, self._timeout_s)  # type: ignore[arg-type]  # an opaque handle
+            except KafkaException as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        threading.Thread(target=call, name="kmq-transaction-offsets", daemon=True).start()
+        try:
+            answer.result(self._timeout_s)
+        except TimeoutError as error:
+            self._is_given_up = True
+            message = (
+                f"cannot add offsets to a transaction as {self._name}: got no answer within {self._timeout_s:g} s; "
+                "check the broker, or raise [kafka] timeout_ms"
+            )
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
+        except KafkaException as error:
+            if error.args[0].retriable() and not error.args[0].fatal():
+                raise _AbortableError(f"{error.args[0].name()}: {error.args[0].str()}") from error
+            self._raise_translated(error, "add offsets to a transaction")
 
     def _drain(self) -> None:
         """

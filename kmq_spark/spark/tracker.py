@@ -75,6 +75,11 @@ class MarkersSource:
             "kafka.isolation.level": "read_committed",
             # Every small partition otherwise waits out the 500 ms long poll: 2400 ms -> 390 ms a batch.
             "kafka.fetch.max.wait.ms": "10",
+            # A task that lost its broker otherwise waits two minutes (spark.network.timeout) for one that is back after
+            # five seconds; the query fails instead, and is started again with new clients.
+            "kafkaConsumer.pollTimeoutMs": "10000",
+            "kafka.request.timeout.ms": "10000",
+            "kafka.default.api.timeout.ms": "15000",
             # A marker that retention removed before we read it may have been a START: never go on in silence.
             "failOnDataLoss": "true",
         }

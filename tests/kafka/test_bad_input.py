@@ -43,7 +43,8 @@ def admin_of(stage: Stage) -> AdminClient:
 
 def grow(stage: Stage, count: int, *topics: str) -> None:
     """Give topics more partitions."""
-    for future in admin_of(stage).create_partitions([NewPartitions(topic, count) for topic in topics]).values():
+    admin = admin_of(stage)
+    for future in admin.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
         future.result(10)
 
 
@@ -61,9 +62,10 @@ def refusal(stage: Stage) -> str:
 
 def test_missing_topic_is_told_with_the_command_that_makes_it(stage: Stage) -> None:
     topics = stage.layout.topics
-    for future in admin_of(stage).delete_topics([topics.dead_letter_topic]).values():
+    admin = admin_of(stage)
+    for future in admin.delete_topics([topics.dead_letter_topic]).values():
         future.result(10)
-    assert wait_until(lambda: topics.dead_letter_topic not in admin_of(stage).list_topics(timeout=10).topics)
+    assert wait_until(lambda: topics.dead_letter_topic not in admin.list_topics(timeout=10).topics)
     line = refusal(stage)
     assert f"topic {topics.dead_letter_topic!r} does not exist; run `kmq queue create {stage.queue}`" in line
 
@@ -72,7 +74,8 @@ def test_markers_topic_with_the_wrong_clock_is_told_with_its_repair(stage: Stage
     """With the producers' own time in it a tracker would believe every consumer's clock."""
     entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource("topic", stage.layout.topics.markers_topic, incremental_configs=[entry])
-    for future in admin_of(stage).incremental_alter_configs([resource]).values():
+    admin = admin_of(stage)
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
     line = refusal(stage)
     assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh --alter" in line

@@ -45,8 +45,9 @@ def test_consumer_takes_its_limit_from_the_settings(bootstrap_servers: str) -> N
     """`[consumer] max_in_flight` bounds what is held."""
     queue = f"configured.{time.time_ns()}"
     create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
-    flags = {"kafka": {"bootstrap_servers": bootstrap_servers}, "consumer": {"max_in_flight": 2}}
-    settings = load_settings(None, flags)
+    settings = load_settings(
+        None, {"kafka": {"bootstrap_servers": bootstrap_servers}, "consumer": {"max_in_flight": 2}}
+    )
     with producer_from(settings, queue) as producer:
         for number in range(5):
             producer.send(str(number))

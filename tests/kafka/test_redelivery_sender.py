@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
@@ -380,13 +380,10 @@ def test_payload_reader_tells_every_offset_once_over_gaps_and_ends(place: Place)
 
 def set_topic(place: Place, topic: str, key: str, value: str) -> None:
     """Set a topic's setting."""
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # noqa: PLC0415  # only here
-
     entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
     admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
-    for future in admin.incremental_alter_configs(
-        [ConfigResource("topic", topic, incremental_configs=[entry])]
-    ).values():
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
 
 

@@ -172,9 +172,10 @@ def dead_letter_without_a_cause(story: Story) -> None:
     story.dead_letters.append(next_copy(2, 1, 1, 6_200))
 
 
-def ack_a_dead_letter(story: Story) -> None:
+def dead_letter_after_an_ack(story: Story) -> None:
     """I5: a message is acked, and a dead letter, and its ack did not come late."""
-    story.append(end(2, 12_000))
+    story.append(tick(12_000), end(0, 12_100, outcome=DEAD_LETTERED, reason="delivery limit reached: 2 of 2"))
+    story.dead_letters.append(next_copy(2, 0, 1, 12_100))
 
 
 def reset_a_count(story: Story) -> None:
@@ -237,7 +238,7 @@ SEEDED: list[Callable[[Story], None]] = [
     lose_a_message, leave_a_message_unstarted, leave_a_message_in_flight, drop_a_copy, deliver_a_phantom,
     store_a_phantom, redeliver_after_the_end, redeliver_on_a_tick_of_an_older_tracker, redeliver_twice, copy_twice,
     write_two_dead_letters, forget_a_dead_letter, redeliver_past_the_limit, dead_letter_without_a_cause,
-    ack_a_dead_letter, reset_a_count, skip_a_count, redeliver_early_by_the_log, redeliver_early_by_the_clock,
+    dead_letter_after_an_ack, reset_a_count, skip_a_count, redeliver_early_by_the_log, redeliver_early_by_the_clock,
     redeliver_before_a_renewed_deadline, change_a_value, drop_a_header, lose_the_origin, write_as_a_fenced_tracker,
 ]  # fmt: skip
 
@@ -261,6 +262,15 @@ def test_ack_after_the_decision_is_counted_and_allowed() -> None:
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.counts["acked_after_decision"] == 1
+
+
+def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
+    """A consumer that slept too long acks what was given up in the meantime."""
+    story = Story()
+    story.append(end(3, 12_000), end(11, 12_000))
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["late_acks"] == 2
 
 
 def test_message_fetched_again_may_come_twice() -> None:
