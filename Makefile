@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test unit integration faults check format lock clean
+.PHONY: help setup demo test unit integration faults faults-short check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -9,7 +9,7 @@ LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
 PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m pytest
 
 help: ## say what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 setup: .venv/.jars ## make .venv with the locked packages, and fetch the locked jars
 
@@ -26,6 +26,9 @@ integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real 
 
 faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/results.json and results.md
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
+
+faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
+	@$(PYTEST) -m faults
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

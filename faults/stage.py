@@ -210,7 +210,8 @@ class Stage:
         events = list(read_events(self.folder))
         found = check(dump, events, self.sessions(), max_deliveries=self.max_deliveries, is_drained=is_drained)
         for failure in self.failures:
-            found.add(failure.partition(":")[0] if failure.startswith("I") else "harness", failure)
+            invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
+            found.add(invariant, what)
         return found
 
     def sessions(self) -> list[Session]:

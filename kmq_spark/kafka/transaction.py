@@ -195,7 +195,7 @@ class TransactionalProducer:
 
         def call() -> None:
             try:
-                self._producer.send_offsets_to_transaction(positions, group, self._timeout_s)  # type: ignore[arg-type]  # an opaque handle
+                self._producer.send_offsets_to_transaction(positions, group, self._timeout_s)
             except KafkaException as error:
                 answer.set_exception(error)
             else:

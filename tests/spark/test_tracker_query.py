@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -86,7 +87,7 @@ class Runs:
         self._checkpoint = checkpoint
         self.fail_next = False
 
-    def run(self) -> list[PartitionOutcome]:
+    def run(self, settings: FoldSettings = SETTINGS) -> list[PartitionOutcome]:
         """Run once over everything that is new; return the outcomes of all batches."""
         outcomes: list[PartitionOutcome] = []
 
@@ -99,7 +100,7 @@ class Runs:
 
         query = build_query(
             self._markers.read(self._spark),
-            SETTINGS,
+            settings,
             deliver,
             query_name="tracker-under-test",
             checkpoint=str(self._checkpoint),
@@ -169,6 +170,25 @@ def test_batch_that_could_not_be_delivered_is_decided_again(markers: MarkersFold
     with pytest.raises(StreamingQueryException, match="the broker is away"):
         runs.run()
     assert decided(runs.run()) == [(0, 1)]
+
+
+def test_state_of_a_batch_that_was_not_delivered_is_never_found_again(markers: MarkersFolder, runs: Runs) -> None:
+    """
+    A batch that is run again decides otherwise, and it is that run's state which later restarts find.
+
+    Sequence: a batch decides, its state says so, its delivery fails; the tracker starts again and may not decide below
+    the log's end; with the first run's state the message would be gone for ever.
+    """
+    markers.append((0, 10, 5_000, start(1)))
+    runs.run()
+    markers.append((0, 11, 6_001, TICK))
+    runs.fail_next = True
+    with pytest.raises(StreamingQueryException, match="the broker is away"):
+        runs.run()
+    held_back = replace(SETTINGS, decide_from={0: 12})
+    assert decided(runs.run(held_back)) == []
+    markers.append((0, 12, 7_000, TICK))
+    assert decided(runs.run(held_back)) == [(0, 1)]
 
 
 def test_outcome_carries_status_and_columns_of_each_partition(markers: MarkersFolder, runs: Runs) -> None:
