@@ -24,7 +24,7 @@ fi
 # -Xss16m: stopping a query during foreachBatch otherwise overflows the stack of a regex in Spark's log formatter.
 exec "$submit" \
     --driver-memory "${KMQ_DRIVER_MEMORY:-2g}" \
-    --driver-java-options "-Xss16m -XX:+UseSerialGC -Dlog4j2.configurationFile=$here/kmq_spark/spark/log4j2.properties" \
+    --driver-java-options "-Xss16m -XX:+UseSerialGC -Dlog4j2.configurationFile=file://$here/kmq_spark/spark/log4j2.properties" \
     --conf spark.ui.showConsoleProgress=false \
     --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
     --conf spark.python.unix.domain.socket.enabled=true \

@@ -40,9 +40,9 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         # Without it every batch uploads whole RocksDB snapshots.
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        # A batch that is run again decides otherwise than at first (`decide_from`), so no file of the first run may ever be
-        # taken for one of the second. Version 2 names each commit of state by an id that the commit log holds; with
-        # version 1 a snapshot that maintenance uploaded while a batch waited for its broker would outlive that batch.
+        # A batch that is run again decides otherwise than at first (`decide_from`), so no file of the first run may
+        # ever be taken for one of the second. Version 2 names each commit of state by an id that the commit log holds;
+        # with version 1 a snapshot that was uploaded while a batch waited for its broker would outlive that batch.
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         # One state row is one whole partition's table: a state that is sent again with each Arrow chunk must not be.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
