@@ -125,6 +125,16 @@ def decided(outcomes: list[PartitionOutcome]) -> list[tuple[int, int]]:
     ]
 
 
+def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
+    """Start message 1, let a TICK decide it, and let the delivery of that batch fail."""
+    markers.append((0, 10, 5_000, start(1)))
+    runs.run()
+    markers.append((0, 11, 6_001, TICK))
+    runs.fail_next = True
+    with pytest.raises(StreamingQueryException, match="the broker is away"):
+        runs.run()
+
+
 def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: MarkersFolder) -> None:
     """One row a decision, one status row a partition: nothing else comes out of the fold."""
     markers.append((0, 10, 5_000, start(1, 2)), (1, 20, 5_000, start(7)), (0, 11, 6_001, TICK))
@@ -163,12 +173,7 @@ def test_restart_from_checkpoint_emits_no_second_redelivery(markers: MarkersFold
 
 def test_batch_that_could_not_be_delivered_is_decided_again(markers: MarkersFolder, runs: Runs) -> None:
     """A failing delivery loses nothing: the batch is folded again from the state before it."""
-    markers.append((0, 10, 5_000, start(1)))
-    runs.run()
-    markers.append((0, 11, 6_001, TICK))
-    runs.fail_next = True
-    with pytest.raises(StreamingQueryException, match="the broker is away"):
-        runs.run()
+    decide_and_fail_to_deliver(markers, runs)
     assert decided(runs.run()) == [(0, 1)]
 
 
@@ -179,12 +184,7 @@ def test_state_of_a_batch_that_was_not_delivered_is_never_found_again(markers: M
     Sequence: a batch decides, its state says so, its delivery fails; the tracker starts again and may not decide below
     the log's end; with the first run's state the message would be gone for ever.
     """
-    markers.append((0, 10, 5_000, start(1)))
-    runs.run()
-    markers.append((0, 11, 6_001, TICK))
-    runs.fail_next = True
-    with pytest.raises(StreamingQueryException, match="the broker is away"):
-        runs.run()
+    decide_and_fail_to_deliver(markers, runs)
     held_back = replace(SETTINGS, decide_from={0: 12})
     assert decided(runs.run(held_back)) == []
     markers.append((0, 12, 7_000, TICK))
