@@ -119,8 +119,10 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self.lines.append(line.decode(errors="replace"))
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self.lines.append(line.decode(errors="replace"))
 
 
 class TrackerChild(Child):
