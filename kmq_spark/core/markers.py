@@ -25,6 +25,9 @@ MAX_MESSAGES_PER_MARKER = 100_000
 MAX_REDELIVER_AFTER_MS = 12 * 60 * 60 * 1000
 """Longest lease, 12 hours, as in SQS; a longer one is hostile input or a unit mistaken."""
 
+MAX_DUE_AT_MS = 253_402_300_799_999
+"""Last instant that a deferral may name, the end of the year 9999."""
+
 MAX_DELIVERY_COUNT = 2**31 - 1
 """Largest delivery count that is kept; a larger one reads as this."""
 
@@ -39,6 +42,17 @@ class MarkerType(IntEnum):
     END = 1
     KEEPALIVE = 2
     TICK = 3
+
+
+class Release(IntEnum):
+    """What a KEEPALIVE does to the delivery; the numbers are those on the wire."""
+
+    RENEWED = 0
+    """The lease goes on."""
+    GIVEN_BACK = 1
+    """The delivery ends; the message falls due after `redeliver_after_ms`, without backoff."""
+    FAILED = 2
+    """The delivery ends; the message falls due after `redeliver_after_ms` and the queue's backoff."""
 
 
 class Outcome(IntEnum):
@@ -80,7 +94,11 @@ class Marker:
         outcome: END: how it ended.
         reason: END, rejected or dead-lettered: why, free text.
         consumer_id: Who wrote it, free text.
-        never_handed_out: KEEPALIVE: a release of messages that no handler saw; the delivery does not count.
+        never_handed_out: KEEPALIVE: a release of messages that no handler saw; START: a deferral, of messages that are
+            handed out later. The delivery does not count.
+        release: KEEPALIVE: whether it renews the lease or ends the delivery.
+        due_at_ms: START of a deferral: no deadline before this instant of the broker's clock, epoch milliseconds; 0 =
+            none.
     """
 
     type: MarkerType
@@ -92,3 +110,5 @@ class Marker:
     reason: str = ""
     consumer_id: str = ""
     never_handed_out: bool = False
+    release: Release = Release.RENEWED
+    due_at_ms: int = 0

@@ -308,7 +308,7 @@ class RedeliverySender:
                 on_refused = partial(refusals.note, index, item.size, refused)
                 producer.send(record, partial(_on_delivered, attempt, settled[-1].due, on_refused))
                 failpoint("tracker.dead-letter-sent" if settled[-1].due.is_dead_letter else "tracker.message-sent")
-            for record in (*also, *end_records((item.due for item in settled), self.topics)):
+            for record in (*also, *end_records((item.due for item in settled), self.topics, self.tracker_id)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 

@@ -152,8 +152,8 @@ def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)
 
 
-def end_records(dues: Iterable[Due], topics: QueueTopics) -> Iterator[OutgoingRecord]:
-    """Return the ENDs of settled decisions: as few records as their ranges allow."""
+def end_records(dues: Iterable[Due], topics: QueueTopics, tracker_id: str) -> Iterator[OutgoingRecord]:
+    """Return the ENDs of settled decisions, signed by the tracker: as few records as their ranges allow."""
     groups: defaultdict[tuple[int, int, bool, str], list[int]] = defaultdict(list)
     for due in dues:
         reason = due.reason if due.is_dead_letter else ""
@@ -166,7 +166,7 @@ def end_records(dues: Iterable[Due], topics: QueueTopics) -> Iterator[OutgoingRe
                 ranges=ranges,
                 outcome=Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED,
                 reason=reason,
-                consumer_id="tracker",
+                consumer_id=tracker_id,
             )
             yield OutgoingRecord(topics.markers_topic, marker_partition, None, encode_marker(marker), [])
 

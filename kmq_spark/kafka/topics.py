@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_GROUP_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+MAX_TOPIC_CHARS = 249
+"""Longest name of a topic. Kafka's own limit."""
 
 HEADER_ROOM_BYTES = 16 * 1024
 """What the queue topic takes beyond a producer's largest message: a redelivery adds `kmq-*` headers to it."""
@@ -41,22 +45,54 @@ DEFAULT_TIMEOUT_MS = 15_000
 @dataclass(frozen=True, slots=True)
 class QueueTopics:
     """
-    The names that belong to a queue.
+    The names that belong to a queue, or to one of the groups that read it.
 
     Attributes:
         queue: Name of the queue, and of its queue topic.
+        group: Name of the group, empty for the one that a queue has by itself. Each group sees every message, and has
+            a markers topic, a dead-letter topic and a tracker of its own.
 
     Raises:
-        ConfigError: The name has other characters than `A-Za-z0-9._-`, or not 1 to 200 of them.
+        ConfigError: A name has other characters than `A-Za-z0-9._-`, or not 1 to 200 of them (a group's: 100).
     """
 
     queue: str
+    group: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> QueueTopics:
+        """
+        Return the names for `queue` or `queue@group`, as the command line and the settings write it.
+
+        Raises:
+            ConfigError: A name is not allowed, or the group is missing after an `@`.
+        """
+        queue, at, group = text.partition("@")
+        if at and not group:
+            message = f"group name is missing: got {text!r}, queue@group or queue; name the group or leave out the @"
+            raise ConfigError(message)
+        return cls(queue, group)
+
+    def __str__(self) -> str:
+        """Return the form that `parse` reads."""
+        return f"{self.queue}@{self.group}" if self.group else self.queue
 
     def __post_init__(self) -> None:
-        """Check the name: it reaches topic names, metric labels, file paths and SQL."""
+        """Check the names: they reach topic names, metric labels, file paths and SQL."""
+        if self.group and _GROUP_NAME.fullmatch(self.group) is None:
+            message = (
+                f"group name is not allowed: got {self.group!r}, 1 to 100 of A-Z a-z 0-9 . _ -; choose another name"
+            )
+            raise ConfigError(message)
         if not isinstance(self.queue, str) or _QUEUE_NAME.fullmatch(self.queue) is None or set(self.queue) <= {"."}:
             message = (
                 f"queue name is not allowed: got {self.queue!r}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
+            )
+            raise ConfigError(message)
+        if len(self.redrive_topic) > MAX_TOPIC_CHARS:
+            message = (
+                f"names are too long together: got {str(self)!r}, {MAX_TOPIC_CHARS} characters in the topic name "
+                f"{self.redrive_topic!r}; choose shorter names"
             )
             raise ConfigError(message)
 
@@ -68,22 +104,31 @@ class QueueTopics:
     @property
     def markers_topic(self) -> str:
         """The topic of the markers."""
-        return f"{self.queue}.markers"
+        return f"{self._own}.markers"
 
     @property
     def dead_letter_topic(self) -> str:
         """The topic of the dead letters."""
-        return f"{self.queue}.dlq"
+        return f"{self._own}.dlq"
+
+    @property
+    def redrive_topic(self) -> str:
+        """The log of what became of the dead letters: ENDs, as the markers topic is of the messages."""
+        return f"{self.dead_letter_topic}.markers"
 
     @property
     def consumer_group(self) -> str:
         """The group of the queue's consumers."""
-        return f"kmq.{self.queue}"
+        return f"kmq.{self._own}"
 
     @property
     def tracker_group(self) -> str:
         """The group under which the tracker commits its positions."""
-        return f"kmq.{self.queue}.tracker"
+        return f"kmq.{self._own}.tracker"
+
+    @property
+    def _own(self) -> str:
+        return f"{self.queue}.group-{self.group}" if self.group else self.queue
 
     @property
     def all_topics(self) -> tuple[str, str, str]:

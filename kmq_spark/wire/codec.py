@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from kmq_spark.core.markers import (
     MAX_DELIVERY_COUNT,
+    MAX_DUE_AT_MS,
     MAX_MESSAGE_OFFSET,
     MAX_MESSAGES_PER_MARKER,
     MAX_QUEUE_PARTITION,
@@ -26,6 +27,7 @@ from kmq_spark.core.markers import (
     MarkerType,
     OffsetRange,
     Outcome,
+    Release,
 )
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
 from kmq_spark.wire import marker_pb2
@@ -39,6 +41,7 @@ VERSION = 0
 _TICK = Marker(type=MarkerType.TICK)
 _TYPES = {int(marker_type): marker_type for marker_type in MarkerType}
 _OUTCOMES = {int(outcome): outcome for outcome in Outcome}
+_RELEASES = {int(release): release for release in Release}
 _MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a markers topic"
 
 
@@ -72,7 +75,7 @@ def encode_marker(marker: Marker) -> bytes:
         message.message_id.partition = -1
         message.message_id.offset = -1
         return _bytes_of(message)
-    fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms)
+    fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms, marker.due_at_ms)
     if fault:
         raise MalformedRecordError(f"cannot write marker: {fault}; this is a bug of the writer, please report it")
     message.message_id.partition = marker.queue_partition
@@ -88,7 +91,10 @@ def encode_marker(marker: Marker) -> bytes:
     if marker.type is MarkerType.START:
         # 0 reads as 1, so a first delivery costs no bytes.
         message.delivery_count = 0 if marker.delivery_count <= 1 else min(marker.delivery_count, MAX_DELIVERY_COUNT)
+        message.due_at_ms = marker.due_at_ms
     if marker.type is MarkerType.KEEPALIVE:
+        message.release = int(marker.release)  # type: ignore[assignment]  # as above
+    if marker.type is not MarkerType.END:
         message.never_handed_out = marker.never_handed_out
     return _bytes_of(message)
 
@@ -147,8 +153,10 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
     if not message.HasField("message_id"):
         raise MalformedRecordError(f"a {marker_type.name} without message id; {_MALFORMED}")
     queue_partition, ranges = message.message_id.partition, _ranges_of(message)
+    is_start = marker_type is MarkerType.START
     redeliver_after_ms = message.redeliver_after_ms if marker_type is not MarkerType.END else 0
-    fault = _fault_of(queue_partition, ranges, redeliver_after_ms)
+    due_at_ms = message.due_at_ms if is_start else 0
+    fault = _fault_of(queue_partition, ranges, redeliver_after_ms, due_at_ms)
     if fault:
         raise MalformedRecordError(f"{fault}; {_MALFORMED}")
     consumer_id = message.consumer_id[:MAX_TEXT_CHARS]
@@ -158,7 +166,9 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
             raise _unsupported("outcome", message.outcome, max(Outcome))
         reason = message.reason[:MAX_TEXT_CHARS]
         return Marker(marker_type, queue_partition, ranges, outcome=outcome, reason=reason, consumer_id=consumer_id)
-    is_start = marker_type is MarkerType.START
+    release = _RELEASES.get(message.release)
+    if release is None:
+        raise _unsupported("release", message.release, max(Release))
     return Marker(
         marker_type,
         queue_partition,
@@ -166,7 +176,9 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
         redeliver_after_ms,
         delivery_count=min(message.delivery_count or 1, MAX_DELIVERY_COUNT) if is_start else 1,
         consumer_id=consumer_id,
-        never_handed_out=message.never_handed_out and not is_start,
+        never_handed_out=message.never_handed_out,
+        release=Release.RENEWED if is_start else release,
+        due_at_ms=due_at_ms,
     )
 
 
@@ -189,12 +201,14 @@ def _ranges_of(message: marker_pb2.Marker) -> tuple[OffsetRange, ...]:
     return ranges
 
 
-def _fault_of(queue_partition: int, ranges: Sequence[OffsetRange], redeliver_after_ms: int) -> str:
+def _fault_of(queue_partition: int, ranges: Sequence[OffsetRange], redeliver_after_ms: int, due_at_ms: int) -> str:
     """Return what is out of bounds, empty where nothing is."""
     if not 0 <= queue_partition <= MAX_QUEUE_PARTITION:
         return f"queue partition out of bounds: got {queue_partition!r}, allowed 0 to {MAX_QUEUE_PARTITION}"
     if not 0 <= redeliver_after_ms <= MAX_REDELIVER_AFTER_MS:
         return f"lease out of bounds: got {redeliver_after_ms!r} ms, allowed 0 to {MAX_REDELIVER_AFTER_MS}"
+    if not 0 <= due_at_ms <= MAX_DUE_AT_MS:
+        return f"instant out of bounds: got {due_at_ms!r} ms, allowed 0 to {MAX_DUE_AT_MS}"
     return _fault_of_ranges(ranges)
 
 

@@ -24,7 +24,7 @@ class OffsetRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out", "release", "due_at_ms")
     class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         V1: _ClassVar[Marker.Version]
@@ -51,6 +51,14 @@ class Marker(_message.Message):
     EXPIRED: Marker.Outcome
     REDELIVERED: Marker.Outcome
     DEAD_LETTERED: Marker.Outcome
+    class Release(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        RENEWED: _ClassVar[Marker.Release]
+        GIVEN_BACK: _ClassVar[Marker.Release]
+        FAILED: _ClassVar[Marker.Release]
+    RENEWED: Marker.Release
+    GIVEN_BACK: Marker.Release
+    FAILED: Marker.Release
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +71,8 @@ class Marker(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     NEVER_HANDED_OUT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
     version: Marker.Version
     type: Marker.Type
     message_id: MessageID
@@ -75,4 +85,6 @@ class Marker(_message.Message):
     reason: str
     consumer_id: str
     never_handed_out: bool
-    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ...) -> None: ...
+    release: Marker.Release
+    due_at_ms: int
+    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ..., release: _Optional[_Union[Marker.Release, str]] = ..., due_at_ms: _Optional[int] = ...) -> None: ...

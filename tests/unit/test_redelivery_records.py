@@ -125,7 +125,7 @@ def test_ends_are_as_few_as_their_ranges_allow() -> None:
     dues = [due(offset) for offset in (9, 7, 8, 20)]
     dues += [due(1, is_dead_letter=True, reason="a"), due(2, is_dead_letter=True, reason="b")]
     dues += [due(30, marker_partition=0)]
-    records = list(end_records(dues, TOPICS))
+    records = list(end_records(dues, TOPICS, "tracker-1"))
     ends = [(record.partition, decode_marker(record.value)) for record in records]
     assert {record.topic for record in records} == {"orders.markers"}
     assert [(partition, end.outcome, end.reason, end.ranges) for partition, end in ends] == [
@@ -141,7 +141,7 @@ def test_ends_are_as_few_as_their_ranges_allow() -> None:
 @given(st.sets(st.integers(0, 5_000), max_size=300))
 def test_every_decided_message_has_exactly_one_end(message_offsets: set[int]) -> None:
     ended: list[int] = []
-    for record in end_records((due(offset) for offset in message_offsets), TOPICS):
+    for record in end_records((due(offset) for offset in message_offsets), TOPICS, "tracker-1"):
         for first, count in decode_marker(record.value).ranges:
             ended += range(first, first + count)
     assert sorted(ended) == sorted(message_offsets)
