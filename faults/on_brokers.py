@@ -58,7 +58,7 @@ def paused(campaign: Campaign) -> Stage:
 def killed_in_a_transaction(campaign: Campaign) -> Stage:
     """F11: tracker and broker killed together, with a transaction open and with one just committed."""
     stage = campaign.stage("f11", mode="receive", forgotten=0.3, keep_alive=False, max_in_flight=400, work_ms=300)
-    stage.send(rate=120)
+    stage.send(rate=60)
     stage.worker("busy")
     points = ("tracker.before-commit:3", "tracker.end-sent:2", "tracker.committed:3")
     for point in campaign.picked(points, 3, least=1):

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from faults.processes import FAKETIME
+from faults.clocks import FalseClock, is_available
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from faults.stage import Stage
 
 Job = TypeVar("Job")
+
+HOUR_MS = 3_600_000
 
 SLOTS = 2
 """Victims at a time."""
@@ -81,10 +83,13 @@ def paused(campaign: Campaign) -> Stage:
 
 def skewed(campaign: Campaign) -> Stage | None:
     """F10: consumers whose clock is an hour off, steps, or drifts."""
-    if FAKETIME is None:
+    if not is_available():
         return None
     stage = campaign.stage("f10-consumers")
-    clocks = ("+3600s", "-3600s", "+0 x1.0005", "+0 x0.9995", "-600s", "+86400s")
+    clocks = (
+        *(FalseClock(HOUR_MS), FalseClock(-HOUR_MS), FalseClock(24 * HOUR_MS), FalseClock(rate_ppm=500)),
+        *(FalseClock(rate_ppm=-500), FalseClock(0, 0, 3_000, HOUR_MS), FalseClock(0, 0, 3_000, -600_000)),
+    )
     with stage.tracking():
         stage.send(rate=150)
         stage.worker("healthy")
@@ -94,11 +99,14 @@ def skewed(campaign: Campaign) -> Stage | None:
     return stage
 
 
-def _skew_one(stage: Stage, clock: str, number: int) -> None:
-    worker = stage.worker(f"skewed{clock.replace(' ', '')}-{number}", clock=clock)
+def _skew_one(stage: Stage, clock: FalseClock, number: int) -> None:
+    worker = stage.worker("skewed-" + "-".join(map(str, (*clock, number))), clock=clock)
     if worker.wait_working(20):
-        stage.injected("clock", clock=clock)
-    time.sleep(1)
+        stage.injected("clock", clock=list(clock))
+    else:
+        stage.fail(f"I9: a consumer with the clock {clock} got no messages")
+    # Beyond the step, where there is one.
+    time.sleep(3)
     worker.kill()
 
 

@@ -7,8 +7,8 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from faults.clocks import FalseClock, is_available
 from faults.load import finished_messages, messages_in_flight
-from faults.processes import FAKETIME
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KILL_BOUND_S = 30.0
 LOST_CHECKPOINT_BOUND_S = 60.0
+HOUR_MS = 3_600_000
 
 TRACKER_POINTS = tuple(name for name in FAILPOINTS if name.startswith(("tracker.", "ticker.")))
 
@@ -221,16 +222,17 @@ def _state_files(checkpoint: Path) -> list[Path]:
 
 
 def skewed(campaign: Campaign) -> Stage | None:
-    """F10: the tracker's host an hour off, either way."""
-    if FAKETIME is None:
+    """F10: the tracker's host an hour off either way, drifting, stepping."""
+    if not is_available():
         return None
     stage = campaign.stage("f10-tracker", **BUSY)
     stage.send(rate=60)
     stage.worker("busy")
-    for clock in campaign.picked(("+3600s", "-3600s", "+0 x1.001"), 3, least=1):
+    clocks = (FalseClock(HOUR_MS), FalseClock(-HOUR_MS), FalseClock(rate_ppm=1_000), FalseClock(0, 0, 20_000, -600_000))
+    for clock in campaign.picked(clocks, len(clocks), least=1):
         tracker = stage.tracker(clock=clock)
         _recover(stage, tracker)
-        stage.injected("clock of the tracker", clock=clock)
+        stage.injected("clock of the tracker", clock=list(clock))
         time.sleep(6)
         tracker.stop()
     _recover(stage, stage.tracker())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faults.events import read_events
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from faults.clocks import FalseClock
     from faults.worker import Profile
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 45.0
 POLL_S = 0.05
-
-FAKETIME = shutil.which("faketime")
-"""The command that gives a process a clock of its own; None where it is not installed."""
 
 
 class Child:
@@ -43,7 +40,7 @@ class Child:
         settings: More environment variables.
         failpoint: `name[:nth]` at which it ends; empty for none.
         once_file: See `kmq_spark.failpoints`.
-        clock: Argument of `faketime -f`, such as `+1h`; empty for the machine's clock.
+        clock: A wrong wall clock; None for the machine's.
     """
 
     def __init__(
@@ -54,20 +51,18 @@ class Child:
         *,
         failpoint: str = "",
         once_file: str = "",
-        clock: str = "",
+        clock: FalseClock | None = None,
     ) -> None:
         """Start it."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(settings or {})}
         if failpoint:
             environment |= {VARIABLE: failpoint, ONCE_VARIABLE: once_file}
-        if clock and FAKETIME:
-            # Monotonic time is left alone: what is skewed is the wall, as on a host with a wrong clock.
-            environment |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
-            command = [FAKETIME, "-f", clock, *command]
+        if clock is not None:
+            environment |= clock.environment()
         self.log = log
         self.began_s = time.monotonic()
         with log.open("ab") as stderr:
-            # A group of its own: `faketime` starts the program as its child, and a signal must reach both.
+            # A group of its own, so that a signal reaches the JVM and Spark's workers too.
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
             )
@@ -146,7 +141,7 @@ class TrackerChild(Child):
         *,
         checkpoint_dir: Path | None = None,
         max_deliveries: int = 3,
-        **options: str,
+        **options: Any,  # noqa: ANN401  # of Child
     ) -> None:
         """Start it; `wait_ready` waits until it tracks."""
         command = [
@@ -194,7 +189,7 @@ class WorkerChild(Child):
         options: See `Child`.
     """
 
-    def __init__(self, profile: Profile, folder: Path, **options: str) -> None:
+    def __init__(self, profile: Profile, folder: Path, **options: Any) -> None:  # noqa: ANN401  # of Child
         """Start it."""
         self._folder = folder
         self._name = profile.name

@@ -72,7 +72,7 @@ def run_scenario(fault: str, scenario: Callable[[Campaign], Stage | None], campa
         result.violations.append(Violation("harness", f"broke off: {error!r}"))
         return result
     if stage is None:
-        result.notes.append(f"{result.what}: not injected, faketime is not installed here")
+        result.notes.append(f"{result.what}: not injected, there is no C compiler here")
         return result
     verdict = stage.verdict(is_drained=stage.is_drained)
     stage.close()

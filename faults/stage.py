@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from faults.clocks import FalseClock
     from faults.topics import Record
     from kmq_spark.core.markers import MessageId
     from kmq_spark.local.broker import EmbeddedBroker
@@ -46,6 +47,9 @@ BROKER_SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "500",
 }
 
+DRAIN_WORK_MS = 10
+"""Longest work of the handlers that only work off what is left."""
+
 DRAIN_TIMEOUT_S = 60.0
 """I9: all is worked off a minute after the last fault."""
 
@@ -54,7 +58,10 @@ _OPENED = re.compile(r"tracker (\S+) of (\S+) decides from markers (\{.*\})")
 
 def _workers_idle_profile(profile: Profile) -> Profile:
     """Return the profile of workers that only work off what is left: as before, nothing forgotten, nothing slow."""
-    return replace(profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, extra={})
+    work_ms = min(profile.work_ms, DRAIN_WORK_MS)
+    return replace(
+        profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, work_ms=work_ms, extra={}
+    )
 
 
 class Stage:
@@ -122,7 +129,13 @@ class Stage:
         sender.start()
         return sender
 
-    def worker(self, name: str, failpoint: str = "", clock: str = "", **profile: Any) -> WorkerChild:  # noqa: ANN401  # fields of Profile
+    def worker(
+        self,
+        name: str,
+        failpoint: str = "",
+        clock: FalseClock | None = None,
+        **profile: Any,  # noqa: ANN401  # fields of Profile
+    ) -> WorkerChild:
         """Start a worker."""
         values = replace(self.profile, name=name, **profile)
         child = WorkerChild(values, self.folder, failpoint=failpoint, clock=clock)
@@ -130,7 +143,7 @@ class Stage:
             self._children.append(child)
         return child
 
-    def tracker(self, checkpoint: str = "checkpoint", **options: str) -> TrackerChild:
+    def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> TrackerChild:  # noqa: ANN401  # of Child
         """Start a tracker in a process of its own."""
         child = TrackerChild(
             self.bootstrap_servers,
@@ -186,9 +199,11 @@ class Stage:
                     break
                 time.sleep(1.0)
         finally:
-            for child in (*self._children, *crew):
-                if isinstance(child, WorkerChild):
-                    child.stop()
+            # Trackers last, and then: the verdict reads topic after topic, so nothing may be committed meanwhile.
+            for kind in (WorkerChild, TrackerChild):
+                for child in (*self._children, *crew):
+                    if isinstance(child, kind):
+                        child.stop()
         return time.monotonic() - began_s
 
     def remember(self) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faults.events import EventFile
+from kmq_spark.errors import KmqError
 from kmq_spark.kafka.consumer import QueueConsumer
 
 if TYPE_CHECKING:
@@ -147,12 +148,24 @@ def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile) -> No
     generator = random.Random(profile.seed)  # noqa: S311  # repeatable
     with consumer:
         while not stopping:
-            for message in consumer.receive(profile.max_in_flight, timeout=0.2):
+            for message in _received(consumer, profile.max_in_flight):
                 name = (message.value or b"").partition(b"|")[0].decode()
                 events.write("delivered", id=name, copy=list(message.id), delivery=message.delivery_count)
                 if not message.is_settled and generator.random() >= profile.forgotten:
                     message.ack()
             time.sleep(profile.work_ms / 1000)
+
+
+def _received(consumer: QueueConsumer, max_messages: int) -> list[Message]:
+    """Receive once; what passes by itself, as a broker that restarts does, is tried again."""
+    try:
+        return consumer.receive(max_messages, timeout=0.2)
+    except KmqError as error:
+        if not error.retriable:
+            raise
+        logging.getLogger(__name__).warning("receiving failed, trying again: %s", error)
+        time.sleep(0.2)
+        return []
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-Checkpoints that cannot be read: tell them from other failures, and put them aside.
+Checkpoints that are damaged, or of a topic that is gone: tell them from other failures, and put them aside.
 
 Rule 1: nothing is deleted: a damaged checkpoint is renamed, for whoever wants to know what happened.
 Rule 2: local file systems only; elsewhere the operator is told what to do.
@@ -61,6 +61,9 @@ READERS = (
 )
 """Classes of Spark that read a checkpoint: an exception thrown below them needs no text, and often has none."""
 
+TOPIC_SHRANK = "offset was changed from"
+"""What Spark's Kafka source says of a partition that ends before the place where the checkpoint stands."""
+
 FRAMES = 12
 """How far below such a class a reader of bytes may stand."""
 
@@ -74,6 +77,11 @@ def is_damaged(error: BaseException) -> bool:
             return True
         seen = seen.__cause__
     return any(reader in frame for frame in _deepest_frames(error) for reader in READERS)
+
+
+def is_of_another_topic(error: BaseException) -> bool:
+    """Return whether a query stopped since its topic is shorter than its checkpoint says: it was made anew."""
+    return any(TOPIC_SHRANK in text for text in (str(error), *_told_by_java(error)))
 
 
 def _told_by_java(error: BaseException) -> list[str]:
@@ -113,7 +121,7 @@ def put_aside(checkpoint: str) -> Path | None:
     url = urlparse(checkpoint)
     if url.scheme not in ("", "file"):
         logger.error(
-            "checkpoint %s cannot be read; move it away and start the tracker again: it is rebuilt from the markers",
+            "checkpoint %s cannot be used; move it away and start the tracker again: it is rebuilt from the markers",
             checkpoint,
             extra={"action": "checkpoint_damaged"},
         )
@@ -126,7 +134,7 @@ def put_aside(checkpoint: str) -> Path | None:
         number += 1
     folder.rename(aside)
     logger.error(
-        "checkpoint %s cannot be read: it is now %s, and the state is rebuilt from the markers topic",
+        "checkpoint %s cannot be used: it is now %s, and the state is rebuilt from the markers topic",
         folder,
         aside,
         extra={"action": "checkpoint_damaged"},

@@ -132,6 +132,9 @@ class TrackerSettings(_Section):
     max_transaction_bytes: int = Field(default=16 * 1024 * 1024, ge=1_024, le=1024**3)
     """Payload bytes held for one transaction, a bound on the driver's memory."""
 
+    fail_on_removed_markers: bool = True
+    """Whether markers that retention removed before they were read stop the tracker; false for one run goes on."""
+
     restart_limit: int = Field(default=20, ge=0, le=1_000_000)
     """How many times in a row a failed query is started again before the process ends with an error."""
 

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
-from kmq_spark.checkpoints import is_damaged, put_aside
+from kmq_spark.checkpoints import is_damaged, is_of_another_topic, put_aside
 from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.state import Status
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.kafka.redelivery import Sent
+    from kmq_spark.kafka.topics import QueueTopics
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class QueueTracker:
                 self._failures_in_a_row += 1
                 if not self._may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
                     raise self._told(error) from error.__cause__
-                if is_damaged(error):
+                if is_damaged(error) or is_of_another_topic(error):
                     put_aside(self._checkpoint)
                 self._rest(error)
             else:
@@ -207,6 +208,7 @@ class QueueTracker:
         try:
             resume = sender.open()
             self._has_opened = True
+            self._check_nothing_removed(sender.topics, resume)
             logger.info(
                 "tracker %s of %s decides from markers %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
@@ -221,6 +223,16 @@ class QueueTracker:
             self._track(sender, ticker, resume)
         finally:
             sender.close()
+
+    def _check_nothing_removed(self, topics: QueueTopics, resume: ResumePoint) -> None:
+        if not resume.removed or not self._settings.tracker.fail_on_removed_markers:
+            return
+        places = ", ".join(f"[{p}] {first} to {end - 1}" for p, (first, end) in sorted(resume.removed.items()))
+        raise KmqError(
+            f"markers of {topics.markers_topic} were removed before a tracker read them: {places}; a message that was "
+            "started there and whose consumer died is not redelivered. Raise retention.ms above lease and outage; to "
+            "go on with what is left, run once with KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
+        )
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> None:
         self._failure = self._upkeep_failure = None
@@ -251,6 +263,7 @@ class QueueTracker:
             group_id_prefix=f"{topics.tracker_group}.source",
             max_markers_per_batch=tracker.max_markers_per_batch,
             extra=plain(kafka.spark_extra),
+            fail_on_removed=tracker.fail_on_removed_markers,
         )
         fold_settings = FoldSettings(
             markers_topic=topics.markers_topic,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import IsolationLevel, TopicPartition
@@ -73,11 +73,14 @@ class ResumePoint:
         starting_offsets: First marker that a query without checkpoint reads.
         decide_from: End of the log now: TICKs below it decide nothing, since the ENDs of what older trackers sent lie
             below it, and they must be known first.
+        removed: Markers that retention took away before any tracker folded them, by partition: the first, and the one
+            after the last.
     """
 
     positions: Mapping[int, Position]
     starting_offsets: Mapping[int, int]
     decide_from: Mapping[int, int]
+    removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class TrackerPositions:
@@ -122,7 +125,7 @@ class TrackerPositions:
         """
         first, end = self._offsets(_EARLIEST), self._offsets(_LATEST)
         committed = self.committed()
-        positions, starting_offsets = {}, {}
+        positions, starting_offsets, removed = {}, {}, {}
         for partition in self._partitions:
             position = committed.get(partition)
             if position is not None and position.next_offset > end[partition]:
@@ -134,6 +137,8 @@ class TrackerPositions:
                 position = None
             if position is None:
                 position = Position(first[partition], first[partition])
+            elif position.next_offset < first[partition]:
+                removed[partition] = (position.next_offset, first[partition])
             elif position.needed_offset < first[partition]:
                 # Not at the beginning of the log as a rule of the group, so silence would be a loss without a word.
                 logger.warning(
@@ -142,7 +147,7 @@ class TrackerPositions:
                 )  # fmt: skip
             positions[partition] = position
             starting_offsets[partition] = max(position.needed_offset, first[partition])
-        return ResumePoint(positions, starting_offsets, end)
+        return ResumePoint(positions, starting_offsets, end, removed)
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
         def ask() -> dict[int, int]:

@@ -53,6 +53,7 @@ class MarkersSource:
         group_id_prefix: Prefix of the consumer groups that Spark makes up, for ACLs.
         max_markers_per_batch: Bound on one batch.
         extra: Java client keys without the `kafka.` prefix, such as `security.protocol`.
+        fail_on_removed: Whether markers that were removed before they were read stop the query.
     """
 
     bootstrap_servers: str
@@ -61,6 +62,7 @@ class MarkersSource:
     group_id_prefix: str
     max_markers_per_batch: int
     extra: Mapping[str, str]
+    fail_on_removed: bool = True
 
     def options(self) -> dict[str, str]:
         """Return the options of Spark's Kafka source."""
@@ -81,7 +83,7 @@ class MarkersSource:
             "kafka.request.timeout.ms": "10000",
             "kafka.default.api.timeout.ms": "15000",
             # A marker that retention removed before we read it may have been a START: never go on in silence.
-            "failOnDataLoss": "true",
+            "failOnDataLoss": str(self.fail_on_removed).lower(),
         }
 
 
