@@ -1,8 +1,8 @@
 """
 The bytes that kafka-mq-go's Go program wrote, beside those of the worker that stands for it in the tests.
 
-Recorded from its own producer and consumer, built unchanged from its sources with `protoc-gen-gogofaster` 1.3.2 and
-confluent-kafka-go 1.9.2, on an embedded broker of Kafka 4 with a lease of 1,000 ms; see docs/go_workers.md.
+Recorded from its own producer and consumer, built from its sources, the code unchanged, with `protoc-gen-gogofaster`
+1.3.2 and confluent-kafka-go 1.9.2, on an embedded broker of Kafka 4 with a lease of 1,000 ms; see docs/go_workers.md.
 """
 
 from __future__ import annotations
