@@ -295,7 +295,8 @@ def _remove_done(place: _Place, layout: QueueLayout) -> None:
             wanted.append(TopicPartition(topic, partition, lowest))
     if not wanted:
         return
-    futures = place.admin().delete_records(wanted, request_timeout=place.timeout_ms / 1000)
+    admin = place.admin()  # kept: a client that is collected never answers
+    futures = admin.delete_records(wanted, request_timeout=place.timeout_ms / 1000)
     for future in futures.values():
         try:
             future.result()
