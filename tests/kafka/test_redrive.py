@@ -50,10 +50,9 @@ def letters(make_queue: Callable[..., Queue]) -> Letters:
 
 
 @pytest.fixture
-def small_transactions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two letters a transaction."""
     monkeypatch.setattr(redrive_module, "MAX_TRANSACTION_MESSAGES", 2)
-    return
 
 
 def test_one_dead_letter_goes_back_and_is_open_no_more(letters: Letters) -> None:
