@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
-from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.kafka.settings import marker_producer_config, producer_config
 from kmq_spark.wire.codec import encode_marker
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from faults.stage import Stage
+
+
+MESSAGES_PER_MARKER = 200
+"""What a consumer's `receive` typically covers."""
 
 
 def finished_messages(stage: Stage, count: int) -> None:
@@ -72,8 +76,8 @@ def _sent(stage: Stage, count: int) -> Iterator[tuple[int, OffsetRange]]:
             producer.poll(0)
     producer.flush()
     for partition, begin in sorted(first.items()):
-        for at in range(begin, last[partition] + 1, MAX_MESSAGES_PER_MARKER):
-            yield partition, OffsetRange(at, min(MAX_MESSAGES_PER_MARKER, last[partition] + 1 - at))
+        for at in range(begin, last[partition] + 1, MESSAGES_PER_MARKER):
+            yield partition, OffsetRange(at, min(MESSAGES_PER_MARKER, last[partition] + 1 - at))
 
 
 def _marker_producer(stage: Stage) -> Producer:

@@ -28,26 +28,37 @@ if TYPE_CHECKING:
     from kmq_spark.config import load_settings
     from kmq_spark.kafka.configured import consumer_from, producer_from, run_worker
     from kmq_spark.kafka.consumer import QueueConsumer
+    from kmq_spark.kafka.dead_letters import list_dead_letters, purge, redrive
     from kmq_spark.kafka.message import Message
     from kmq_spark.kafka.producer import QueueProducer
+    from kmq_spark.kafka.redrive import RedriveSummary
     from kmq_spark.kafka.topics import check_queue, create_queue
+    from kmq_spark.wire.dead_letter import DeadLetter, DeadLetterFilter
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DeadLetter": "kmq_spark.wire.dead_letter",
+    "DeadLetterFilter": "kmq_spark.wire.dead_letter",
     "Message": "kmq_spark.kafka.message",
     "QueueConsumer": "kmq_spark.kafka.consumer",
     "QueueProducer": "kmq_spark.kafka.producer",
+    "RedriveSummary": "kmq_spark.kafka.redrive",
     "check_queue": "kmq_spark.kafka.topics",
     "consumer_from": "kmq_spark.kafka.configured",
     "create_queue": "kmq_spark.kafka.topics",
+    "list_dead_letters": "kmq_spark.kafka.dead_letters",
     "load_settings": "kmq_spark.config",
     "producer_from": "kmq_spark.kafka.configured",
+    "purge": "kmq_spark.kafka.dead_letters",
+    "redrive": "kmq_spark.kafka.dead_letters",
     "run_worker": "kmq_spark.kafka.configured",
 }
 
 __all__ = [
     "ConfigError",
+    "DeadLetter",
+    "DeadLetterFilter",
     "FencedError",
     "KafkaClientError",
     "KmqError",
@@ -56,6 +67,7 @@ __all__ = [
     "MessageId",
     "QueueConsumer",
     "QueueProducer",
+    "RedriveSummary",
     "SetupError",
     "TopicError",
     "UsageError",
@@ -63,8 +75,11 @@ __all__ = [
     "check_queue",
     "consumer_from",
     "create_queue",
+    "list_dead_letters",
     "load_settings",
     "producer_from",
+    "purge",
+    "redrive",
     "run_worker",
 ]
 

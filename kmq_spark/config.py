@@ -80,7 +80,7 @@ class QueueSettings(_Section):
 class ConsumerSettings(_Section):
     """`[consumer]`: one worker process."""
 
-    group_protocol: Literal["classic", "consumer"] = "classic"
+    group_protocol: Literal["classic", "eager", "consumer"] = "classic"
     """`consumer` (KIP-848, brokers from 4.0) rebalances without a halt. Kafka key: `group.protocol`."""
 
     max_in_flight: int = Field(default=1_000, ge=1, le=1_000_000)

@@ -58,6 +58,10 @@ FAILPOINTS: dict[str, str] = {
     "tracker.chunk-committed": "one of several transactions of a batch is committed, the next is not begun",
     "tracker.delivered": "all of a batch is committed, Spark's commit log does not say so",
     "ticker.tick-sent": "a TICK is sent",
+    "redrive.message-sent": "a dead letter is sent back in an open transaction",
+    "redrive.end-sent": "the END of a dead letter is sent in an open transaction",
+    "redrive.before-commit": "all of a redrive's transaction is sent, its commit is not",
+    "redrive.committed": "a redrive's transaction is committed, nothing has taken note of it",
 }
 """Every point: its name, and what is true there."""
 

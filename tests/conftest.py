@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from kmq_spark.local.broker import EmbeddedBroker
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+# A shared machine may be slow for a moment: time is measured in benchmarks, not here.
+settings.register_profile("kmq", deadline=None)
+settings.load_profile("kmq")
 
 
 @pytest.fixture(scope="session")

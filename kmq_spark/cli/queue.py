@@ -18,7 +18,7 @@ from kmq_spark.config import plain
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the queue, and of its queue topic.", metavar="QUEUE")]
+Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or queue@group.", metavar="QUEUE")]
 
 
 @app.command("create")
@@ -29,10 +29,10 @@ def create(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
-    partitions: Annotated[int, typer.Option(help="Partitions of each of the three topics.")] = 4,
+    partitions: Annotated[int, typer.Option(help="Partitions of each topic; a group takes its queue's.")] = 4,
     replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
 ) -> None:
-    """Make the queue, markers and dead-letter topics where they do not exist, and check them."""
+    """Make the queue, markers, dead-letter and redrive topics where they do not exist, and check them."""
     from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
     kafka = settings_from(config, bootstrap_server, command_config, client_settings).kafka
@@ -44,7 +44,8 @@ def create(
         timeout_ms=kafka.timeout_ms,
         extra=plain(kafka.extra),
     )
-    typer.echo(f"queue {name}: {', '.join(layout.topics.all_topics)}, {layout.partition_count} partitions")
+    names = ", ".join((*layout.topics.all_topics, layout.topics.redrive_topic))
+    typer.echo(f"queue {name}: {names}, {layout.partition_count} partitions")
 
 
 @app.command("describe")
@@ -69,3 +70,5 @@ def describe(
     typer.echo(
         f"  dead-letter topic  {layout.topics.dead_letter_topic}  ({layout.dead_letter_partition_count} partitions)"
     )
+    made = f"{layout.redrive_partition_count} partitions" if layout.redrive_partition_count else "not made yet"
+    typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")

@@ -84,7 +84,8 @@ class QueueConsumer:
             bootstrap_servers: Comma-separated `host:port`.
             group: Consumer group; `kmq.<queue>` by default.
             group_protocol: `classic`, or `consumer` for brokers from 4.0 (KIP-848): rebalances without a halt, and
-                fewer repeats where consumers are killed.
+                fewer repeats where consumers are killed; `eager` to share a group with clients that know nothing else,
+                such as kafka-mq-go's workers.
             lease_ms: How long a message is held before it is redelivered, 1 s to 12 h; keep-alive renews it.
             max_lease_ms: How long keep-alive may hold a message altogether; ten leases or 12 h by default, whichever
                 is less. A handler that hangs loses its message then.

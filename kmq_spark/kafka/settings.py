@@ -257,6 +257,12 @@ GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
         # A member hears of a rebalance with the answer to its next heartbeat.
         "heartbeat.interval.ms": 1_000,
     },
+    # A group takes no members of both kinds: other clients' default is this one, kafka-mq-go's workers among them.
+    "eager": {
+        "partition.assignment.strategy": "range,roundrobin",
+        "session.timeout.ms": 10_000,
+        "heartbeat.interval.ms": 1_000,
+    },
     # KIP-848, brokers from 4.0: the broker decides all of this. No commit waits behind a rebalance; a killed consumer's
     # partitions wait for the broker's group.consumer.session.timeout.ms, 45 s unless the operator lowers it.
     "consumer": {"group.protocol": "consumer"},

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
+from kmq_spark.kafka.topic_rules import HEADER_ROOM_BYTES, config_findings, partition_findings, wanted_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +31,6 @@ _GROUP_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 MAX_TOPIC_CHARS = 249
 """Longest name of a topic. Kafka's own limit."""
-
-HEADER_ROOM_BYTES = 16 * 1024
-"""What the queue topic takes beyond a producer's largest message: a redelivery adds `kmq-*` headers to it."""
-
-DLQ_ROOM_BYTES = 64 * 1024
-"""What the dead-letter topic takes beyond the queue topic: a dead letter adds its reason and Kafka's six headers."""
 
 SEVEN_DAYS_MS = 7 * 24 * 60 * 60 * 1000
 
@@ -67,7 +62,7 @@ class QueueTopics:
         Raises:
             ConfigError: A name is not allowed, or the group is missing after an `@`.
         """
-        queue, at, group = text.partition("@")
+        queue, at, group = text.partition("@") if isinstance(text, str) else (text, "", "")
         if at and not group:
             message = f"group name is missing: got {text!r}, queue@group or queue; name the group or leave out the @"
             raise ConfigError(message)
@@ -127,12 +122,17 @@ class QueueTopics:
         return f"kmq.{self._own}.tracker"
 
     @property
+    def redrive_id(self) -> str:
+        """The transactional id under which dead letters are redriven and purged."""
+        return f"kmq.{self._own}.redrive"
+
+    @property
     def _own(self) -> str:
         return f"{self.queue}.group-{self.group}" if self.group else self.queue
 
     @property
     def all_topics(self) -> tuple[str, str, str]:
-        """The three topics, in the order in which they are made."""
+        """The topics that a queue cannot be without, in the order in which they are made."""
         return (self.queue_topic, self.markers_topic, self.dead_letter_topic)
 
 
@@ -145,6 +145,7 @@ class QueueLayout:
         topics: Names of the queue.
         partition_count: Partitions of the queue topic and of the markers topic.
         dead_letter_partition_count: Partitions of the dead-letter topic.
+        redrive_partition_count: Partitions of the redrive topic; 0 where there is none yet: the first redrive makes it.
         max_message_bytes: The queue topic's `max.message.bytes`; 0 where we may not read it.
         retention_ms: The markers topic's `retention.ms`, -1 for ever; 0 where we may not read it.
     """
@@ -154,6 +155,7 @@ class QueueLayout:
     dead_letter_partition_count: int
     max_message_bytes: int = 0
     retention_ms: int = 0
+    redrive_partition_count: int = 0
 
 
 def create_queue(
@@ -168,10 +170,11 @@ def create_queue(
     extra: Mapping[str, str] | None = None,
 ) -> QueueLayout:
     """
-    Make a queue's three topics where they do not exist, and check them all.
+    Make a queue's topics where they do not exist, and check them all.
 
     Args:
-        queue: Name of the queue.
+        queue: Name of the queue, or `queue@group` for the topics of one of its groups. The queue topic is shared: where
+            it exists, a group's topics take its partitions and its largest message.
         bootstrap_servers: Comma-separated `host:port`.
         partitions: Partitions of each topic, 1 to 32,768.
         replication_factor: Copies of each partition; -1 leaves it to the broker's default.
@@ -189,15 +192,23 @@ def create_queue(
         TopicError: A topic exists and does not fit.
         KafkaClientError: The broker cannot be reached or refuses.
     """
-    topics = QueueTopics(queue)
+    topics = QueueTopics.parse(queue)
     if not 1 <= partitions <= 32_768:  # noqa: PLR2004  # MAX_QUEUE_PARTITION + 1, said in the message
         message = f"partitions is out of bounds: got {partitions!r}, 1 to 32768; correct --partitions"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    configs = _configs(topics, replication_factor, retention_ms, max_message_bytes)
-    wanted = [NewTopic(name, partitions, replication_factor, config=configs[name]) for name in topics.all_topics]
     known = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
-    missing = [topic for topic in wanted if topic.topic not in known]
+    queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
+    if topics.group and topics.queue_topic in known:
+        partitions = known[topics.queue_topic]
+        shared = _topic_configs(admin, [topics.queue_topic], timeout_ms).get(topics.queue_topic, {})
+        queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
+    configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
+    counts = dict.fromkeys(configs, partitions)
+    counts[topics.redrive_topic] = known.get(topics.dead_letter_topic, partitions)
+    missing = [
+        NewTopic(name, counts[name], replication_factor, config=configs[name]) for name in configs if name not in known
+    ]
     if missing:
         _create(admin, missing, timeout_ms)
         _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
@@ -214,8 +225,10 @@ def check_queue(
     """
     Find out whether a queue's topics exist and have the settings that the queue needs.
 
+    The redrive topic may be missing: queues were made before it existed, and a redrive makes it.
+
     Args:
-        queue: Name of the queue.
+        queue: Name of the queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
         timeout_ms: Bound on each call to the broker.
         extra: librdkafka settings.
@@ -228,11 +241,11 @@ def check_queue(
         TopicError: Something does not fit; the message names every finding and the command that repairs it.
         KafkaClientError: The broker cannot be reached.
     """
-    topics = QueueTopics(queue)
+    topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     counts = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
-    configs = _topic_configs(admin, [name for name in topics.all_topics if name in counts], timeout_ms)
-    findings = [*_partition_findings(topics, counts), *_config_findings(topics, configs)]
+    configs = _topic_configs(admin, list(counts), timeout_ms)
+    findings = [*partition_findings(topics, counts), *config_findings(topics, configs)]
     if findings:
         message = f"queue {queue!r} does not fit: " + "; ".join(findings)
         raise TopicError(message)
@@ -242,7 +255,45 @@ def check_queue(
         dead_letter_partition_count=counts[topics.dead_letter_topic],
         max_message_bytes=int(configs.get(topics.queue_topic, {}).get("max.message.bytes", "0")),
         retention_ms=int(configs.get(topics.markers_topic, {}).get("retention.ms", "0")),
+        redrive_partition_count=counts.get(topics.redrive_topic, 0),
     )
+
+
+def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> int:
+    """
+    Make the redrive topic of a queue that was made before there was one.
+
+    Args:
+        layout: The queue's topics, checked.
+        admin: Admin client.
+        bootstrap_servers: For messages alone.
+        timeout_ms: Bound on each call to the broker.
+
+    Returns:
+        Its partitions.
+
+    Raises:
+        TopicError: It does not exist and we may not make it.
+        KafkaClientError: The broker cannot be reached or refuses.
+    """
+    topics = layout.topics
+    if layout.redrive_partition_count:
+        return layout.redrive_partition_count
+    settings = wanted_settings(topics, -1, SEVEN_DAYS_MS, 0)[topics.redrive_topic]
+    try:
+        _create(
+            admin, [NewTopic(topics.redrive_topic, layout.dead_letter_partition_count, -1, config=settings)], timeout_ms
+        )
+    except KafkaClientError as error:
+        if not error.code.endswith("_AUTHORIZATION_FAILED"):
+            raise
+        message = (
+            f"topic {topics.redrive_topic!r} does not exist and may not be made by us ({error.code}); "
+            f"let somebody who may run `kmq queue create {topics}`"
+        )
+        raise TopicError(message) from error
+    _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+    return partition_count(admin, topics.redrive_topic, bootstrap_servers, timeout_ms)
 
 
 def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:  # noqa: ANN401  # below
@@ -265,30 +316,6 @@ def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms:
     return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
 
-def _configs(
-    topics: QueueTopics, replication_factor: int, retention_ms: int, max_message_bytes: int
-) -> dict[str, dict[str, str]]:
-    queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
-    # With three copies, two must have a record before it counts as written; with fewer, a lost broker would stop us.
-    replicas = {"min.insync.replicas": "2"} if replication_factor >= 3 else {}  # noqa: PLR2004  # said above
-    # The append time of the markers is the only clock; the messages' own tells lateness on the same clock.
-    common = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime", **replicas}
-    return {
-        topics.queue_topic: {
-            **common,
-            "retention.ms": str(retention_ms),
-            "max.message.bytes": str(queue_bytes),
-        },
-        topics.markers_topic: {**common, "retention.ms": str(retention_ms)},
-        # Somebody must look at a dead letter before it may go; when it does not fit, redelivery would stand still.
-        topics.dead_letter_topic: {
-            **common,
-            "retention.ms": "-1",
-            "max.message.bytes": str(queue_bytes + DLQ_ROOM_BYTES),
-        },
-    }
-
-
 def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> None:
     futures: dict[str, Future[None]] = admin.create_topics(
         missing, operation_timeout=timeout_ms / 1000, request_timeout=timeout_ms / 1000
@@ -305,7 +332,7 @@ def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> Non
 def _wait_until_known(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:
     """Wait until the broker that answers us knows the topics: the controller tells it in its own time."""
     until = time.monotonic() + timeout_ms / 1000
-    while len(_partition_counts(admin, topics, bootstrap_servers, timeout_ms)) < len(topics.all_topics):
+    while len(_partition_counts(admin, topics, bootstrap_servers, timeout_ms)) < len(topics.all_topics) + 1:
         if time.monotonic() > until:
             return  # the check that follows names what is missing
         time.sleep(0.05)
@@ -314,7 +341,8 @@ def _wait_until_known(admin: AdminClient, topics: QueueTopics, bootstrap_servers
 def _partition_counts(
     admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int
 ) -> dict[str, int]:
-    counts = {name: partition_count(admin, name, bootstrap_servers, timeout_ms) for name in topics.all_topics}
+    names = (*topics.all_topics, topics.redrive_topic)
+    counts = {name: partition_count(admin, name, bootstrap_servers, timeout_ms) for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -335,37 +363,3 @@ def _topic_configs(admin: AdminClient, names: list[str], timeout_ms: int) -> dic
             raise client_error(error, f"cannot read the settings of topic {resource.name}") from error
         configs[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
     return configs
-
-
-def _partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> list[str]:
-    findings = [
-        f"topic {name!r} does not exist; run `kmq queue create {topics.queue}`"
-        for name in topics.all_topics
-        if name not in counts
-    ]
-    queue_count = counts.get(topics.queue_topic, 0)
-    marker_count = counts.get(topics.markers_topic, 0)
-    if queue_count and marker_count and queue_count != marker_count:
-        smaller = topics.queue_topic if queue_count < marker_count else topics.markers_topic
-        findings.append(
-            f"topic {topics.markers_topic!r} has {marker_count} partitions, {topics.queue_topic!r} has {queue_count}, "
-            f"they must be equal; run `kafka-topics.sh --alter --topic {smaller} "
-            f"--partitions {max(queue_count, marker_count)}`"
-        )
-    return findings
-
-
-def _config_findings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> list[str]:
-    required = {
-        topics.queue_topic: {"cleanup.policy": "delete"},
-        topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
-        topics.dead_letter_topic: {"cleanup.policy": "delete"},
-    }
-    return [
-        f"topic {name!r} has {key}={configs[name][key]}, must be {value}; run `kafka-configs.sh --alter "
-        f"--entity-type topics --entity-name {name} --add-config {key}={value}`"
-        for name, settings in required.items()
-        if name in configs
-        for key, value in settings.items()
-        if configs[name].get(key, value) != value
-    ]

@@ -268,9 +268,7 @@ class TransactionalProducer:
         """Raise what the error means; `produced`: a record was refused, which an abort puts right."""
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED_CODES:
-            message = (
-                f"cannot {what} as {self._name}: {kafka_error.str()}; a newer tracker has taken over, stop this one"
-            )
+            message = f"cannot {what} as {self._name}: {kafka_error.str()}; a newer one has taken over, stop this one"
             raise FencedError(message) from error
         if kafka_error.txn_requires_abort() or (produced and not kafka_error.fatal()):
             raise _AbortableError(f"{kafka_error.name()}: {kafka_error.str()}") from error

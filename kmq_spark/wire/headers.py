@@ -11,9 +11,9 @@ Source: the `__dlq.errors.*` names are those of Kafka's share groups (KIP-1191):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION
+from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, MessageId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +58,64 @@ MAX_ATTEMPTS_KEPT = 20
 """Attempts told by time: enough to see a pattern, bounded where deliveries are not."""
 
 _MAX_DIGITS = 19
+
+_ENDS_WITH_DEATH = frozenset(
+    {
+        # What was counted and timed starts again.
+        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT),
+        # Whoever redrives wants it handed out, and now: its time was before its death, and a TTL would end it at once.
+        *(DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
+        # Of the group that the dead letter goes back to, which its redriver names.
+        GROUP,
+    }
+)
+"""Headers of ours that a redriven message has not got."""
+
+
+class Death(NamedTuple):
+    """
+    What the headers of a dead letter tell.
+
+    Attributes:
+        topic: Topic of the copy that was delivered last; empty where the headers do not say: no dead letter of ours.
+        source: Where that copy lies.
+        origin: Where the first copy lies, if it is known.
+        reason: Why.
+        delivery_count: Deliveries altogether.
+        first_sent_ms: Append time of the first copy, epoch milliseconds, if it is known.
+        attempts_ms: Append times of the copies, oldest first; empty where their payload was gone.
+        queue: Logical queue, empty for none.
+    """
+
+    topic: str
+    source: MessageId | None
+    origin: MessageId | None
+    reason: str
+    delivery_count: int
+    first_sent_ms: int | None
+    attempts_ms: tuple[int, ...]
+    queue: str
+
+
+def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
+    """
+    Read the headers of a dead letter.
+
+    Args:
+        headers: Of any record of a dead-letter topic; what cannot be read counts as absent.
+    """
+    headers = list(headers or ())
+    source = b"%s:%s" % (_last(headers, DLQ_PARTITION) or b"", _last(headers, DLQ_OFFSET) or b"")
+    return Death(
+        topic=_text(_last(headers, DLQ_TOPIC)),
+        source=_place(source),
+        origin=_place(_last(headers, ORIGIN)),
+        reason=_text(_last(headers, DLQ_MESSAGE)),
+        delivery_count=_number(_last(headers, DLQ_DELIVERY_COUNT)) or 0,
+        first_sent_ms=_number(_last(headers, FIRST_SENT_MS)),
+        attempts_ms=tuple(_numbers(_last(headers, ATTEMPTS_MS))),
+        queue=_text(_last(headers, QUEUE)),
+    )
 
 
 def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
@@ -142,21 +200,24 @@ def dead_letter_headers(
     return _replaced(headers, ours)
 
 
-def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> Headers:
+def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group: str = "") -> Headers:
     """
     Return the headers of a dead letter that goes back to its queue.
 
     Args:
         headers: Of the dead letter.
+        group: Group of consumers that it goes back to; empty for the one that a queue has by itself.
 
     Returns:
-        Without what told of its death: the count starts again, origin and first-sent time stay.
+        Without what told of its death, of its time and of its end (TTL): the count starts again, origin and first-sent
+        time stay.
     """
-    return [
+    kept = [
         (name, value)
         for name, value in headers or ()
-        if name not in {DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS} and not name.startswith(DLQ_PREFIX)
+        if name not in _ENDS_WITH_DEATH and not name.startswith(DLQ_PREFIX)
     ]
+    return _replaced(kept, {GROUP: group}) if group else kept
 
 
 def _history(headers: Headers, queue_partition: int, message_offset: int, sent_at_ms: int) -> dict[str, str]:
@@ -199,12 +260,22 @@ def _numbers(value: bytes | None) -> list[int]:
     return [number for part in parts if (number := _number(part)) is not None]
 
 
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
 def _origin(value: bytes | None) -> str:
     """Return a well-formed origin as text, empty where it is none."""
+    place = _place(value)
+    return f"{place.queue_partition}:{place.message_offset}" if place is not None else ""
+
+
+def _place(value: bytes | None) -> MessageId | None:
+    """Read `partition:offset`; None where it is none."""
     partition, _, offset = (value or b"").partition(b":")
     queue_partition, message_offset = _number(partition), _number(offset)
     if queue_partition is None or message_offset is None:
-        return ""
+        return None
     if queue_partition > MAX_QUEUE_PARTITION or message_offset > MAX_MESSAGE_OFFSET:
-        return ""
-    return f"{queue_partition}:{message_offset}"
+        return None
+    return MessageId(queue_partition, message_offset)

@@ -15,7 +15,7 @@ from kmq_spark.wire.codec import decode_marker
 pytestmark = pytest.mark.kafka
 
 
-@pytest.mark.parametrize("group_protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("group_protocol", ["classic", "eager", "consumer"])
 def test_worker_runs_as_the_settings_say(bootstrap_servers: str, group_protocol: str) -> None:
     """The queue's own lease is in its START, and the handler runs until somebody stops it."""
     queue = f"configured.{time.time_ns()}"

@@ -14,7 +14,7 @@ SECRET = "canary-7f3a"
 
 COMMANDS = [
     (), ("queue",), ("queue", "create"), ("queue", "describe"), ("tracker",), ("tracker", "run"), ("up",), ("demo",),
-    ("failpoints",),
+    ("failpoints",), ("dlq",), ("dlq", "list"), ("dlq", "show"), ("dlq", "redrive"), ("dlq", "purge"),
 ]  # fmt: skip
 
 
@@ -67,6 +67,21 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
             "cannot read the client properties: got '/nowhere'",
         ),
         (["queue", "describe", "q", "--config", "/nowhere"], "cannot read the settings file: got '/nowhere'"),
+        (["queue", "create", "q@"], "group name is missing: got 'q@'"),
+        (["dlq", "show", "q"], "no dead letter is named: got none"),
+        (["dlq", "show", "q", "7"], "id of a dead letter is not allowed: got '7', partition:offset such as '0:17'"),
+        (
+            ["dlq", "redrive", "q"],
+            "which dead letters are meant is not clear: got nothing, one of ids, a filter or all",
+        ),
+        (["dlq", "redrive", "q", "--all", "--reason", "x"], "got where and everything"),
+        (["dlq", "redrive", "q", "--all", "--limit", "0"], "limit is not allowed: got 0, at least 1"),
+        (["dlq", "redrive", "q", "--all", "--to", "a b"], "queue name is not allowed: got 'a b'"),
+        (["dlq", "redrive", "q", "--older-than", "soon"], "--older-than is not allowed: got 'soon', 90s, 15m, 2h, 7d"),
+        (["dlq", "purge", "q", "--older-than", "2h", "--newer-than", "3d", "--all"], "got where and everything"),
+        (["dlq", "list", "q", "--older-than", "2d", "--newer-than", "2h"], "filter can match nothing: got dead_after"),
+        (["dlq", "list", "q", "--limit", "0"], "limit is not allowed: got 0, at least 1"),
+        (["dlq", "list", "q", "-o", "xml"], "invalid value for '-o'"),
         (["tracker", "run"], "no queue is named: got none, at least one"),
         (["tracker", "run", "a b"], "setting tracker.queues.0 is not allowed: got 'a b'"),
         (["tracker", "run", "a", "--trigger", "once"], "input should be 'processing-time' or 'available-now'"),
@@ -99,7 +114,9 @@ def test_unknown_variable_of_the_environment_is_told_with_a_suggestion() -> None
     assert line.endswith("; did you mean KMQ_QUEUE__…?")
 
 
-@pytest.mark.parametrize("command", [("queue", "create"), ("queue", "describe"), ("tracker", "run")], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [("queue", "create"), ("queue", "describe"), ("tracker", "run"), ("dlq", "list")], ids=" ".join
+)
 def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, ...]) -> None:
     """The tracker says so before it starts a JVM."""
     began_at = time.monotonic()

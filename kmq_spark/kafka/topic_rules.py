@@ -1,0 +1,88 @@
+"""
+What the topics of a queue must look like: the settings they are made with, and what a check finds wrong.
+
+Rule 1: no client here: names, counts and settings in, settings and findings out.
+Rule 2: each finding names its repair.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kmq_spark.kafka.topics import QueueTopics
+
+HEADER_ROOM_BYTES = 16 * 1024
+"""What the queue topic takes beyond a producer's largest message: a redelivery adds `kmq-*` headers to it."""
+
+DLQ_ROOM_BYTES = 64 * 1024
+"""What the dead-letter topic takes beyond the queue topic: a dead letter adds its reason and Kafka's six headers."""
+
+
+def wanted_settings(
+    topics: QueueTopics, replication_factor: int, retention_ms: int, queue_bytes: int
+) -> dict[str, dict[str, str]]:
+    """
+    Return the settings of a queue's topics.
+
+    Args:
+        topics: Names.
+        replication_factor: Copies of each partition; -1 for the broker's default.
+        retention_ms: Of messages and markers, milliseconds.
+        queue_bytes: `max.message.bytes` of the queue topic.
+    """
+    # With three copies, two must have a record before it counts as written; with fewer, a lost broker would stop us.
+    replicas = {"min.insync.replicas": "2"} if replication_factor >= 3 else {}  # noqa: PLR2004  # said above
+    # The append time of the markers is the only clock; the messages' own tells lateness on the same clock.
+    common = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime", **replicas}
+    return {
+        topics.queue_topic: {
+            **common,
+            "retention.ms": str(retention_ms),
+            "max.message.bytes": str(queue_bytes),
+        },
+        topics.markers_topic: {**common, "retention.ms": str(retention_ms)},
+        # Somebody must look at a dead letter before it may go; when it does not fit, redelivery would stand still.
+        topics.dead_letter_topic: {
+            **common,
+            "retention.ms": "-1",
+            "max.message.bytes": str(queue_bytes + DLQ_ROOM_BYTES),
+        },
+        # What says that a dead letter is done must outlive it, or it would be sent again.
+        topics.redrive_topic: {**common, "retention.ms": "-1"},
+    }
+
+
+def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield what is missing or uneven; *counts* are partitions by topic, a missing topic is not in it."""
+    for name in topics.all_topics:
+        if name not in counts:
+            yield f"topic {name!r} does not exist; run `kmq queue create {topics}`"
+    queue_count = counts.get(topics.queue_topic, 0)
+    marker_count = counts.get(topics.markers_topic, 0)
+    if queue_count and marker_count and queue_count != marker_count:
+        smaller = topics.queue_topic if queue_count < marker_count else topics.markers_topic
+        yield (
+            f"topic {topics.markers_topic!r} has {marker_count} partitions, {topics.queue_topic!r} has {queue_count}, "
+            f"they must be equal; run `kafka-topics.sh --alter --topic {smaller} "
+            f"--partitions {max(queue_count, marker_count)}`"
+        )
+
+
+def config_findings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Yield the settings that are wrong; *configs* are settings by topic, a topic that is not in it is not checked."""
+    required = {
+        topics.queue_topic: {"cleanup.policy": "delete"},
+        topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
+        topics.dead_letter_topic: {"cleanup.policy": "delete"},
+        topics.redrive_topic: {"cleanup.policy": "delete", "retention.ms": "-1"},
+    }
+    for name, settings in required.items():
+        for key, value in settings.items():
+            if (got := configs.get(name, {}).get(key, value)) != value:
+                yield (
+                    f"topic {name!r} has {key}={got}, must be {value}; run `kafka-configs.sh --alter "
+                    f"--entity-type topics --entity-name {name} --add-config {key}={value}`"
+                )
