@@ -230,7 +230,8 @@ def _from_store(key: str, path: str, properties: Mapping[str, str]) -> dict[str,
         return {"ssl.keystore.location": path}
     allowed = "PEM" if is_trust else "PEM, PKCS12"
     message = (
-        f"setting {key} cannot be used by librdkafka: a store of type {kind}, allowed {allowed}; convert it: keytool -importkeystore -deststoretype PKCS12 …, then openssl pkcs12 -out store.pem, and set "
+        f"setting {key} cannot be used by librdkafka: a store of type {kind}, allowed {allowed}; convert it (keytool "
+        "-importkeystore -deststoretype PKCS12 …, then openssl pkcs12 -out store.pem) and set "
         f"{key.replace('.location', '.type')}=PEM"
     )
     raise ConfigError(message)

@@ -32,10 +32,8 @@ def look_at_checkpoint(checkpoint_dir: str, queue: str) -> CheckpointFacts | Non
     try:
         if not folder.exists():
             return None
-        if not folder.is_dir():
-            return CheckpointFacts(address, "no folder")
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            return CheckpointFacts(address, "this user may not read and write it")
+        if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return CheckpointFacts(address, "no folder that this user may read and write")
         commits = folder / "commits"
         names = [int(each.name) for each in commits.iterdir() if each.name.isdigit()] if commits.is_dir() else []
         if not names:

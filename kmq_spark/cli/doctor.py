@@ -45,7 +45,7 @@ def doctor(
         str | None, typer.Option(help="The tracker's checkpoint folder, to look at it too.")
     ] = None,
 ) -> None:
-    """Check a queue from the broker to its dead letters, and say how each finding is repaired. Exit code 3: unhealthy."""
+    """Check a queue from its broker to its dead letters, and name each repair. Exit code 3: unhealthy."""
     from kmq_spark.inspection.findings import is_unhealthy  # noqa: PLC0415  # `kmq --help` must not wait for numpy
 
     settings = settings_from(

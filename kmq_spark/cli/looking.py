@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,10 +16,16 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.inspector import QueueInspector
 
 
+def quiet_client() -> None:
+    """Keep the client's own log from the terminal: what matters of it is in our one line."""
+    logging.getLogger("kmq_spark.kafka.client").setLevel(logging.CRITICAL)
+
+
 def inspector_of(queue: str, settings: Settings) -> QueueInspector:
     """Return an inspector of a queue; close it."""
     from kmq_spark.kafka.inspector import QueueInspector  # noqa: PLC0415  # `kmq --help` must not load the client
 
+    quiet_client()
     kafka = settings.kafka
     return QueueInspector(
         queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)

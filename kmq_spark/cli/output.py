@@ -124,15 +124,14 @@ def shown(value: bytes | str | None, max_bytes: int = 0) -> str:
     return "".join(each if each.isprintable() else _escaped(each) for each in text) + ("…" if is_cut else "")
 
 
-def json_bytes(name: str, value: bytes | None, max_bytes: int = 0) -> dict[str, str | None]:
-    """Return bytes under their name where they are UTF-8, as hex under `<name>_hex` otherwise."""
-    part = value[:max_bytes] if value is not None and max_bytes else value
-    if part is None:
+def json_bytes(name: str, value: bytes | None, max_bytes: int = 0) -> dict[str, Any]:
+    """Return bytes under their name where they are UTF-8, as hex under `<name>_hex` otherwise; told where cut."""
+    if value is None:
         return {name: None}
-    try:
-        return {name: part.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {f"{name}_hex": part.hex()}
+    text, is_cut = _text_of(value, max_bytes)
+    cut: dict[str, Any] = {f"{name}_is_cut": True} if is_cut else {}
+    is_hex = text.startswith("0x") and not value.startswith(b"0x")
+    return {f"{name}_hex": text[2:], **cut} if is_hex else {name: text, **cut}
 
 
 def _text_of(value: bytes, max_bytes: int) -> tuple[str, bool]:

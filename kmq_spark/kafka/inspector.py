@@ -8,6 +8,7 @@ Rule 2: looking again costs what was appended since.
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from kmq_spark.core.events import LoggedMarker
@@ -59,7 +60,7 @@ class QueueInspector:
         self.cluster = Cluster(bootstrap_servers, timeout_ms, extra)
         self._timeout_ms = timeout_ms
         # No group is joined and nothing committed, but librdkafka wants a name, and ACLs may be given for it.
-        self._config = reader_config(bootstrap_servers, self.topics.tracker_group, new_client_id("look"), extra)
+        self.reader_config = reader_config(bootstrap_servers, self.topics.tracker_group, new_client_id("look"), extra)
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
         self.views: dict[int, MarkersView] = {}
@@ -227,9 +228,26 @@ class QueueInspector:
             tracker_lag=lag.count if tracker else sum(markers.end.values()),
         )
 
+    def ready_records(self, limit: int) -> Iterator[Message]:
+        """Yield messages that no consumer has started, a partition after the other, at most so many."""
+        (queue,) = self.cluster.topics([self.topics.queue_topic]).values()
+        committed = self.cluster.committed(self.topics.consumer_group, queue.name)
+        positions = {place.partition: place.offset for place in committed}
+        left = limit
+        for partition, first in queue.first.items():
+            start = max(positions.get(partition, first), first)
+            if left and start < queue.end[partition]:
+                for record in islice(self.records(queue.name, {partition: start}), left):
+                    left -= 1
+                    yield record
+
     def records(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
-        """Yield every committed record of a topic from these offsets to its end."""
-        yield from self._reader(topic).read(starts)
+        """Yield every committed record of a topic from these offsets to its end; may be left before that."""
+        reader = LogReader(self.reader_config, topic, self._timeout_ms)
+        try:
+            yield from reader.read(starts)
+        finally:
+            reader.close()
 
     def _positions(self) -> dict[int, Position]:
         found = self.cluster.committed(self.topics.tracker_group, self.topics.markers_topic)
@@ -238,12 +256,12 @@ class QueueInspector:
 
     def _reader(self, topic: str) -> LogReader:
         if topic not in self._readers:
-            self._readers[topic] = LogReader(self._config, topic, self._timeout_ms)
+            self._readers[topic] = LogReader(self.reader_config, topic, self._timeout_ms)
         return self._readers[topic]
 
     def _counted(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int | None]:
         """Return how many records lie there, and the append time of the first."""
-        reader = LogReader(self._config, topic, self._timeout_ms)
+        reader = LogReader(self.reader_config, topic, self._timeout_ms)
         try:
             if end - start > COUNTED_BELOW:
                 first = next(reader.read({partition: start}), None)
