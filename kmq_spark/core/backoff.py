@@ -70,18 +70,19 @@ class Backoff:
         if self.kind is BackoffKind.LINEAR:
             delay *= count
         elif self.kind is BackoffKind.EXPONENTIAL:
-            delay = np.ldexp(delay, np.minimum(count - 1, _LARGEST_SHIFT).astype(np.int32))
-        delay = np.minimum(delay, self.max_ms)
+            delay *= np.ldexp(1.0, np.minimum(count - 1, _LARGEST_SHIFT).astype(np.int32))
+        np.minimum(delay, self.max_ms, out=delay)
         if self.jitter:
             delay -= delay * self.jitter * _share(key, count)
         # Upwards: a delay is a promise of at least so long.
-        return np.ceil(delay).astype(np.int64)
+        whole: NDArray[np.int64] = np.ceil(delay).astype(np.int64)
+        return whole
 
 
 def _share(key: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a number from 0 to below 1 for each message and delivery."""
     mixed = _splitmix64(_splitmix64(key.astype(np.uint64)) + count.astype(np.uint64))
-    share: NDArray[np.float64] = (mixed >> np.uint64(11)) * 2.0**-53
+    share: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return share
 
 

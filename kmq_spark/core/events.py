@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kmq_spark.core.in_flight import KEY_BITS
-from kmq_spark.core.markers import MarkerType, OffsetRange
+from kmq_spark.core.markers import MarkerType, OffsetRange, Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +105,7 @@ class EventBuffer:
         )
         self._ranges += marker.ranges
         # Only an END's reason is ever asked for, by the row of its marker.
-        self._reasons.append(marker.reason if marker.type is MarkerType.END else "")
+        self._reasons.append(_reason(marker) if marker.type is MarkerType.END else "")
 
     def events(self) -> Events:
         """Return everything collected, and begin anew."""
@@ -134,3 +134,8 @@ class EventBuffer:
             release,
             reasons,
         )
+
+
+def _reason(marker: Marker) -> str:
+    """Return why an END says what it says."""
+    return marker.reason or ("expired" if marker.outcome is Outcome.EXPIRED else "")

@@ -132,7 +132,9 @@ class _Folding:
     def bring_up_to_date(self) -> None:
         """Apply the buffered events to the table."""
         if len(self._buffer):
-            self.state.in_flight = resolve(self.state.in_flight, self._buffer.events(), self.state.counters, self._rules)
+            self.state.in_flight = resolve(
+                self.state.in_flight, self._buffer.events(), self.state.counters, self._rules
+            )
 
     def _table_earliest_ms(self) -> int:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()

@@ -96,7 +96,7 @@ class Columns:
             return self
         if not len(self):
             return other
-        pairs = (
+        pairs: tuple[tuple[NDArray[Any], NDArray[Any]], ...] = (
             (self.key, other.key),
             (self.deadline_at_ms, other.deadline_at_ms),
             (self.delivery_count, other.delivery_count),

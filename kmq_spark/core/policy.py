@@ -8,7 +8,7 @@ Source: Kafka share groups for the limit (`group.share.delivery.count.limit`, 5)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from kmq_spark.core.backoff import Backoff
@@ -39,7 +39,7 @@ class Rules:
     max_deliveries: int = 5
     max_decisions_per_tick: int = 10_000
     decide_from_marker_offset: int = 0
-    backoff: Backoff = Backoff()
+    backoff: Backoff = field(default_factory=Backoff)
     dead_letters_expired: bool = False
 
 

@@ -105,7 +105,7 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -
     ends = _ends_of(leases, events, rules)
     _count_starts(leases, ends, counters)
     _count_ends(leases, ends, events, counters, rules)
-    rows = _final_rows(table, leases, _lease_values(table, leases, ends, events, counters, rules), ends, events)
+    rows = _final_rows(table, leases, _lease_values(table, leases, ends, events, counters, rules=rules), ends, events)
     reasons = _final_reasons(table, leases, ends, events)
     return InFlight(rows, reasons)
 
@@ -260,7 +260,7 @@ def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> N
 
 
 def _lease_values(
-    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters, rules: Rules
+    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters, *, rules: Rules
 ) -> _Values:
     """Return what each lease has come to after its last event, and count its KEEPALIVEs."""
     opened_by = leases.source[leases.first]
@@ -307,6 +307,5 @@ def _final_reasons(table: InFlight, leases: _Leases, ends: _Ends, events: Events
     for key in leases.key[last[ends.after[last] != REFUSED]].tolist() if reasons else ():
         reasons.pop(key, None)
     source = leases.source[ends.end[rejected]].tolist()
-    texts = (events.reasons[each] or ("expired" if events.outcome[each] == Outcome.EXPIRED else "") for each in source)
-    reasons.update(zip(leases.key[rejected].tolist(), texts, strict=True))
+    reasons.update(zip(leases.key[rejected].tolist(), (events.reasons[marker] for marker in source), strict=True))
     return reasons

@@ -219,19 +219,22 @@ def _in_flight_of(view: memoryview, at: int) -> InFlight:
     for _ in range(8):
         column, at = unpack_column(view, at)
         columns.append(column)
-    lengths, key, *others, reason_keys, reason_lengths = columns
-    if any(len(column) != len(lengths) for column in (key, *others)) or len(reason_keys) != len(reason_lengths):
+    lengths, key, *others, flags, reason_keys, reason_lengths = columns
+    if any(len(column) != len(lengths) for column in (key, *others, flags)) or len(reason_keys) != len(reason_lengths):
         raise StateError(f"columns of unequal length: got {[len(column) for column in columns]!r}")
+    given_back = flags.astype(np.bool_)
     if np.any(lengths != 1):
         ends = np.cumsum(lengths)
         within = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
         key = np.repeat(key, lengths) + within
         others = [np.repeat(column, lengths) for column in others]
+        given_back = np.repeat(given_back, lengths)
     reasons = {}
     for reason_key, length in zip(reason_keys.tolist(), reason_lengths.tolist(), strict=True):
         reasons[reason_key] = str(view[at : at + length], "utf-8")
         at += length
     if at != len(view):
         raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
-    *others, given_back = others
-    return InFlight(Columns(key, *others, given_back.astype(np.bool_)), reasons)
+    deadline_at_ms, delivery_count, start_marker_offset = others
+    rows = Columns(key, deadline_at_ms, delivery_count, start_marker_offset, given_back)
+    return InFlight(rows, reasons)

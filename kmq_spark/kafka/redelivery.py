@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.core.markers import Outcome
+from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
@@ -89,12 +91,14 @@ class Sent:
 
     Attributes:
         redelivered: Messages sent to the queue topic again.
+        expired: Messages that were dropped, since their time to live was over.
         dead_lettered: Messages sent to the dead-letter topic.
         set_aside: Records of the markers topic that are no markers.
         lateness_ms: For each redelivered message: append time less deadline, both on the broker's clock.
     """
 
     redelivered: int = 0
+    expired: int = 0
     dead_lettered: int = 0
     set_aside: int = 0
     lateness_ms: list[int] = field(default_factory=list)
@@ -109,6 +113,7 @@ class RedeliverySender:
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings of the operator.
         limits: Bounds.
+        rules: Of the queue: those that the payload decides, its time to live for one, are judged here.
     """
 
     def __init__(
@@ -118,11 +123,13 @@ class RedeliverySender:
         bootstrap_servers: str,
         extra: Mapping[str, str] | None = None,
         limits: SenderLimits | None = None,
+        rules: Rules | None = None,
     ) -> None:
         """Make the clients that only read; `open` makes the one that writes."""
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
+        self._rules = rules or Rules()
         self.tracker_id = new_client_id("tracker")
         self._producer_config = self._writing(layout, bootstrap_servers, extra)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -303,7 +310,10 @@ class RedeliverySender:
             settled = []
             for index, item in enumerate(items):
                 refused = refusals.of(index, item.size)
-                settled.append(settle(item, refused, self.topics))
+                settled.append(settle(item, refused, self.topics, self._rules))
+                if settled[-1].due.outcome is Outcome.EXPIRED:
+                    attempt.expired += 1
+                    continue
                 record = outgoing_record(settled[-1], self.topics, self._dead_letter_count)
                 on_refused = partial(refusals.note, index, item.size, refused)
                 producer.send(record, partial(_on_delivered, attempt, settled[-1].due, on_refused))
@@ -322,6 +332,7 @@ class RedeliverySender:
         if committing:
             self._committed_at_s = time.monotonic()
         sent.redelivered += attempt.redelivered
+        sent.expired += attempt.expired
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
 

@@ -128,13 +128,13 @@ class ModelTracker:
 
     def _backoff_ms(self, message_id: MessageId, delivery_count: int) -> int:
         backoff, count = self.rules.backoff, max(1, delivery_count)
-        delay = {
+        delays: dict[BackoffKind, int] = {
             BackoffKind.NONE: 0,
             BackoffKind.CONSTANT: backoff.initial_ms,
             BackoffKind.LINEAR: backoff.initial_ms * count,
             BackoffKind.EXPONENTIAL: backoff.initial_ms * 2 ** (count - 1),
-        }[backoff.kind]
-        delay = min(delay, backoff.max_ms)
+        }
+        delay = min(delays[backoff.kind], backoff.max_ms)
         share = (_splitmix64(_splitmix64(message_id[0] << 48 | message_id[1]) + count) >> 11) / 2**53
         return math.ceil(delay - delay * backoff.jitter * share)
 
