@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
@@ -19,7 +19,6 @@ from tests.kafka.conftest import read_all
 from tests.kafka.stage import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from confluent_kafka import Message
@@ -101,18 +100,18 @@ def header(message: Message, name: str) -> bytes | str | None:
 
 
 @pytest.fixture
-def log(stage: Stage) -> Iterator[Log]:
+def log(stage: Stage) -> Log:
     """Return the log of a fresh queue."""
-    return Log(stage)  # type: ignore[return-value]  # nothing to clean up
+    return Log(stage)
 
 
-def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: object) -> None:
+def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: Any) -> None:  # noqa: ANN401  # passed through
     """Let trackers of a stage have rules."""
     settings = stage.settings
 
-    def ruled(*arguments: str, **tracker: object) -> Settings:
+    def ruled(*arguments: str, **tracker: Any) -> Settings:  # noqa: ANN401  # as above
         plain = settings(*arguments, **tracker)
-        return plain.model_copy(update={"queue": type(plain.queue)(max_deliveries=3, **queue)})  # type: ignore[arg-type]
+        return plain.model_copy(update={"queue": type(plain.queue)(max_deliveries=3, **queue)})
 
     monkeypatch.setattr(stage, "settings", ruled)
 
