@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from kmq_spark.core.fold import PartitionState, Rules, fold
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
+from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.failpoints import EXIT_CODE
+from kmq_spark.kafka.redelivery import RedeliverySender
+from kmq_spark.kafka.topics import QueueLayout, QueueTopics, create_queue
+from kmq_spark.testing import log as placed
+from kmq_spark.testing import start as started
+from kmq_spark.testing import tick
 from kmq_spark.wire.codec import decode_marker, encode_marker
-from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, SILENT_COUNT, TTL_MS
+from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, GROUP, ORIGIN, SILENT_COUNT, TTL_MS
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import wait_until
 
@@ -215,3 +222,26 @@ def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
     assert sorted(log.ended(Outcome.REDELIVERED)) == kept
     assert sorted(copy.value() or b"" for copy in log.copies()) == [b"m0", b"m1", b"m2"]
     assert log.dead_letters() == []
+
+
+def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_markers(bootstrap_servers: str) -> None:
+    """The queue topic is everybody's; markers, dead letters and positions are the group's."""
+    queue = f"shared.{time.time_ns()}"
+    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
+    # Two topics of these three are those of the group.
+    create_queue(f"{queue}.group-billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    topics = QueueTopics(queue, "billing")
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer.produce(queue, b"value", partition=0)
+    producer.flush(10)
+    result = fold(PartitionState.empty(), placed(started(0), tick(9_000)), Rules())
+    sender = RedeliverySender(QueueLayout(topics, 1, 1), bootstrap_servers=bootstrap_servers)
+    sender.open()
+    try:
+        assert sender.deliver([PartitionOutcome(0, result.status, result.decisions)]).redelivered == 1
+    finally:
+        sender.close()
+    _, copy = read_all(bootstrap_servers, queue)
+    assert (header(copy, GROUP), header(copy, SILENT_COUNT)) == (b"billing", b"1")
+    (ended,) = read_all(bootstrap_servers, f"{queue}.group-billing.markers")
+    assert decode_marker(ended.value()).outcome is Outcome.REDELIVERED
