@@ -145,6 +145,7 @@ class RedeliverySender:
         self._older_ids = {""}
         self._positions: dict[int, Position] = {}
         self._committed: dict[int, Position] = {}
+        self._told: frozenset[int] = frozenset()  # partitions whose state was told since `open`
         self._committed_at_s = 0.0
         self._lock = threading.Lock()  # batches and upkeep come from different threads, transactions from one at a time
 
@@ -179,6 +180,7 @@ class RedeliverySender:
             failpoint("tracker.positions-read")
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._committed = dict(resume.positions)
+            self._told = frozenset()
             self._older_ids |= {at.tracker_id for at in resume.positions.values()}
             self._transact([], [], list(self._positions), Sent())
             failpoint("tracker.signed")
@@ -199,12 +201,12 @@ class RedeliverySender:
             KafkaClientError: It did not succeed; open again before anything is decided.
         """
         with self._lock:
-            before = dict(self._positions)
+            before = dict(self._positions), self._told
             try:
                 return self._deliver(outcomes)
             except BaseException:
                 # `close` commits where we stand, and what was not sent does not stand.
-                self._positions = before
+                self._positions, self._told = before
                 raise
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
@@ -229,14 +231,16 @@ class RedeliverySender:
 
         Args:
             read_to: First marker offset not read, by partition, as Spark knows it: past the last marker there may be
-                the control records of transactions, and lag would count them for ever.
+                the control records of transactions, and lag would count them for ever. A partition whose state has not
+                been told since `open` is left alone: a query that was started again says at once what an earlier one
+                had read, and only its first batch says which of that is still in flight, and so needed.
         """
         with self._lock:
             if not self._is_commit_due():
                 return
             for partition, next_offset in read_to.items():
                 position = self._positions.get(partition)
-                if position is None or position.next_offset >= next_offset:
+                if partition not in self._told or position is None or position.next_offset >= next_offset:
                     continue
                 nothing_needed = position.needed_offset == position.next_offset
                 needed_offset = next_offset if nothing_needed else position.needed_offset
@@ -273,6 +277,7 @@ class RedeliverySender:
     def _advance(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
             status = outcome.status
+            self._told |= {outcome.marker_partition}
             before = self._positions.get(outcome.marker_partition)
             # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
             if before is None or status.next_marker_offset >= before.next_offset:
