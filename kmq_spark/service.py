@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
+from kmq_spark.catch_up import CatchUp
 from kmq_spark.checkpoints import is_damaged, is_of_another_topic, put_aside
 from kmq_spark.config import plain
 from kmq_spark.core.backoff import Backoff, BackoffKind
@@ -249,14 +250,16 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._delivering(sender, ticker),
+            self._delivering(sender, ticker, CatchUp(self._queue, resume.decide_from)),
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
         )
         return writer.start()
 
-    def _delivering(self, sender: RedeliverySender, ticker: Ticker) -> Callable[[int, list[PartitionOutcome]], None]:
+    def _delivering(
+        self, sender: RedeliverySender, ticker: Ticker, catch_up: CatchUp
+    ) -> Callable[[int, list[PartitionOutcome]], None]:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
             with self._batch_gate:
                 try:
@@ -270,6 +273,7 @@ class QueueTracker:
                     self._failure = error
                     raise
                 self.stats.add(outcomes, sent)
+                catch_up.observe(outcomes)
                 self._failures_in_a_row = 0
                 self._ready.set()
             ticker.batch_ends()
