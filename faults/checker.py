@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.leases import REJECTED_AT_MS, Justified, Leases, read_leases
 from kmq_spark.core.markers import MessageId, Outcome
-from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, DLQ_PREFIX, PREFIX
+from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, DLQ_PREFIX, PREFIX, SILENT_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -186,6 +186,7 @@ def _check_copies(whole: _Whole, verdict: Verdict) -> None:
             if lateness_ms < 0:
                 verdict.add("I7", f"copy {copy.place} of {place} came {-lateness_ms} ms early")
             _check_count(copy, end, verdict)
+            _check_silent_count(whole, copy, end, verdict)
     verdict.counts["redelivered"] = sum(map(len, whole.copies.values()))
 
 
@@ -193,6 +194,16 @@ def _check_count(record: Record, end: Justified, verdict: Verdict) -> None:
     count = record.header(DELIVERY_COUNT)
     if end.segment is not None and count != str(end.segment.delivery_count).encode():
         verdict.add("I6", f"{record.place} says {count!r} deliveries, its lease {end.segment.delivery_count}")
+
+
+def _check_silent_count(whole: _Whole, copy: Record, end: Justified, verdict: Verdict) -> None:
+    """A copy counts one more delivery without a word than its source where nobody said one, and no more else."""
+    source = whole.messages.get(end.message_id)
+    if source is None or end.segment is None:
+        return
+    expected = int(source.header(SILENT_COUNT) or 0) + end.segment.is_silent
+    if int(copy.header(SILENT_COUNT) or 0) != expected:
+        verdict.add("I6", f"{copy.place} says {copy.header(SILENT_COUNT)!r} silent deliveries, expected {expected}")
 
 
 def _check_counts(whole: _Whole, verdict: Verdict) -> None:

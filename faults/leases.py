@@ -3,7 +3,8 @@ The leases of every message, told from the markers log alone, independently of t
 
 Rule 1: time is the append time of TICKs, as a running maximum; no clock of ours.
 Rule 2: a lease is a list of segments: stretches of the log on which the message was in flight with one deadline.
-Rule 3: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else.
+Rule 3: a delivery that was given back, or put off by a deferral, ended with a word until the next START.
+Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.markers import MarkerType, MessageId, Outcome
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,11 +39,16 @@ class Session(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """A stretch of the log, `[begin, end)` in marker offsets, on which a message had one deadline."""
+    """
+    A stretch of the log, `[begin, end)` in marker offsets, on which a message had one deadline.
+
+    `is_silent`: nobody has said a word, so that it ends by its lease alone.
+    """
 
     begin: int
     deadline_at_ms: int
     delivery_count: int
+    is_silent: bool = True
     end: int = OPEN_END
     is_acked: bool = False
 
@@ -67,7 +73,7 @@ class Leases:
 
     Attributes:
         ends: ENDs by a tracker, message by message, in log order.
-        starts: Delivery counts that STARTs named, by message.
+        starts: Delivery counts that STARTs named, by message; a deferral names that of the delivery it puts off.
         in_flight: Messages in flight at the end of the log.
         acked: Messages that an END took out of flight and that says so.
         late_acks: ENDs that say so of messages that were not in flight any more.
@@ -119,19 +125,21 @@ class _Reading:
                 self._clocks.append(clock_ms)
 
     def take(self, logged: LoggedMarker, marker: Marker) -> None:
-        deadline_at_ms = logged.appended_at_ms + marker.redeliver_after_ms
+        deadline_at_ms = max(logged.appended_at_ms + marker.redeliver_after_ms, marker.due_at_ms)
         for message_id in covered(marker):
             if marker.type is MarkerType.START:
-                self._start(message_id, logged.marker_offset, deadline_at_ms, marker.delivery_count)
+                self._start(message_id, logged.marker_offset, deadline_at_ms, marker)
             elif marker.type is MarkerType.KEEPALIVE:
                 self._keep_alive(message_id, logged.marker_offset, deadline_at_ms, marker)
             else:
                 self._end(message_id, logged.marker_offset, marker)
 
-    def _start(self, message_id: MessageId, offset: int, deadline_at_ms: int, delivery_count: int) -> None:
+    def _start(self, message_id: MessageId, offset: int, deadline_at_ms: int, marker: Marker) -> None:
         self._close(message_id, offset)
-        self.segments[message_id].append(Segment(offset, deadline_at_ms, max(1, delivery_count)))
-        self.leases.starts[message_id].append(max(1, delivery_count))
+        count, is_deferred = max(1, marker.delivery_count), marker.never_handed_out
+        segment = Segment(offset, deadline_at_ms, count - is_deferred, is_silent=not is_deferred)
+        self.segments[message_id].append(segment)
+        self.leases.starts[message_id].append(count)
         if message_id in self._ended_by_tracker:
             self.leases.restarted.add(message_id)
 
@@ -140,8 +148,9 @@ class _Reading:
         if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
             return
         count = max(0, segment.delivery_count - marker.never_handed_out)
+        is_renewal = marker.release is Release.RENEWED and not marker.never_handed_out
         self._close(message_id, offset)
-        self.segments[message_id].append(Segment(offset, deadline_at_ms, count))
+        self.segments[message_id].append(Segment(offset, deadline_at_ms, count, segment.is_silent and is_renewal))
 
     def _end(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         segment = self._open(message_id)
@@ -156,7 +165,8 @@ class _Reading:
         self._close(message_id, offset)
         segment.is_acked = marker.outcome is not Outcome.REJECTED
         if marker.outcome is Outcome.REJECTED:
-            self.segments[message_id].append(Segment(offset, REJECTED_AT_MS, segment.delivery_count))
+            rejected = Segment(offset, REJECTED_AT_MS, segment.delivery_count, is_silent=False)
+            self.segments[message_id].append(rejected)
 
     def _end_by_tracker(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         self._close(message_id, offset)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 """Queue names reach topic names, metric labels and file paths, so Kafka's own alphabet and room for a suffix."""
 
+TRACKED_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}(@[A-Za-z0-9._-]{1,100})?$"
+"""`queue`, or `queue@group` for one of the groups that read it, each of which has a tracker of its own."""
+
 ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
 
 TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
@@ -43,6 +46,7 @@ _FILE_VALUES = "_file_values"
 """Under this name the file's values travel to `settings_customise_sources`; no section may have it."""
 
 QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
+TrackedName = Annotated[str, Field(pattern=TRACKED_NAME_PATTERN)]
 
 
 class _Section(BaseModel):
@@ -76,6 +80,21 @@ class QueueSettings(_Section):
     max_deliveries: int = Field(default=5, ge=0, le=10_000)
     """Last allowed delivery, then the dead-letter topic; 0 = no limit. 5 as in Kafka's share groups."""
 
+    backoff: Literal["none", "constant", "linear", "exponential"] = "none"
+    """How the rest after a failed delivery grows: a lease that ran out, or a handler that raised."""
+
+    backoff_initial_ms: int = Field(default=1_000, ge=1, le=TWELVE_HOURS_MS)
+    """Rest after the first failed delivery, beyond the lease or the release's own delay."""
+
+    backoff_max_ms: int = Field(default=60_000, ge=1, le=TWELVE_HOURS_MS)
+    """Longest rest."""
+
+    backoff_jitter: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of each rest that may be left out, by a hash of message and delivery: 1 = anything from none to all."""
+
+    expired: Literal["drop", "dead-letter"] = "drop"
+    """What becomes of a message whose time to live is over."""
+
 
 class ConsumerSettings(_Section):
     """`[consumer]`: one worker process."""
@@ -99,8 +118,8 @@ class ConsumerSettings(_Section):
 class TrackerSettings(_Section):
     """`[tracker]`: the redelivery tracker."""
 
-    queues: tuple[QueueName, ...] = ()
-    """Queues of this application, a streaming query each; flags may name others."""
+    queues: tuple[TrackedName, ...] = ()
+    """Queues of this application, or groups as `queue@group`, a streaming query each; flags may name others."""
 
     checkpoint_dir: str = "checkpoints"
     """Where Spark keeps offsets and state, a folder per queue: a local path, or one of the cluster's file systems."""
@@ -151,7 +170,7 @@ class Settings(BaseSettings):
 
     kafka: KafkaSettings = KafkaSettings()
     queue: QueueSettings = QueueSettings()
-    queues: dict[QueueName, dict[str, Any]] = Field(default_factory=dict)
+    queues: dict[TrackedName, dict[str, Any]] = Field(default_factory=dict)
     consumer: ConsumerSettings = ConsumerSettings()
     tracker: TrackerSettings = TrackerSettings()
 
@@ -178,10 +197,16 @@ class Settings(BaseSettings):
         """
         Return the settings of one queue: `[queues.<name>]` over `[queue]`.
 
+        Args:
+            name: Queue, or `queue@group`: then `[queues."<queue>@<group>"]` over `[queues.<queue>]` over `[queue]`.
+
         Raises:
             ConfigError: `[queues.<name>]` has an unknown key or a value out of bounds.
         """
-        values = {**self.queue.model_dump(exclude_unset=True), **self.queues.get(name, {})}
+        own = self.queues.get(name, {}) if "@" in name else {}
+        values = {
+            **self.queue.model_dump(exclude_unset=True), **self.queues.get(name.partition("@")[0], {}), **own,
+        }  # fmt: skip
         try:
             return QueueSettings.model_validate(values)
         except ValidationError as error:

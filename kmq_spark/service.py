@@ -16,16 +16,17 @@ import json
 import logging
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
+from kmq_spark.catch_up import CatchUp
 from kmq_spark.checkpoints import is_damaged, is_of_another_topic, put_aside
 from kmq_spark.config import plain
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
@@ -35,6 +36,7 @@ from kmq_spark.kafka.topics import check_queue
 from kmq_spark.spark.fold_rows import FoldSettings
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
+from kmq_spark.tracker_stats import TrackerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,54 +46,17 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.core.state import Status
     from kmq_spark.kafka.positions import ResumePoint
-    from kmq_spark.kafka.redelivery import Sent
-    from kmq_spark.kafka.topics import QueueTopics
 
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
-LATENESS_KEPT = 100_000
 _JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
 """What py4j raises when nobody answers; the clients of Kafka raise neither."""
 
 STOP_WAIT_S = 10.0
 """How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
-
-
-@dataclass(slots=True)
-class TrackerStats:
-    """
-    What one queue's tracker has done since this process began; read by the command line and by tests.
-
-    Attributes:
-        batches: Batches carried out.
-        redelivered: Messages sent again.
-        dead_lettered: Messages sent to the dead-letter topic.
-        set_aside: Records of the markers topic that were no markers.
-        restarts: How often the query was started again.
-        lateness_ms: The newest redeliveries: append time less deadline, broker clock.
-        statuses: Newest status by markers partition.
-    """
-
-    batches: int = 0
-    redelivered: int = 0
-    dead_lettered: int = 0
-    set_aside: int = 0
-    restarts: int = 0
-    lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=LATENESS_KEPT))
-    statuses: dict[int, Status] = field(default_factory=dict)
-
-    def add(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
-        """Count one batch."""
-        self.batches += 1
-        self.redelivered += sent.redelivered
-        self.dead_lettered += sent.dead_lettered
-        self.set_aside += sent.set_aside
-        self.lateness_ms.extend(sent.lateness_ms)
-        self.statuses |= {outcome.marker_partition: outcome.status for outcome in outcomes}
 
 
 class QueueTracker:
@@ -100,7 +65,7 @@ class QueueTracker:
 
     Args:
         spark: Session; the streaming settings are set on it.
-        queue: Name of the queue.
+        queue: Name of the queue, or `queue@group` for one of its groups.
         settings: All settings.
     """
 
@@ -121,7 +86,7 @@ class QueueTracker:
 
     @property
     def queue(self) -> str:
-        """Name of the queue."""
+        """Name of the queue, or `queue@group`."""
         return self._queue
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -204,11 +169,14 @@ class QueueTracker:
             max_transaction_bytes=tracker.max_transaction_bytes,
             commit_interval_ms=tracker.commit_interval_ms,
         )
-        sender = RedeliverySender(layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits)
+        sender = RedeliverySender(
+            layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits, rules=self._rules()
+        )
         try:
             resume = sender.open()
             self._has_opened = True
-            self._check_nothing_removed(sender.topics, resume)
+            if self._settings.tracker.fail_on_removed_markers:
+                resume.check_nothing_removed(sender.topics.markers_topic)
             logger.info(
                 "tracker %s of %s decides from markers %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
@@ -224,14 +192,18 @@ class QueueTracker:
         finally:
             sender.close()
 
-    def _check_nothing_removed(self, topics: QueueTopics, resume: ResumePoint) -> None:
-        if not resume.removed or not self._settings.tracker.fail_on_removed_markers:
-            return
-        places = ", ".join(f"[{p}] {first} to {end - 1}" for p, (first, end) in sorted(resume.removed.items()))
-        raise KmqError(
-            f"markers of {topics.markers_topic} were removed before a tracker read them: {places}; a message that was "
-            "started there and whose consumer died is not redelivered. Raise retention.ms above lease and outage; to "
-            "go on with what is left, run once with KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
+    def _rules(self) -> Rules:
+        queue = self._settings.for_queue(self._queue)
+        return Rules(
+            max_deliveries=queue.max_deliveries,
+            max_decisions_per_tick=self._settings.tracker.max_decisions_per_tick,
+            backoff=Backoff(
+                BackoffKind[queue.backoff.upper()],
+                queue.backoff_initial_ms,
+                queue.backoff_max_ms,
+                queue.backoff_jitter,
+            ),
+            dead_letters_expired=queue.expired == "dead-letter",
         )
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> None:
@@ -267,8 +239,7 @@ class QueueTracker:
         )
         fold_settings = FoldSettings(
             markers_topic=topics.markers_topic,
-            max_deliveries=self._settings.for_queue(self._queue).max_deliveries,
-            max_decisions_per_tick=tracker.max_decisions_per_tick,
+            queue_rules=self._rules(),
             decide_from=dict(resume.decide_from),
         )
         trigger: dict[str, object] = (
@@ -279,14 +250,16 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._delivering(sender, ticker),
+            self._delivering(sender, ticker, CatchUp(self._queue, resume.decide_from)),
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
         )
         return writer.start()
 
-    def _delivering(self, sender: RedeliverySender, ticker: Ticker) -> Callable[[int, list[PartitionOutcome]], None]:
+    def _delivering(
+        self, sender: RedeliverySender, ticker: Ticker, catch_up: CatchUp
+    ) -> Callable[[int, list[PartitionOutcome]], None]:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
             with self._batch_gate:
                 try:
@@ -300,13 +273,14 @@ class QueueTracker:
                     self._failure = error
                     raise
                 self.stats.add(outcomes, sent)
+                catch_up.observe(outcomes)
                 self._failures_in_a_row = 0
                 self._ready.set()
             ticker.batch_ends()
-            if sent.redelivered or sent.dead_lettered:
+            if sent.redelivered or sent.dead_lettered or sent.expired:
                 logger.info(
-                    "batch %d of %s: %d redelivered, %d dead-lettered",
-                    batch_id, self._queue, sent.redelivered, sent.dead_lettered,
+                    "batch %d of %s: %d redelivered, %d dead-lettered, %d expired",
+                    batch_id, self._queue, sent.redelivered, sent.dead_lettered, sent.expired,
                     extra={"action": "redelivered", "queue": self._queue},
                 )  # fmt: skip
 

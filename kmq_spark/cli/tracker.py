@@ -48,7 +48,7 @@ def _tracker() -> None:
 @told_clearly
 def run(
     queues: Annotated[
-        list[str] | None, typer.Argument(help="Queues; default: [tracker] queues.", metavar="QUEUE")
+        list[str] | None, typer.Argument(help="Queues, or queue@group; default: [tracker] queues.", metavar="QUEUE")
     ] = None,
     bootstrap_server: BootstrapServer = None,
     config: ConfigFile = None,
@@ -182,6 +182,7 @@ def _counts(service: TrackerService) -> dict[str, Any]:
                 "batches": tracker.stats.batches,
                 "redelivered": tracker.stats.redelivered,
                 "dead_lettered": tracker.stats.dead_lettered,
+                "expired": tracker.stats.expired,
                 "set_aside": tracker.stats.set_aside,
                 "restarts": tracker.stats.restarts,
             }

@@ -31,6 +31,7 @@ class Decision(NamedTuple):
     tick_at_ms: int
     start_marker_offset: int
     reason: str
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +48,7 @@ class Decisions:
         tick_marker_offset: Marker offset of the TICK that decided it, int64.
         tick_at_ms: The clock at that TICK, epoch milliseconds, int64.
         start_marker_offset: Marker offset of its last START, int64.
+        is_silent: Whether its lease just ran out, so that nobody said a word: not released, deferred or rejected. bool.
         reasons: Why it is dead-lettered; empty for a redelivery.
     """
 
@@ -58,6 +60,7 @@ class Decisions:
     tick_marker_offset: NDArray[np.int64]
     tick_at_ms: NDArray[np.int64]
     start_marker_offset: NDArray[np.int64]
+    is_silent: NDArray[np.bool_]
     reasons: list[str]
 
     def __len__(self) -> int:
@@ -94,8 +97,8 @@ class Decisions:
 
     def rows(self) -> list[Decision]:
         """Return the decisions one by one."""
-        columns = [getattr(self, name).tolist() for name in DECISION_DTYPES]
-        rows = map(Decision._make, zip(*columns, self.reasons, strict=True))
+        columns = [getattr(self, name).tolist() for name in DECISION_DTYPES if name != "is_silent"]
+        rows = map(Decision._make, zip(*columns, self.reasons, self.is_silent.tolist(), strict=True))
         return [row._replace(action=DecisionAction(row.action)) for row in rows]
 
 
@@ -104,5 +107,6 @@ DECISION_DTYPES: dict[str, np.dtype[Any]] = {
     "queue_partition": np.dtype(np.int32),
     "delivery_count": np.dtype(np.int32),
     "action": np.dtype(np.int8),
+    "is_silent": np.dtype(np.bool_),
 }
 """The columns of `Decisions` in their order, with their types."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kmq_spark.core.in_flight import KEY_BITS
-from kmq_spark.core.markers import MarkerType, OffsetRange
+from kmq_spark.core.markers import MarkerType, OffsetRange, Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,10 +46,11 @@ class Events:
         source: Marker of each event, as a row of the columns below.
         type: A `MarkerType`.
         marker_offset: Where the marker lies.
-        deadline_at_ms: START, KEEPALIVE: append time and lease.
+        deadline_at_ms: START, KEEPALIVE: append time and lease; of a deferral not before its instant.
         delivery_count: START.
         outcome: END: an `Outcome`.
-        never_handed_out: KEEPALIVE: 1 where the delivery does not count.
+        never_handed_out: START, KEEPALIVE: 1 where the delivery does not count.
+        release: KEEPALIVE: a `Release`.
         reasons: END: free text.
     """
 
@@ -61,6 +62,7 @@ class Events:
     delivery_count: NDArray[np.int64]
     outcome: NDArray[np.int64]
     never_handed_out: NDArray[np.int64]
+    release: NDArray[np.int64]
     reasons: list[str]
 
 
@@ -85,7 +87,7 @@ class EventBuffer:
 
         Args:
             marker_offset: Where it lies.
-            deadline_at_ms: Append time and lease.
+            deadline_at_ms: Append time and lease; of a deferral not before its instant.
             marker: What it says.
         """
         self._rows.append(
@@ -96,19 +98,20 @@ class EventBuffer:
                 max(1, marker.delivery_count),
                 marker.outcome,
                 marker.never_handed_out,
+                marker.release,
                 marker.queue_partition,
                 len(marker.ranges),
             )
         )
         self._ranges += marker.ranges
         # Only an END's reason is ever asked for, by the row of its marker.
-        self._reasons.append(marker.reason if marker.type is MarkerType.END else "")
+        self._reasons.append(_reason(marker) if marker.type is MarkerType.END else "")
 
     def events(self) -> Events:
         """Return everything collected, and begin anew."""
         columns = np.array(self._rows, dtype=np.int64).T
-        marker_type, marker_offset, deadline_at_ms, delivery_count, outcome, never_handed_out = columns[:6]
-        queue_partition, range_count = columns[6:]
+        marker_type, marker_offset, deadline_at_ms, delivery_count, outcome, never_handed_out, release = columns[:7]
+        queue_partition, range_count = columns[7:]
         first, count = np.array(self._ranges, dtype=np.int64).reshape(-1, 2).T
         source = np.repeat(np.arange(len(range_count)), range_count)
         key = first + (queue_partition << KEY_BITS)[source]
@@ -128,5 +131,11 @@ class EventBuffer:
             delivery_count,
             outcome,
             never_handed_out,
+            release,
             reasons,
         )
+
+
+def _reason(marker: Marker) -> str:
+    """Return why an END says what it says."""
+    return marker.reason or ("expired" if marker.outcome is Outcome.EXPIRED else "")

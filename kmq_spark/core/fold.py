@@ -118,17 +118,23 @@ class _Folding:
         elif marker.type is MarkerType.TICK:
             self._tick(marker_offset, appended_at_ms)
         else:
-            deadline_at_ms = max(appended_at_ms, 0) + marker.redeliver_after_ms
+            # `due_at_ms` is 0 but on a deferral.
+            deadline_at_ms = max(max(appended_at_ms, 0) + marker.redeliver_after_ms, marker.due_at_ms)
             if marker.type is not MarkerType.END:
+                # Backoff may move a deadline further, never nearer.
                 self._earliest_ms = min(self._earliest_ms, deadline_at_ms)
-            elif marker.outcome is Outcome.REJECTED:
+            elif marker.outcome is Outcome.REJECTED or (
+                marker.outcome is Outcome.EXPIRED and self._rules.dead_letters_expired
+            ):
                 self._earliest_ms = REJECTED
             self._buffer.append(marker_offset, deadline_at_ms, marker)
 
     def bring_up_to_date(self) -> None:
         """Apply the buffered events to the table."""
         if len(self._buffer):
-            self.state.in_flight = resolve(self.state.in_flight, self._buffer.events(), self.state.counters)
+            self.state.in_flight = resolve(
+                self.state.in_flight, self._buffer.events(), self.state.counters, self._rules
+            )
 
     def _table_earliest_ms(self) -> int:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
@@ -186,5 +192,6 @@ class _Folding:
             "tick_marker_offset": np.full(len(rows), tick_marker_offset),
             "tick_at_ms": np.full(len(rows), state.clock_ms),
             "start_marker_offset": due.start_marker_offset,
+            "is_silent": ~due.given_back & (due.deadline_at_ms != REJECTED),
         }
         return Decisions.from_columns(columns, reasons)

@@ -11,7 +11,7 @@ Source: kafka-mq-go keeps a map and two heaps (`queue/redelivery/markersqueue.go
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,6 +53,10 @@ def _no_rows() -> NDArray[np.int64]:
     return np.empty(0, dtype=np.int64)
 
 
+def _no_flags() -> NDArray[np.bool_]:
+    return np.empty(0, dtype=np.bool_)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """
@@ -63,12 +67,14 @@ class Columns:
         deadline_at_ms: Lease end, epoch milliseconds on the broker's clock; `REJECTED` for a rejected message.
         delivery_count: Deliveries so far; 0 where the only one was released before a handler saw it.
         start_marker_offset: Marker offset of the last START.
+        given_back: Whether the delivery ended with a word, a release or a deferral; bool.
     """
 
     key: NDArray[np.int64] = field(default_factory=_no_rows)
     deadline_at_ms: NDArray[np.int64] = field(default_factory=_no_rows)
     delivery_count: NDArray[np.int64] = field(default_factory=_no_rows)
     start_marker_offset: NDArray[np.int64] = field(default_factory=_no_rows)
+    given_back: NDArray[np.bool_] = field(default_factory=_no_flags)
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -77,7 +83,11 @@ class Columns:
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
         """Return some of the rows: by number, or by a mask."""
         return Columns(
-            self.key[rows], self.deadline_at_ms[rows], self.delivery_count[rows], self.start_marker_offset[rows]
+            self.key[rows],
+            self.deadline_at_ms[rows],
+            self.delivery_count[rows],
+            self.start_marker_offset[rows],
+            self.given_back[rows],
         )
 
     def merged(self, other: Columns) -> Columns:
@@ -86,11 +96,12 @@ class Columns:
             return self
         if not len(self):
             return other
-        pairs = (
+        pairs: tuple[tuple[NDArray[Any], NDArray[Any]], ...] = (
             (self.key, other.key),
             (self.deadline_at_ms, other.deadline_at_ms),
             (self.delivery_count, other.delivery_count),
             (self.start_marker_offset, other.start_marker_offset),
+            (self.given_back, other.given_back),
         )
         if other.key[0] > self.key[-1]:
             # New messages nearly always lie past all others of their queue partition.
@@ -98,9 +109,9 @@ class Columns:
         is_other = np.zeros(len(self) + len(other), dtype=np.bool_)
         is_other[np.searchsorted(self.key, other.key) + np.arange(len(other))] = True
         is_own = ~is_other
-        merged = []
+        merged: list[NDArray[Any]] = []
         for own, others in pairs:
-            column = np.empty(len(is_other), dtype=np.int64)
+            column = np.empty(len(is_other), dtype=own.dtype)
             column[is_own] = own
             column[is_other] = others
             merged.append(column)

@@ -8,8 +8,10 @@ Source: Kafka share groups for the limit (`group.share.delivery.count.limit`, 5)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from kmq_spark.core.backoff import Backoff
 
 
 class DecisionAction(IntEnum):
@@ -30,11 +32,15 @@ class Rules:
             decides should fit into one Kafka transaction.
         decide_from_marker_offset: TICKs below this marker offset move the clock and decide nothing: every END that an
             earlier tracker committed lies below it, so nothing is decided twice.
+        backoff: How much longer a message rests after a delivery whose lease ran out, or whose handler failed.
+        dead_letters_expired: Whether a message whose time to live is over becomes a dead letter; else it is dropped.
     """
 
     max_deliveries: int = 5
     max_decisions_per_tick: int = 10_000
     decide_from_marker_offset: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+    dead_letters_expired: bool = False
 
 
 def is_exhausted(delivery_count: int, rules: Rules) -> bool:

@@ -3,8 +3,11 @@ The rules of START, KEEPALIVE and END, for any number of events at once.
 
 Rule 1: what counts for a message is its last START, and the first END after it; what came before a START is history.
 Rule 2: a KEEPALIVE after the END, or after a rejection, moves nothing: it never revives a message.
-Rule 3: a rejected message leaves by a START, a TICK, or an END of the tracker itself, and by nothing else.
-Rule 4: no loop over events, nor over the rounds of one key, which may be a hundred thousand in a keep-alive storm:
+Rule 3: a rejected message leaves by a START, a TICK, or an END of the tracker itself, and by nothing else. Where
+expired messages are dropped, EXPIRED counts as the tracker's: it writes that in place of a copy, and a consumer only
+right behind its START. Where they are dead-lettered, EXPIRED is a rejection.
+Rule 4: a delivery that was given back once stays so until the next START: a KEEPALIVE behind it is a straggler.
+Rule 5: no loop over events, nor over the rounds of one key, which may be a hundred thousand in a keep-alive storm:
 events are cut into *leases*, one for each START and one for what precedes a key's first START, and every question about
 a lease is a reduction over it.
 
@@ -15,18 +18,21 @@ Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
-from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.core.markers import MarkerType, Outcome, Release
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.events import Events
+    from kmq_spark.core.policy import Rules
     from kmq_spark.core.state import Counters
+
+_T = TypeVar("_T", np.int64, np.bool_)
 
 # Where a message stands, between events.
 ABSENT, LEASED, REFUSED = 0, 1, 2
@@ -74,7 +80,15 @@ class _Ends:
     after: NDArray[np.int8]
 
 
-def resolve(table: InFlight, events: Events, counters: Counters) -> InFlight:
+class _Values(NamedTuple):
+    """Deadline, delivery count and `given_back` of each lease after its last event."""
+
+    deadline_at_ms: NDArray[np.int64]
+    delivery_count: NDArray[np.int64]
+    given_back: NDArray[np.bool_]
+
+
+def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -> InFlight:
     """
     Apply events to the table.
 
@@ -82,15 +96,16 @@ def resolve(table: InFlight, events: Events, counters: Counters) -> InFlight:
         table: Before the events.
         events: In log order, no TICK among them, none of them empty.
         counters: Brought up to date in place.
+        rules: Of the queue.
 
     Returns:
         The table after them.
     """
     leases = _leases_of(table, events)
-    ends = _ends_of(leases, events)
+    ends = _ends_of(leases, events, rules)
     _count_starts(leases, ends, counters)
-    _count_ends(leases, ends, events, counters)
-    rows = _final_rows(table, leases, ends, events, counters)
+    _count_ends(leases, ends, events, counters, rules)
+    rows = _final_rows(table, leases, _lease_values(table, leases, ends, events, counters, rules=rules), ends, events)
     reasons = _final_reasons(table, leases, ends, events)
     return InFlight(rows, reasons)
 
@@ -126,7 +141,7 @@ def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
     return standing
 
 
-def _ends_of(leases: _Leases, events: Events) -> _Ends:
+def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
     """Find the ENDs that changed something."""
     count = len(leases.source)
     past = np.full(len(leases.first), count, dtype=np.int64)
@@ -138,13 +153,18 @@ def _ends_of(leases: _Leases, events: Events) -> _Ends:
     has_end = end < count
     outcome = events.outcome[leases.source[np.minimum(end, count - 1)]]
     is_rejected = has_end & (outcome == Outcome.REJECTED)
+    if rules.dead_letters_expired:
+        is_rejected |= has_end & (outcome == Outcome.EXPIRED)
     after = np.where(is_rejected, REFUSED, np.where(has_end, ABSENT, leases.before)).astype(np.int8)
     settled = past
     if np.any(after == REFUSED):
-        by_tracker = ending[_is_by_tracker(events)[leases.source[ending]]]
-        # An END of the tracker settles a rejection that it follows, within the same lease.
+        settles = _is_by_tracker(events)
+        if not rules.dead_letters_expired:
+            settles |= (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
+        settling = ending[settles[leases.source[ending]]]
+        # It settles a rejection that it follows, within the same lease.
         refused_at = np.where(is_rejected, end, np.where(leases.before == REFUSED, -1, count))
-        settled = _first_of_lease(leases, by_tracker[by_tracker > refused_at[leases.of_event[by_tracker]]])
+        settled = _first_of_lease(leases, settling[settling > refused_at[leases.of_event[settling]]])
         after[settled < count] = ABSENT
     return _Ends(end, settled, after)
 
@@ -178,7 +198,7 @@ def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
     counters.started += len(starts) - renewed
 
 
-def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters) -> None:
+def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters, rules: Rules) -> None:
     """Count ENDs by outcome where they changed something, by writer where they did not."""
     count = len(leases.source)
     is_end = (events.type == MarkerType.END)[leases.source]
@@ -190,7 +210,10 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     outcomes = np.bincount(events.outcome[leases.source[effective]], minlength=len(Outcome)).tolist()
     counters.acked += outcomes[Outcome.ACKED]
     counters.rejected += outcomes[Outcome.REJECTED]
-    counters.expired += outcomes[Outcome.EXPIRED]
+    if rules.dead_letters_expired:
+        counters.rejected += outcomes[Outcome.EXPIRED]
+    else:
+        counters.expired += outcomes[Outcome.EXPIRED]
     counters.redelivered += outcomes[Outcome.REDELIVERED]
     counters.dead_lettered += outcomes[Outcome.DEAD_LETTERED]
     confirmed = by_tracker - outcomes[Outcome.REDELIVERED] - outcomes[Outcome.DEAD_LETTERED]
@@ -198,23 +221,25 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     counters.end_unknown += total - len(effective) - confirmed
 
 
-def _final_rows(table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters) -> Columns:
+def _final_rows(table: InFlight, leases: _Leases, values: _Values, ends: _Ends, events: Events) -> Columns:
     """Return the rows of the table after all events."""
-    deadline_at_ms, delivery_count = _lease_values(table, leases, ends, events, counters)
     is_known = leases.row >= 0
     stays = leases.is_last & (ends.after != ABSENT)
     opened_by = leases.source[leases.first]
-    changed = Columns(leases.key, deadline_at_ms, delivery_count, events.marker_offset[opened_by])
+    changed = Columns(
+        leases.key, values.deadline_at_ms, values.delivery_count, events.marker_offset[opened_by], values.given_back
+    )
     columns = table.columns
     updated = np.flatnonzero(stays & is_known)
     if len(updated):
-        rows, values = leases.row[updated], changed.take(updated)
+        rows, new = leases.row[updated], changed.take(updated)
         began = leases.began[updated]
         columns = Columns(
             columns.key,
-            _put(columns.deadline_at_ms, rows, values.deadline_at_ms),
-            _put(columns.delivery_count, rows, values.delivery_count),
-            _put(columns.start_marker_offset, rows[began], values.start_marker_offset[began]),
+            _put(columns.deadline_at_ms, rows, new.deadline_at_ms),
+            _put(columns.delivery_count, rows, new.delivery_count),
+            _put(columns.start_marker_offset, rows[began], new.start_marker_offset[began]),
+            _put(columns.given_back, rows, new.given_back),
         )
     gone = leases.row[leases.is_last & is_known & (ends.after == ABSENT)]
     if len(gone):
@@ -225,7 +250,7 @@ def _final_rows(table: InFlight, leases: _Leases, ends: _Ends, events: Events, c
     return columns.merged(changed.take(added)) if len(added) else columns
 
 
-def _put(column: NDArray[np.int64], rows: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> NDArray[_T]:
     """Return a column with some values replaced; the column itself where they are what it says already."""
     if np.array_equal(column[rows], values):
         return column
@@ -235,14 +260,21 @@ def _put(column: NDArray[np.int64], rows: NDArray[np.int64], values: NDArray[np.
 
 
 def _lease_values(
-    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return deadline and delivery count of each lease after its last event, and count its KEEPALIVEs."""
+    table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters, *, rules: Rules
+) -> _Values:
+    """Return what each lease has come to after its last event, and count its KEEPALIVEs."""
     opened_by = leases.source[leases.first]
     deadline_at_ms, delivery_count = events.deadline_at_ms[opened_by], events.delivery_count[opened_by]
+    # A START that nobody holds: of a delivery that does not count.
+    given_back = leases.began & (events.never_handed_out[opened_by] != 0)
+    delivery_count -= given_back
+    # Whether the last marker that set the deadline is one that backoff is added to.
+    rests = leases.began & ~given_back
     goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
-    deadline_at_ms[goes_on] = table.columns.deadline_at_ms[leases.row[goes_on]]
-    delivery_count[goes_on] = table.columns.delivery_count[leases.row[goes_on]]
+    columns, row = table.columns, leases.row[goes_on]
+    deadline_at_ms[goes_on] = columns.deadline_at_ms[row]
+    delivery_count[goes_on] = columns.delivery_count[row]
+    given_back[goes_on] = columns.given_back[row]
     renewing = np.flatnonzero((events.type == MarkerType.KEEPALIVE)[leases.source])
     if len(renewing):
         of_lease = leases.of_event[renewing]
@@ -252,11 +284,17 @@ def _lease_values(
         of_lease, source = of_lease[is_known], leases.source[renewing[is_known]]
         # Events ascend, and of several values for one place numpy keeps the last.
         deadline_at_ms[of_lease] = events.deadline_at_ms[source]
-        uncounted = of_lease[events.never_handed_out[source] != 0]
+        is_uncounted, release = events.never_handed_out[source] != 0, events.release[source]
+        rests[of_lease] = ~is_uncounted & (release != Release.GIVEN_BACK)
+        given_back[of_lease[is_uncounted | (release != Release.RENEWED)]] = True
         # One less and not below 0, for each of them: the same as all of them less and not below 0.
-        delivery_count = np.maximum(delivery_count - np.bincount(uncounted, minlength=len(delivery_count)), 0)
+        uncounted = np.bincount(of_lease[is_uncounted], minlength=len(delivery_count))
+        delivery_count = np.maximum(delivery_count - uncounted, 0)
+    if rules.backoff.kind:
+        rests = np.flatnonzero(rests)
+        deadline_at_ms[rests] += rules.backoff.delays_ms(leases.key[rests], delivery_count[rests])
     deadline_at_ms[ends.after == REFUSED] = REJECTED
-    return deadline_at_ms, delivery_count
+    return _Values(deadline_at_ms, delivery_count, given_back)
 
 
 def _final_reasons(table: InFlight, leases: _Leases, ends: _Ends, events: Events) -> dict[int, str]:

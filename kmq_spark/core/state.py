@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the markers topic"
@@ -45,8 +45,9 @@ class Counters:
         renewed: STARTs of messages that were.
         kept_alive: KEEPALIVEs that moved a deadline.
         acked: ENDs with that outcome, which took a message out of flight.
-        expired: As acked.
-        rejected: ENDs with that outcome; the message stays in flight until it is dead-lettered.
+        expired: As acked; an END that a tracker writes in place of a copy counts where no TICK had decided.
+        rejected: ENDs with that outcome; the message stays in flight until it is dead-lettered. So do ENDs of expired
+            messages where the queue dead-letters those.
         redelivered: Decided so by a TICK, or by an END of a tracker where no TICK had decided.
         dead_lettered: As redelivered.
         keepalive_unknown: KEEPALIVEs of messages not in flight, or rejected.
@@ -200,35 +201,40 @@ def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
     """Return the rows as runs: length and first row of neighbours that differ in their key alone, by one."""
     key, deadline = columns.key, columns.deadline_at_ms
     if not len(key):
-        return [key] * 5
+        return [key] * 6
     is_first = np.ones(len(key), dtype=np.bool_)
     is_first[1:] = key[1:] - key[:-1] != 1
-    for column in (deadline, columns.delivery_count, columns.start_marker_offset):
+    for column in (deadline, columns.delivery_count, columns.start_marker_offset, columns.given_back):
         is_first[1:] |= column[1:] != column[:-1]
     first = np.flatnonzero(is_first)
     rows = columns.take(first) if len(first) < len(key) else columns
     lengths = np.diff(first, append=len(key))
-    return [lengths, rows.key, rows.deadline_at_ms, rows.delivery_count, rows.start_marker_offset]
+    given_back = rows.given_back.astype(np.int64)
+    return [lengths, rows.key, rows.deadline_at_ms, rows.delivery_count, rows.start_marker_offset, given_back]
 
 
 def _in_flight_of(view: memoryview, at: int) -> InFlight:
     """Read table and reasons, up to the last byte."""
     columns = []
-    for _ in range(7):
+    for _ in range(8):
         column, at = unpack_column(view, at)
         columns.append(column)
-    lengths, key, *others, reason_keys, reason_lengths = columns
-    if any(len(column) != len(lengths) for column in (key, *others)) or len(reason_keys) != len(reason_lengths):
+    lengths, key, *others, flags, reason_keys, reason_lengths = columns
+    if any(len(column) != len(lengths) for column in (key, *others, flags)) or len(reason_keys) != len(reason_lengths):
         raise StateError(f"columns of unequal length: got {[len(column) for column in columns]!r}")
+    given_back = flags.astype(np.bool_)
     if np.any(lengths != 1):
         ends = np.cumsum(lengths)
         within = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
         key = np.repeat(key, lengths) + within
         others = [np.repeat(column, lengths) for column in others]
+        given_back = np.repeat(given_back, lengths)
     reasons = {}
     for reason_key, length in zip(reason_keys.tolist(), reason_lengths.tolist(), strict=True):
         reasons[reason_key] = str(view[at : at + length], "utf-8")
         at += length
     if at != len(view):
         raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
-    return InFlight(Columns(key, *others), reasons)
+    deadline_at_ms, delivery_count, start_marker_offset = others
+    rows = Columns(key, deadline_at_ms, delivery_count, start_marker_offset, given_back)
+    return InFlight(rows, reasons)

@@ -4,6 +4,8 @@ Read single messages back from a topic by their offsets: the payloads of what is
 Rule 1: `read_committed`, without a group; nothing is committed.
 Rule 2: neighbouring offsets are read in one run; far ones are sought.
 Rule 3: a message that is not there any more is told (None), never waited for and never replaced by its neighbour.
+Rule 4: gone is what lies below the beginning of the log, was passed over while reading, or lies past the end of the log
+with everything uncommitted. What is only hidden, behind a transaction that is open, is waited for.
 
 Source: kmq redelivers whatever it finds at the position after a seek; this is where ours differs.
 """
@@ -28,6 +30,9 @@ READ_THROUGH = 2_000
 
 POLL_MESSAGES = 1_000
 
+SECOND_LOOK_S = 0.25
+"""How long after a first look the end of a log is believed: a broker that starts may say too little for a moment."""
+
 
 class Payload(NamedTuple):
     """One message asked for, or the news that it is gone (`message` is None)."""
@@ -50,12 +55,16 @@ class PayloadReader:
     def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
         """Connect lazily: nothing is sent before the first read."""
         self._consumer = make_client(Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "error"})
+        self._config = dict(config)
+        self._uncommitted: Consumer | None = None
         self._topic = topic
         self._timeout_s = timeout_ms / 1000
 
     def close(self) -> None:
         """Leave the broker."""
         self._consumer.close()
+        if self._uncommitted is not None:
+            self._uncommitted.close()
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Payload]:
         """
@@ -68,7 +77,8 @@ class PayloadReader:
             Payloads, ascending within a partition, partitions mixed.
 
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`.
+            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, as when all that is
+                left lies behind an open transaction.
         """
         runs = {partition: _Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
         try:
@@ -93,7 +103,8 @@ class PayloadReader:
                 left = sum(run.left for run in runs.values())
                 message = (
                     f"cannot read messages back from {self._topic}: got none of {left} within {self._timeout_s:g} s; "
-                    "check the broker, or raise [kafka] timeout_ms"
+                    "check the broker and whether a transaction hangs (kafka-transactions.sh find-hanging), or raise "
+                    "[kafka] timeout_ms"
                 )
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             for record in records:
@@ -108,7 +119,7 @@ class PayloadReader:
                 yield from run.take(record)
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             if run is not None:
-                yield from run.give_up()
+                yield from run.drop_below(max(run.committed_end, record.offset() or 0))
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
             # Retention moved past the position while we read: tell what is gone, go on behind it.
             yield from self._skip_removed(runs)
@@ -122,26 +133,36 @@ class PayloadReader:
         for run in runs.values():
             if run.is_done:
                 continue
-            first, end = self._bounds(run.partition)
+            first, run.committed_end = self._bounds(self._consumer, run.partition)
             yield from run.drop_below(first)
-            run.drop_from(end)
-            yield from run.beyond()
+            if not run.is_done and run.offsets[-1] >= run.committed_end:
+                yield from run.drop_from(self._log_end(run.partition, run.offsets[-1]))
 
-    def _bounds(self, partition: int) -> tuple[int, int]:
-        """Return where a partition begins and ends; both 0 where there is no such partition."""
+    def _log_end(self, partition: int, wanted: int) -> int:
+        """Return where a partition ends, open transactions included; asked twice where *wanted* lies past it."""
+        if self._uncommitted is None:
+            self._uncommitted = make_client(Consumer, {**self._config, "isolation.level": "read_uncommitted"})
+        _, end = self._bounds(self._uncommitted, partition)
+        if end <= wanted:
+            time.sleep(SECOND_LOOK_S)
+            _, end = self._bounds(self._uncommitted, partition)
+        return end
+
+    def _bounds(self, client: Consumer, partition: int) -> tuple[int, int]:
+        """Return where a partition begins and ends for a client; both 0 where there is no such partition."""
         place = TopicPartition(self._topic, partition)
         try:
-            return self._consumer.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
+            return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
         except KafkaException as error:
             if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
                 raise
         # The queue has grown, and the client looks by itself every five minutes only; or a marker names any number.
-        topic = self._consumer.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
+        topic = client.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
         if topic.error is not None:
             raise KafkaException(topic.error)
         if partition not in topic.partitions:
             return 0, 0
-        return self._consumer.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
+        return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
 
     def _seek_far(self, runs: dict[int, _Run]) -> None:
         for run in runs.values():
@@ -159,7 +180,7 @@ class _Run:
         self.offsets = [int(offset) for offset in offsets]
         self.cursor = 0
         self.read_to = self.offsets[0]
-        self._beyond: list[int] = []
+        self.committed_end = 0  # as it was before reading: an end that is met lies there or past it
 
     @property
     def is_done(self) -> bool:
@@ -188,20 +209,12 @@ class _Run:
             self.cursor += 1
             yield Payload(self.partition, self.offsets[self.cursor - 1], None)
 
-    def drop_from(self, end: int) -> None:
-        """Set aside the offsets that the topic has not reached: a marker may name any number."""
+    def drop_from(self, end: int) -> Iterator[Payload]:
+        """Tell the offsets that the topic has not reached: a marker may name any number."""
         known = len(self.offsets)
         while known > self.cursor and self.offsets[known - 1] >= end:
             known -= 1
-        self._beyond = self.offsets[known:]
+        beyond = self.offsets[known:]
         del self.offsets[known:]
-
-    def beyond(self) -> Iterator[Payload]:
-        for offset in self._beyond:
+        for offset in beyond:
             yield Payload(self.partition, offset, None)
-        self._beyond = []
-
-    def give_up(self) -> Iterator[Payload]:
-        """At the end of the partition: whatever is still wanted is not there."""
-        if not self.is_done and self.read_to <= self.offsets[self.cursor]:
-            yield from self.drop_below(self.offsets[-1] + 1)

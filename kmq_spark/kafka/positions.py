@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import until_answered
 
 if TYPE_CHECKING:
@@ -81,6 +82,22 @@ class ResumePoint:
     starting_offsets: Mapping[int, int]
     decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def check_nothing_removed(self, topic: str) -> None:
+        """
+        Look that every marker was folded before it was removed.
+
+        Raises:
+            KmqError: Some were not; the message says how to go on without them.
+        """
+        if not self.removed:
+            return
+        places = ", ".join(f"[{p}] {first} to {end - 1}" for p, (first, end) in sorted(self.removed.items()))
+        raise KmqError(
+            f"markers of {topic} were removed before a tracker read them: {places}; a message that was started there "
+            "and whose consumer died is not redelivered. Raise retention.ms above lease and outage; to go on with what "
+            "is left, run once with KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
+        )
 
 
 class TrackerPositions:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.core.markers import Outcome
+from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
@@ -89,12 +91,14 @@ class Sent:
 
     Attributes:
         redelivered: Messages sent to the queue topic again.
+        expired: Messages that were dropped, since their time to live was over.
         dead_lettered: Messages sent to the dead-letter topic.
         set_aside: Records of the markers topic that are no markers.
         lateness_ms: For each redelivered message: append time less deadline, both on the broker's clock.
     """
 
     redelivered: int = 0
+    expired: int = 0
     dead_lettered: int = 0
     set_aside: int = 0
     lateness_ms: list[int] = field(default_factory=list)
@@ -109,6 +113,7 @@ class RedeliverySender:
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings of the operator.
         limits: Bounds.
+        rules: Of the queue: those that the payload decides, its time to live for one, are judged here.
     """
 
     def __init__(
@@ -118,11 +123,13 @@ class RedeliverySender:
         bootstrap_servers: str,
         extra: Mapping[str, str] | None = None,
         limits: SenderLimits | None = None,
+        rules: Rules | None = None,
     ) -> None:
         """Make the clients that only read; `open` makes the one that writes."""
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
+        self._rules = rules or Rules()
         self.tracker_id = new_client_id("tracker")
         self._producer_config = self._writing(layout, bootstrap_servers, extra)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -138,6 +145,7 @@ class RedeliverySender:
         self._older_ids = {""}
         self._positions: dict[int, Position] = {}
         self._committed: dict[int, Position] = {}
+        self._told: frozenset[int] = frozenset()  # partitions whose state was told since `open`
         self._committed_at_s = 0.0
         self._lock = threading.Lock()  # batches and upkeep come from different threads, transactions from one at a time
 
@@ -172,6 +180,7 @@ class RedeliverySender:
             failpoint("tracker.positions-read")
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._committed = dict(resume.positions)
+            self._told = frozenset()
             self._older_ids |= {at.tracker_id for at in resume.positions.values()}
             self._transact([], [], list(self._positions), Sent())
             failpoint("tracker.signed")
@@ -192,12 +201,12 @@ class RedeliverySender:
             KafkaClientError: It did not succeed; open again before anything is decided.
         """
         with self._lock:
-            before = dict(self._positions)
+            before = dict(self._positions), self._told
             try:
                 return self._deliver(outcomes)
             except BaseException:
                 # `close` commits where we stand, and what was not sent does not stand.
-                self._positions = before
+                self._positions, self._told = before
                 raise
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
@@ -222,14 +231,16 @@ class RedeliverySender:
 
         Args:
             read_to: First marker offset not read, by partition, as Spark knows it: past the last marker there may be
-                the control records of transactions, and lag would count them for ever.
+                the control records of transactions, and lag would count them for ever. A partition whose state has not
+                been told since `open` is left alone: a query that was started again says at once what an earlier one
+                had read, and only its first batch says which of that is still in flight, and so needed.
         """
         with self._lock:
             if not self._is_commit_due():
                 return
             for partition, next_offset in read_to.items():
                 position = self._positions.get(partition)
-                if position is None or position.next_offset >= next_offset:
+                if partition not in self._told or position is None or position.next_offset >= next_offset:
                     continue
                 nothing_needed = position.needed_offset == position.next_offset
                 needed_offset = next_offset if nothing_needed else position.needed_offset
@@ -266,6 +277,7 @@ class RedeliverySender:
     def _advance(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
             status = outcome.status
+            self._told |= {outcome.marker_partition}
             before = self._positions.get(outcome.marker_partition)
             # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
             if before is None or status.next_marker_offset >= before.next_offset:
@@ -303,7 +315,10 @@ class RedeliverySender:
             settled = []
             for index, item in enumerate(items):
                 refused = refusals.of(index, item.size)
-                settled.append(settle(item, refused, self.topics))
+                settled.append(settle(item, refused, self.topics, self._rules))
+                if settled[-1].due.outcome is Outcome.EXPIRED:
+                    attempt.expired += 1
+                    continue
                 record = outgoing_record(settled[-1], self.topics, self._dead_letter_count)
                 on_refused = partial(refusals.note, index, item.size, refused)
                 producer.send(record, partial(_on_delivered, attempt, settled[-1].due, on_refused))
@@ -322,6 +337,7 @@ class RedeliverySender:
         if committing:
             self._committed_at_s = time.monotonic()
         sent.redelivered += attempt.redelivered
+        sent.expired += attempt.expired
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
 

@@ -4,6 +4,8 @@ What the tracker writes: decisions and payloads in, records of one transaction o
 Rule 1: no client here; values in, values out.
 Rule 2: key, value and foreign headers of a message go on as they are, byte for byte, in their order.
 Rule 3: every decided message gets exactly one END, in the markers partition that its START came from.
+Rule 4: what only the payload tells is judged here, by the same rules: its time to live, and the delivery count where a
+START carried none.
 """
 
 from __future__ import annotations
@@ -12,10 +14,18 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
-from kmq_spark.core.policy import DecisionAction
+from kmq_spark.core.policy import DecisionAction, exhausted_reason, is_exhausted
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.wire.codec import encode_marker
-from kmq_spark.wire.headers import PREFIX, Headers, dead_letter_headers, redelivery_headers
+from kmq_spark.wire.headers import (
+    PREFIX,
+    Headers,
+    dead_letter_headers,
+    delivery_count_of,
+    expires_at_ms_of,
+    first_sent_ms_of,
+    redelivery_headers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.payloads import Payload
     from kmq_spark.kafka.topics import QueueTopics
 
@@ -31,15 +42,35 @@ UNREADABLE_BYTES = 65_536
 
 
 class Due(NamedTuple):
-    """One decision, ready to be carried out."""
+    """
+    One decision, ready to be carried out.
+
+    Attributes:
+        marker_partition: Where its START came from, and its END goes.
+        queue_partition: Where the message lies.
+        message_offset: Where the message lies.
+        delivery_count: Deliveries so far.
+        outcome: REDELIVERED, DEAD_LETTERED, or EXPIRED, for which nothing but the END is sent.
+        reason: Why it is dead-lettered.
+        deadline_at_ms: When its lease ended, epoch milliseconds, broker clock.
+        tick_at_ms: The clock at the deciding TICK, epoch milliseconds.
+        is_silent: Whether the delivery ended without a word.
+    """
 
     marker_partition: int
     queue_partition: int
     message_offset: int
     delivery_count: int
-    is_dead_letter: bool
+    outcome: Outcome
     reason: str
     deadline_at_ms: int
+    tick_at_ms: int = 0
+    is_silent: bool = False
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether a dead letter is to be written."""
+        return self.outcome is Outcome.DEAD_LETTERED
 
 
 class Item(NamedTuple):
@@ -76,44 +107,69 @@ def dues_of(outcomes: Iterable[PartitionOutcome]) -> Iterator[Due]:
     """Return the decisions of a batch, one by one."""
     for outcome in outcomes:
         decisions = outcome.decisions
-        for queue_partition, message_offset, delivery_count, action, reason, deadline_at_ms in zip(
+        for queue_partition, message_offset, delivery_count, action, reason, *rest in zip(
             decisions.queue_partition.tolist(),
             decisions.message_offset.tolist(),
             decisions.delivery_count.tolist(),
             decisions.action.tolist(),
             decisions.reasons,
             decisions.deadline_at_ms.tolist(),
+            decisions.tick_at_ms.tolist(),
+            decisions.is_silent.tolist(),
             strict=True,
         ):
-            is_dead_letter = action == DecisionAction.DEAD_LETTER
+            to_be = Outcome.DEAD_LETTERED if action == DecisionAction.DEAD_LETTER else Outcome.REDELIVERED
             yield Due(
-                outcome.marker_partition, queue_partition, message_offset, delivery_count,
-                is_dead_letter, reason or "", deadline_at_ms,
-            )  # fmt: skip
+                outcome.marker_partition, queue_partition, message_offset, delivery_count, to_be, reason or "", *rest
+            )
 
 
-def settle(item: Item, refused: int, topics: QueueTopics) -> Item:
+def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
     """
-    Return what is to be done after all, which is a dead letter where a redelivery cannot be.
+    Return what is to be done after all: a dead letter where a redelivery cannot be, nothing where its time is over.
 
     Args:
         item: As decided.
         refused: How often the broker refused this item as too large: once, and it becomes a dead letter; twice, and it
             becomes one without its payload.
         topics: Of the queue.
+        rules: Of the queue.
     """
     due = item.due
     place = f"{topics.queue_topic}[{due.queue_partition}]@{due.message_offset}"
     if item.message is None:
         reason = f"payload gone: {place} is not in the topic; raise its retention.ms above lease and outage"
-        return Item(due._replace(is_dead_letter=True, reason=_both(due.reason, reason)), None)
-    if refused == 0:
-        return item
+        return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), None)
+    due = _judged(due, item.message, rules)
+    if refused == 0 or due.outcome is Outcome.EXPIRED:
+        return Item(due, item.message)
     reason = "too large to redeliver: the broker refused it with the tracker's headers; raise max.message.bytes"
     if refused > 1:
         reason = f"{reason}; too large for the dead-letter topic too, so the payload stays at {place}"
     message = item.message if refused == 1 else None
-    return Item(due._replace(is_dead_letter=True, reason=_both(due.reason, reason)), message)
+    return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), message)
+
+
+def _judged(due: Due, message: Message, rules: Rules) -> Due:
+    """Return a decision with what its payload tells: deliveries that no START counted, and a time that is over."""
+    headers = headers_of(message)
+    if due.is_silent:
+        # kafka-mq-go's START has no count; ours has this one. One that was given back may not count, as the fold knows.
+        due = due._replace(delivery_count=max(due.delivery_count, delivery_count_of(headers) + 1))
+    if due.outcome is not Outcome.REDELIVERED:
+        return due
+    if is_exhausted(due.delivery_count, rules):
+        reason = exhausted_reason(due.delivery_count, rules)
+        return due._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
+    sent_at_ms = message.timestamp()[1]
+    expires_at_ms = expires_at_ms_of(headers, sent_at_ms)
+    if expires_at_ms is None or due.tick_at_ms < expires_at_ms:
+        return due
+    if rules.dead_letters_expired:
+        ttl_ms = expires_at_ms - (first_sent_ms_of(headers, sent_at_ms) or 0)
+        reason = f"expired: ttl of {ttl_ms} ms was over"
+        return due._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
+    return due._replace(outcome=Outcome.EXPIRED)
 
 
 def _both(first: str, second: str) -> str:
@@ -147,6 +203,8 @@ def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int
         queue_partition=due.queue_partition,
         message_offset=due.message_offset,
         sent_at_ms=sent_at_ms,
+        is_silent=due.is_silent,
+        group=topics.group,
     )
     # The same queue partition as before: the key decided it once, and a partition count may have changed since.
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)
@@ -154,17 +212,17 @@ def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int
 
 def end_records(dues: Iterable[Due], topics: QueueTopics, tracker_id: str) -> Iterator[OutgoingRecord]:
     """Return the ENDs of settled decisions, signed by the tracker: as few records as their ranges allow."""
-    groups: defaultdict[tuple[int, int, bool, str], list[int]] = defaultdict(list)
+    groups: defaultdict[tuple[int, int, Outcome, str], list[int]] = defaultdict(list)
     for due in dues:
         reason = due.reason if due.is_dead_letter else ""
-        groups[due.marker_partition, due.queue_partition, due.is_dead_letter, reason].append(due.message_offset)
-    for (marker_partition, queue_partition, is_dead_letter, reason), message_offsets in groups.items():
+        groups[due.marker_partition, due.queue_partition, due.outcome, reason].append(due.message_offset)
+    for (marker_partition, queue_partition, outcome, reason), message_offsets in groups.items():
         for ranges in cut_ranges(message_offsets):
             marker = Marker(
                 type=MarkerType.END,
                 queue_partition=queue_partition,
                 ranges=ranges,
-                outcome=Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED,
+                outcome=outcome,
                 reason=reason,
                 consumer_id=tracker_id,
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -41,14 +41,15 @@ STATE_SCHEMA = "state binary"
 
 OUTPUT_SCHEMA = (
     "marker_partition int, row_kind byte, queue_partition int, message_offset long, delivery_count int, "
-    "deadline_at_ms long, tick_marker_offset long, tick_at_ms long, start_marker_offset long, detail string"
+    "deadline_at_ms long, tick_marker_offset long, tick_at_ms long, start_marker_offset long, is_silent boolean, "
+    "detail string"
 )
 """
 Rows of the tracker's query, by `row_kind`:
 0 status: `detail` is the status of the partition as JSON, once a partition and batch;
 1 redeliver, 2 dead-letter: one decision, `detail` the reason of a dead letter;
 3 unreadable: `message_offset` is the *marker* offset of a record that is no marker, `detail` says why.
-Columns that a kind does not use are -1 or null.
+Columns that a kind does not use are -1, false or null.
 """
 
 MAX_UNREADABLE_ROWS = 1_000
@@ -87,24 +88,18 @@ class FoldSettings:
 
     Attributes:
         markers_topic: For error texts.
-        max_deliveries: Limit of the queue, 0 = none.
-        max_decisions_per_tick: Bound for one TICK and partition.
+        queue_rules: Rules of the queue, but for where TICKs begin to decide.
         decide_from: Marker offset by markers partition; TICKs below it decide nothing. Partitions that are not named
             are new: they decide from 0.
     """
 
     markers_topic: str
-    max_deliveries: int
-    max_decisions_per_tick: int
+    queue_rules: Rules = field(default_factory=Rules)
     decide_from: dict[int, int] = field(default_factory=dict)
 
     def rules(self, marker_partition: int) -> Rules:
         """Return the rules of one markers partition."""
-        return Rules(
-            max_deliveries=self.max_deliveries,
-            max_decisions_per_tick=self.max_decisions_per_tick,
-            decide_from_marker_offset=self.decide_from.get(marker_partition, 0),
-        )
+        return replace(self.queue_rules, decide_from_marker_offset=self.decide_from.get(marker_partition, 0))
 
 
 def fold_rows(
@@ -168,6 +163,9 @@ def output_frame(
         column = np.full(row_count, -1, dtype=source.dtype)
         column[decided] = source
         columns[name] = column
+    is_silent = np.zeros(row_count, dtype=np.bool_)
+    is_silent[decided] = decisions.is_silent
+    columns["is_silent"] = is_silent
     columns["message_offset"][1 + decided_count :] = [offset for offset, _ in unreadable]
     detail = [json.dumps(status.to_dict()), *decisions.reasons, *(text for _, text in unreadable)]
     columns["detail"] = pd.Series(detail, dtype=object)

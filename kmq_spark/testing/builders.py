@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.events import LoggedMarker
-from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.wire.codec import encode_marker, tick_marker
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def start(
     lease_ms: int = 5_000,
     count: int = 1,
     delivery_count: int = 1,
+    never_handed_out: bool = False,
+    due_at_ms: int = 0,
     queue_partition: int = 0,
     ranges: Sequence[tuple[int, int]] = (),
     marker_offset: int = UNPLACED,
@@ -40,12 +42,17 @@ def start(
         lease_ms: Lease from then on.
         count: Messages covered, one after the other.
         delivery_count: Deliveries of each, this one included.
+        never_handed_out: Whether it is a deferral: nobody holds the messages, and the delivery does not count.
+        due_at_ms: Of a deferral: no deadline before this instant, epoch milliseconds.
         queue_partition: Of all of them.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
         marker_offset: Place in the log.
     """
     covered = _covered(message_offset, count, ranges)
-    marker = Marker(MarkerType.START, queue_partition, covered, lease_ms, delivery_count)
+    marker = Marker(
+        MarkerType.START, queue_partition, covered, lease_ms, delivery_count,
+        never_handed_out=never_handed_out, due_at_ms=due_at_ms,
+    )  # fmt: skip
     return LoggedMarker(marker_offset, at_ms, marker)
 
 
@@ -56,12 +63,13 @@ def keep_alive(
     lease_ms: int = 5_000,
     count: int = 1,
     never_handed_out: bool = False,
+    release: Release = Release.RENEWED,
     queue_partition: int = 0,
     ranges: Sequence[tuple[int, int]] = (),
     marker_offset: int = UNPLACED,
 ) -> LoggedMarker:
     """
-    Return a KEEPALIVE; with `lease_ms=0` it is a release.
+    Return a KEEPALIVE; with another *release* than RENEWED it ends the delivery.
 
     Args:
         message_offset: First message covered.
@@ -69,12 +77,15 @@ def keep_alive(
         lease_ms: Lease from then on.
         count: Messages covered, one after the other.
         never_handed_out: Whether the delivery does not count.
+        release: Whether it renews the lease or ends the delivery.
         queue_partition: Of all of them.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
         marker_offset: Place in the log.
     """
     covered = _covered(message_offset, count, ranges)
-    marker = Marker(MarkerType.KEEPALIVE, queue_partition, covered, lease_ms, never_handed_out=never_handed_out)
+    marker = Marker(
+        MarkerType.KEEPALIVE, queue_partition, covered, lease_ms, never_handed_out=never_handed_out, release=release
+    )
     return LoggedMarker(marker_offset, at_ms, marker)
 
 

@@ -7,11 +7,13 @@ Rule 2: nothing shared with the fold but the values that go in and come out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kmq_spark.core.backoff import BackoffKind
 from kmq_spark.core.decisions import Decision
-from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
+from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome, Release
 from kmq_spark.core.policy import DecisionAction, Rules
 from kmq_spark.core.state import Counters, Status
 
@@ -28,6 +30,7 @@ class Lease:
     deadline_at_ms: int
     delivery_count: int
     start_marker_offset: int
+    given_back: bool = False
     is_rejected: bool = False
     reason: str = ""
 
@@ -101,8 +104,13 @@ class ModelTracker:
             self._counters.renewed += 1
         else:
             self._counters.started += 1
-        deadline_at_ms = appended_at_ms + marker.redeliver_after_ms
-        self.in_flight[message_id] = Lease(deadline_at_ms, max(1, marker.delivery_count), marker_offset)
+        deadline_at_ms, count = appended_at_ms + marker.redeliver_after_ms, max(1, marker.delivery_count)
+        if marker.never_handed_out:
+            lease = Lease(max(deadline_at_ms, marker.due_at_ms), count - 1, marker_offset, given_back=True)
+        else:
+            deadline_at_ms = max(deadline_at_ms, marker.due_at_ms)
+            lease = Lease(deadline_at_ms + self._backoff_ms(message_id, count), count, marker_offset)
+        self.in_flight[message_id] = lease
 
     def _keep_alive(self, message_id: MessageId, appended_at_ms: int, marker: Marker) -> None:
         lease = self.in_flight.get(message_id)
@@ -113,17 +121,35 @@ class ModelTracker:
         lease.deadline_at_ms = appended_at_ms + marker.redeliver_after_ms
         if marker.never_handed_out:
             lease.delivery_count = max(0, lease.delivery_count - 1)
+        elif marker.release is not Release.GIVEN_BACK:
+            lease.deadline_at_ms += self._backoff_ms(message_id, lease.delivery_count)
+        # Once given back it stays so: a renewal behind it is a straggler.
+        lease.given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
+
+    def _backoff_ms(self, message_id: MessageId, delivery_count: int) -> int:
+        backoff, count = self.rules.backoff, max(1, delivery_count)
+        delays: dict[BackoffKind, int] = {
+            BackoffKind.NONE: 0,
+            BackoffKind.CONSTANT: backoff.initial_ms,
+            BackoffKind.LINEAR: backoff.initial_ms * count,
+            BackoffKind.EXPONENTIAL: backoff.initial_ms * 2 ** (count - 1),
+        }
+        delay = min(delays[backoff.kind], backoff.max_ms)
+        share = (_splitmix64(_splitmix64(message_id[0] << 48 | message_id[1]) + count) >> 11) / 2**53
+        return math.ceil(delay - delay * backoff.jitter * share)
 
     def _end(self, message_id: MessageId, marker: Marker) -> None:
         lease = self.in_flight.get(message_id)
         is_by_tracker = marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
+        is_dropped = marker.outcome is Outcome.EXPIRED and not self.rules.dead_letters_expired
         if lease is None and is_by_tracker:
             self._counters.end_confirmed += 1
-        elif lease is None or (lease.is_rejected and not is_by_tracker):
+        elif lease is None or (lease.is_rejected and not is_by_tracker and not is_dropped):
             self._counters.end_unknown += 1
-        elif marker.outcome is Outcome.REJECTED:
+        elif marker.outcome is Outcome.REJECTED or (marker.outcome is Outcome.EXPIRED and not is_dropped):
             self._counters.rejected += 1
-            lease.is_rejected, lease.reason, lease.deadline_at_ms = True, marker.reason, -1
+            default = "expired" if marker.outcome is Outcome.EXPIRED else ""
+            lease.is_rejected, lease.reason, lease.deadline_at_ms = True, marker.reason or default, -1
         else:
             del self.in_flight[message_id]
             name = marker.outcome.name.lower()
@@ -160,7 +186,16 @@ class ModelTracker:
             self._clock_ms,
             lease.start_marker_offset,
             reason,
+            not lease.given_back and not lease.is_rejected,
         )
+
+
+def _splitmix64(value: int) -> int:
+    mask = 2**64 - 1
+    value = (value + 0x9E3779B97F4A7C15) & mask
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
+    return value ^ value >> 31
 
 
 def _covered(marker: Marker) -> list[MessageId]:

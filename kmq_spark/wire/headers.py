@@ -131,6 +131,37 @@ def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int
     return min(_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
+def silent_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+    """Return how many deliveries of a message ended without a word; 0 where the header is absent or unreadable."""
+    return min(_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
+
+
+def first_sent_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
+    """Return the append time of a message's first copy, epoch milliseconds, from any copy; None where unknown."""
+    first_sent_ms = _number(_last(headers, FIRST_SENT_MS))
+    return first_sent_ms if first_sent_ms is not None or appended_at_ms < 0 else appended_at_ms
+
+
+def expires_at_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
+    """
+    Return when a message's time to live is over.
+
+    Args:
+        headers: Of any of its copies.
+        appended_at_ms: Append time of that copy, epoch milliseconds; negative where unknown.
+
+    Returns:
+        Epoch milliseconds on the broker's clock, the earlier one where two headers name an instant; None for never. A
+        time to live counts from the append time of the first copy on, which later copies carry.
+    """
+    headers = list(headers or ())
+    instants = [_number(_last(headers, EXPIRES_AT_MS))]
+    ttl_ms, first_sent_ms = _number(_last(headers, TTL_MS)), first_sent_ms_of(headers, appended_at_ms)
+    if ttl_ms is not None and first_sent_ms is not None:
+        instants.append(first_sent_ms + ttl_ms)
+    return min((instant for instant in instants if instant is not None), default=None)
+
+
 def redelivery_headers(
     headers: Iterable[tuple[str, bytes | None]] | None,
     *,
@@ -138,6 +169,8 @@ def redelivery_headers(
     queue_partition: int,
     message_offset: int,
     sent_at_ms: int,
+    is_silent: bool = False,
+    group: str = "",
 ) -> Headers:
     """
     Return the headers of the next copy of a message.
@@ -148,12 +181,19 @@ def redelivery_headers(
         queue_partition: Where that copy lies.
         message_offset: Where that copy lies.
         sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
+        is_silent: Whether that delivery ended without a word.
+        group: Group of consumers that the copy is meant for; empty leaves that as it was.
 
     Returns:
-        Headers of others as they were, then ours. Origin and first-sent time are set once and then kept.
+        Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
+        over, so its headers are gone.
     """
-    headers = list(headers or ())
+    headers = [(name, value) for name, value in headers or () if name not in {DELAY_MS, NOT_BEFORE_MS}]
     ours = {DELIVERY_COUNT: str(delivery_count), **_history(headers, queue_partition, message_offset, sent_at_ms)}
+    if is_silent:
+        ours[SILENT_COUNT] = str(silent_count_of(headers) + 1)
+    if group:
+        ours[GROUP] = group
     return _replaced(headers, ours)
 
 

@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka import Producer
 
 from faults.topics import read_dump
-from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.spark.fold_rows import FoldSettings
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka]
 
 PARTITIONS = 2
 MARKERS = 800
-MAX_DELIVERIES = 3
+RULES = Rules(max_deliveries=3, backoff=Backoff(BackoffKind.LINEAR, 40, 200, 0.5), dead_letters_expired=True)
 
 
 class Recording:
@@ -58,8 +59,7 @@ class Recording:
     def expected(self) -> dict[int, list[Decision]]:
         """Return what the model decides, by markers partition."""
         logs = read_dump(self.queue, self._bootstrap_servers).markers
-        rules = Rules(max_deliveries=MAX_DELIVERIES)
-        return {partition: ModelTracker(rules).fold(log)[0] for partition, log in logs.items()}
+        return {partition: ModelTracker(RULES).fold(log)[0] for partition, log in logs.items()}
 
     def replay(
         self, checkpoint: str, *, batch: int, state_partitions: int, batches: int = 1_000_000
@@ -83,7 +83,7 @@ class Recording:
         )
         query = build_query(
             read_markers(self._spark, source),
-            FoldSettings(self.topic, MAX_DELIVERIES, 10_000),
+            FoldSettings(self.topic, RULES),
             deliver,
             query_name=f"replay-{checkpoint}",
             checkpoint=str(self._folder / checkpoint),
@@ -107,7 +107,11 @@ def _marker(generator: random.Random) -> Marker:
         return Marker(kind)
     covered = (OffsetRange(generator.randrange(200), generator.randint(1, 5)),)
     lease_ms = 0 if kind is MarkerType.END else generator.randrange(900)
-    return Marker(kind, 0, covered, redeliver_after_ms=lease_ms, delivery_count=generator.randint(1, 4))
+    return Marker(
+        kind, 0, covered, redeliver_after_ms=lease_ms, delivery_count=generator.randint(1, 4),
+        outcome=generator.choice(list(Outcome)[:3]), release=generator.choice(list(Release)),
+        never_handed_out=kind is not MarkerType.END and generator.random() < 0.3,  # three in ten
+    )  # fmt: skip
 
 
 def test_recorded_log_gives_the_same_decisions_however_it_is_read(

@@ -130,4 +130,4 @@ def stage(spark: SparkSession, bootstrap_servers: str, tmp_path: Path, request: 
     """A fresh queue named after the test, with a place for trackers."""
     from tests.kafka.stage import Stage as NewStage  # noqa: PLC0415  # the clients' tests run without Spark
 
-    return NewStage(spark, bootstrap_servers, tmp_path, f"{request.node.name[:60]}.{time.time_ns()}")
+    return NewStage(spark, bootstrap_servers, tmp_path, f"{request.node.originalname[:60]}.{time.time_ns()}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.core.policy import Rules
 from kmq_spark.spark.fold_rows import (
     MAX_UNREADABLE_ROWS,
     ROW_DEAD_LETTER,
@@ -20,7 +22,7 @@ from kmq_spark.spark.fold_rows import (
 )
 from kmq_spark.wire.codec import encode_marker
 
-SETTINGS = FoldSettings(markers_topic="orders.markers", max_deliveries=3, max_decisions_per_tick=100)
+SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=3, max_decisions_per_tick=100))
 
 TICK = encode_marker(Marker(MarkerType.TICK))
 
@@ -137,7 +139,7 @@ def test_flood_of_unreadable_records_is_counted_but_not_told_one_by_one() -> Non
 
 def test_tick_below_the_resume_point_decides_nothing() -> None:
     """What older trackers sent is told by ENDs further on: only a TICK past all of them may decide."""
-    settings = FoldSettings("orders.markers", max_deliveries=3, max_decisions_per_tick=100, decide_from={7: 12})
+    settings = replace(SETTINGS, decide_from={7: 12})
     state = FakeGroupState()
     held_back = folded(state, rows((10, 5_000, start(1)), (11, 9_000, TICK)), settings=settings)
     decided = folded(state, rows((12, 9_100, TICK)), settings=settings)

@@ -12,7 +12,7 @@ from chispa import assert_df_equality
 from pyspark.errors.exceptions.base import StreamingQueryException
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
-from kmq_spark.core.policy import DecisionAction
+from kmq_spark.core.policy import DecisionAction, Rules
 from kmq_spark.spark.fold_rows import ROW_REDELIVER, ROW_STATUS, FoldSettings
 from kmq_spark.spark.session import streaming_settings
 from kmq_spark.spark.tracker import build_query, decide
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-SETTINGS = FoldSettings(markers_topic="orders.markers", max_deliveries=5, max_decisions_per_tick=1_000)
+SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=5, max_decisions_per_tick=1_000))
 
 TICK = encode_marker(Marker(MarkerType.TICK))
 

@@ -84,6 +84,25 @@ def test_queue_of_its_own_differs_only_where_it_says_so(file: Path) -> None:
     assert (other.lease_ms, other.max_deliveries) == (2_000, 3)
 
 
+def test_group_of_a_queue_differs_from_its_queue_only_where_it_says_so(file: Path) -> None:
+    file.write_text(
+        "[queue]\nbackoff = 'linear'\n[queues.orders]\nmax_deliveries = 9\nlease_ms = 9_000\n"
+        "[queues.'orders@billing']\nmax_deliveries = 2\nexpired = 'dead-letter'\n"
+        "[tracker]\nqueues = ['orders', 'orders@billing']"
+    )
+    settings = load_settings(file)
+    orders, billing = settings.for_queue("orders"), settings.for_queue("orders@billing")
+    assert (orders.max_deliveries, orders.lease_ms, orders.backoff, orders.expired) == (9, 9_000, "linear", "drop")
+    assert (billing.max_deliveries, billing.lease_ms, billing.backoff, billing.expired) == (
+        2,
+        9_000,
+        "linear",
+        "dead-letter",
+    )
+    assert settings.for_queue("other@billing").max_deliveries == 5
+    assert settings.tracker.queues == ("orders", "orders@billing")
+
+
 def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
     file.write_text("[queues.orders]\nlease_ms = 9_000\nmax_deliveries = 9")
     orders = load_settings(file, {"queue": {"max_deliveries": 2}}).for_queue("orders")
@@ -103,6 +122,14 @@ def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
         ("[queues.'a b']\nlease_ms = 1000", "setting queues.a b.[key] is not allowed: got 'a b'"),
         ("[queue]\nlease_ms = 'soon'", "setting queue.lease_ms is not allowed: got 'soon', input should be a valid"),
         ("[tracker]\nqueues = ['a/b']", "setting tracker.queues.0 is not allowed: got 'a/b'"),
+        ("[tracker]\nqueues = ['a@']", "setting tracker.queues.0 is not allowed: got 'a@'"),
+        ("[queues.'a@b@c']\nlease_ms = 1000", "setting queues.a@b@c.[key] is not allowed: got 'a@b@c'"),
+        ("[queue]\nbackoff = 'quick'", "got 'quick', input should be 'none', 'constant', 'linear' or 'exponential'"),
+        ("[queue]\nbackoff_initial_ms = -1", "setting queue.backoff_initial_ms is not allowed: got -1, input should"),
+        ("[queue]\nbackoff_max_ms = 1000000000", "setting queue.backoff_max_ms is not allowed: got 1000000000"),
+        ("[queue]\nbackoff_jitter = 1.5", "setting queue.backoff_jitter is not allowed: got 1.5, input should be"),
+        ("[queue]\nbackoff_jitter = nan", "setting queue.backoff_jitter is not allowed: got nan"),
+        ("[queue]\nexpired = 'keep'", "got 'keep', input should be 'drop' or 'dead-letter'"),
         ("[tracker]\ntrigger = 'once'", "got 'once', input should be 'processing-time' or 'available-now'"),
         ("queue = 3", "setting queue is not allowed: got 3"),
         ("[kafka]\nbootstrap_servers = ''", "setting kafka.bootstrap_servers is not allowed: got ''"),

@@ -25,17 +25,25 @@ HEAD = struct.Struct("<4sHHI")
 def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = None) -> PartitionState:
     """Return a state of these rows: key, deadline, delivery count, START."""
     columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
-    return PartitionState(InFlight(Columns(*columns), reasons or {}), 5_000, 42, Counters(started=3, unreadable=1))
+    given_back = columns[2] % 2 == 1
+    return PartitionState(
+        InFlight(Columns(columns[0], columns[1], columns[2], columns[3], given_back), reasons or {}),
+        5_000,
+        42,
+        Counters(started=3, unreadable=1),
+    )
 
 
 def rows_of(state: PartitionState) -> list[list[int]]:
     """Return the rows of a state."""
     columns = state.in_flight.columns
-    named = (columns.key, columns.deadline_at_ms, columns.delivery_count, columns.start_marker_offset)
+    named = (
+        columns.key, columns.deadline_at_ms, columns.delivery_count, columns.start_marker_offset, columns.given_back,
+    )  # fmt: skip
     return [column.tolist() for column in named]
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 1) -> bytes:
+def sealed(counter_count: int, rest: bytes, version: int = 2) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -98,15 +106,16 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 1 with up to 14"),
-        (sealed(99, bytes(400)), "version 1 with 99 counters, this build reads version 1 with up to 14"),
+        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 2 with up to 14"),
+        (sealed(14, bytes(400), version=1), "version 1 with 14 counters, this build reads version 2 with up to 14"),
+        (sealed(99, bytes(400)), "version 2 with 99 counters, this build reads version 2 with up to 14"),
         (sealed(14, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(16)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(16) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
         (sealed(0, bytes(16) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(16) + struct.pack("<qqq", -2, 0, 0)), "negative dimensions"),
-        (sealed(0, bytes(16) + struct.pack("<qqq", 1, 0, 0) + bytes(6 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(16 + 7 * 24) + b"x"), "length differs: got 185 bytes, 184 expected"),
+        (sealed(0, bytes(16) + struct.pack("<qqq", 1, 0, 0) + bytes(7 * 24)), "columns of unequal length"),
+        (sealed(0, bytes(16 + 8 * 24) + b"x"), "length differs: got 209 bytes, 208 expected"),
     ],
 )
 def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
@@ -133,7 +142,7 @@ def test_flipped_bit_is_noticed() -> None:
 def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     numbers = struct.pack("<qqqq", 5_000, 42, 3, 1)  # clock, next marker offset, started, renewed
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(7 * 24)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(8 * 24)))
     assert (state.clock_ms, state.next_marker_offset) == (5_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 

@@ -9,9 +9,9 @@ import pytest
 from faults.checker import check
 from faults.leases import Session
 from faults.topics import Dump, Record
-from kmq_spark.core.markers import MessageId, Outcome
+from kmq_spark.core.markers import MessageId, Outcome, Release
 from kmq_spark.testing import end, keep_alive, log, start, tick
-from kmq_spark.wire.headers import DELIVERY_COUNT, ORIGIN, PREVIOUS
+from kmq_spark.wire.headers import DELIVERY_COUNT, ORIGIN, PREVIOUS, SILENT_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +28,17 @@ def first_copy(offset: int) -> Record:
     return Record(MessageId(0, offset), 500, b"key", f"id-{offset}|body".encode(), (("trace", b"t"),))
 
 
-def next_copy(offset: int, previous: int, count: int, at_ms: int, *, origin: int | None = None) -> Record:
-    """Return a message as the tracker sends it, or a dead letter."""
+def next_copy(
+    offset: int, previous: int, count: int, at_ms: int, *, origin: int | None = None, silent: int | None = None
+) -> Record:
+    """Return a message as the tracker sends it, or a dead letter; all its deliveries ended without a word."""
     source = first_copy(previous if origin is None else origin)
-    ours = {DELIVERY_COUNT: count, PREVIOUS: f"0:{previous}", ORIGIN: f"0:{previous if origin is None else origin}"}
+    ours: dict[str, object] = {
+        DELIVERY_COUNT: count,
+        PREVIOUS: f"0:{previous}",
+        ORIGIN: f"0:{previous if origin is None else origin}",
+    }
+    ours[SILENT_COUNT] = count if silent is None else silent
     headers = (*source.headers, *((name, str(value).encode()) for name, value in ours.items()))
     return Record(MessageId(0, offset), at_ms, source.key, source.value, headers)
 
@@ -204,6 +211,40 @@ def redeliver_before_a_renewed_deadline(story: Story) -> None:
     story.markers[4] = end(2, 2_600, outcome=DEAD_LETTERED, marker_offset=4)
 
 
+def defer(story: Story, *, decided_ms: int = 20_001, count: int = 0, silent: int = 0) -> None:
+    """Message 4 is put off until 20_000, and comes then."""
+    story.messages += [first_copy(4), next_copy(12, 4, count, 20_100, silent=silent)]
+    story.events.append({"event": "send", "id": "id-4"})
+    story.append(start(4, 12_000, lease_ms=0, never_handed_out=True, due_at_ms=20_000), tick(decided_ms))
+    story.append(end(4, 20_100, outcome=REDELIVERED), start(12, 20_200, delivery_count=count + 1), end(12, 20_300))
+
+
+def redeliver_before_the_instant_of_a_deferral(story: Story) -> None:
+    """I7: no TICK was past it."""
+    defer(story, decided_ms=19_999)
+
+
+def count_a_deferral(story: Story) -> None:
+    """I6: nobody has had the message."""
+    defer(story, count=1)
+
+
+def count_a_deferral_as_silent(story: Story) -> None:
+    """I6: it was put off, and that is a word."""
+    defer(story, silent=1)
+
+
+def forget_a_silent_delivery(story: Story) -> None:
+    """I6: a lease ran out, and the copy does not say so."""
+    story.messages[4] = next_copy(10, 1, 1, 6_200, silent=0)
+
+
+def count_a_release_as_silent(story: Story) -> None:
+    """I6: the handler failed, and said so."""
+    story.markers[3] = keep_alive(1, 2_500, lease_ms=0, release=Release.FAILED, marker_offset=3)
+    story.markers[4] = end(2, 2_600, outcome=DEAD_LETTERED, marker_offset=4)
+
+
 def change_a_value(story: Story) -> None:
     """I11: another value."""
     story.messages[4] = story.messages[4]._replace(value=b"id-1|other")
@@ -239,7 +280,9 @@ SEEDED: list[Callable[[Story], None]] = [
     store_a_phantom, redeliver_after_the_end, redeliver_on_a_tick_of_an_older_tracker, redeliver_twice, copy_twice,
     write_two_dead_letters, forget_a_dead_letter, redeliver_past_the_limit, dead_letter_without_a_cause,
     dead_letter_after_an_ack, reset_a_count, skip_a_count, redeliver_early_by_the_log, redeliver_early_by_the_clock,
-    redeliver_before_a_renewed_deadline, change_a_value, drop_a_header, lose_the_origin, write_as_a_fenced_tracker,
+    redeliver_before_a_renewed_deadline, redeliver_before_the_instant_of_a_deferral, count_a_deferral,
+    count_a_deferral_as_silent, forget_a_silent_delivery, count_a_release_as_silent, change_a_value, drop_a_header,
+    lose_the_origin, write_as_a_fenced_tracker,
 ]  # fmt: skip
 
 
@@ -250,6 +293,15 @@ def test_seeded_violation_is_found(seed: Callable[[Story], None]) -> None:
     seed(story)
     expected = (seed.__doc__ or "").partition(":")[0]
     assert expected in {violation.invariant for violation in story.verdict().violations}
+
+
+def test_deferred_message_has_no_delivery_yet() -> None:
+    """Its copy comes at its instant, with the count it had."""
+    story = Story()
+    defer(story)
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.lateness_ms[-1] == 100  # 20_100 - 20_000
 
 
 def test_ack_after_the_decision_is_counted_and_allowed() -> None:

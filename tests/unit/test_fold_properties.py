@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import Decision, DecisionAction, LoggedMarker, PartitionState, Rules, Status, fold
 from kmq_spark.core.in_flight import KEY_BITS
-from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, Outcome
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, Outcome, Release
 from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick, unreadable
 from kmq_spark.wire.codec import decode_marker, encode_marker
 
@@ -41,6 +42,8 @@ MARKERS = st.one_of(
         at_ms=st.just(0),
         lease_ms=LEASES,
         delivery_count=st.integers(1, 4),
+        never_handed_out=st.sampled_from([False, False, True]),
+        due_at_ms=st.sampled_from([0, 0, 40, 200]),
     ),
     st.builds(
         lambda covered, **fields: keep_alive(**covered, **fields),
@@ -48,6 +51,7 @@ MARKERS = st.one_of(
         at_ms=st.just(0),
         lease_ms=LEASES,
         never_handed_out=st.booleans(),
+        release=st.sampled_from(Release),
     ),
     st.builds(
         lambda covered, **fields: end(**covered, **fields),
@@ -75,8 +79,17 @@ def logs(draw: st.DrawFn) -> list[LoggedMarker]:
     return placed
 
 
+BACKOFFS = st.builds(
+    Backoff,
+    kind=st.sampled_from(BackoffKind),
+    initial_ms=st.sampled_from([0, 1, 7, 50]),
+    max_ms=st.sampled_from([0, 30, 1_000]),
+    jitter=st.sampled_from([0.0, 0.3, 1.0]),
+)
 RULES = st.builds(
     Rules,
+    backoff=BACKOFFS,
+    dead_letters_expired=st.booleans(),
     max_deliveries=st.sampled_from([0, 1, 3]),
     max_decisions_per_tick=st.sampled_from([1, 2, 100]),
     decide_from_marker_offset=st.sampled_from([0, 0, 15]),
@@ -119,11 +132,13 @@ def test_packed_fold_is_the_model(markers: list[LoggedMarker], cuts: list[int], 
         state = PartitionState.from_bytes(result.state.to_bytes())
     columns = state.in_flight.columns
     ids = [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in columns.key.tolist()]
-    rows = dict(
-        zip(ids, zip(columns.deadline_at_ms.tolist(), columns.delivery_count.tolist(), strict=True), strict=True)
+    values = zip(
+        columns.deadline_at_ms.tolist(), columns.delivery_count.tolist(), columns.given_back.tolist(), strict=True
     )
     leases = model.in_flight.items()
-    assert rows == {message_id: (lease.deadline_at_ms, lease.delivery_count) for message_id, lease in leases}
+    assert dict(zip(ids, values, strict=True)) == {
+        message_id: (lease.deadline_at_ms, lease.delivery_count, lease.given_back) for message_id, lease in leases
+    }
     reasons = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET): text for key, text in state.in_flight.reasons.items()}
     assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.is_rejected}
 
@@ -183,11 +198,21 @@ def test_decided_message_was_in_flight_and_overdue(markers: list[LoggedMarker]) 
         assert (row.action is DecisionAction.DEAD_LETTER) == bool(row.reason)
 
 
-def confirmations(decisions: Iterable[Decision]) -> list[LoggedMarker]:
-    """Return the ENDs that a tracker writes with what it sends."""
-    outcomes = {DecisionAction.REDELIVER: Outcome.REDELIVERED, DecisionAction.DEAD_LETTER: Outcome.DEAD_LETTERED}
+def confirmations(decisions: Iterable[Decision], expired: Outcome) -> list[LoggedMarker]:
+    """Return the ENDs that a tracker writes with what it sends; of odd messages to be redelivered the time is over."""
+    outcomes = {
+        (DecisionAction.REDELIVER, 0): Outcome.REDELIVERED,
+        (DecisionAction.REDELIVER, 1): expired,
+        (DecisionAction.DEAD_LETTER, 0): Outcome.DEAD_LETTERED,
+        (DecisionAction.DEAD_LETTER, 1): Outcome.DEAD_LETTERED,
+    }
     return [
-        end(row.message_offset, 0, outcome=outcomes[row.action], queue_partition=row.queue_partition)
+        end(
+            row.message_offset,
+            0,
+            outcome=outcomes[row.action, row.message_offset % 2],
+            queue_partition=row.queue_partition,
+        )
         for row in decisions
     ]
 
@@ -203,14 +228,15 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
     What is in flight afterwards is what the forerunner had in flight; even with another limit of deliveries.
     """
     rules = replace(rules, decide_from_marker_offset=0)
+    expired = Outcome.DEAD_LETTERED if rules.dead_letters_expired else Outcome.EXPIRED
     state, written = PartitionState.empty(), []
     for piece in batches(markers, cuts):
         placed = log(*(logged._replace(marker_offset=-1) for logged in piece), first=state.next_marker_offset)
         result = fold(state, placed, rules)
-        ends = log(*confirmations(result.decisions.rows()), first=result.state.next_marker_offset)
+        ends = log(*confirmations(result.decisions.rows(), expired), first=result.state.next_marker_offset)
         written += [*placed, *ends]
         state = fold(result.state, ends, rules).state
-    resumed = Rules(max_deliveries=2, decide_from_marker_offset=state.next_marker_offset)
+    resumed = replace(rules, max_deliveries=2, decide_from_marker_offset=state.next_marker_offset)
     replayed = fold(PartitionState.empty(), written, resumed)
     assert not len(replayed.decisions)
     state.counters = replayed.state.counters

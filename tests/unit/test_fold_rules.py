@@ -31,7 +31,7 @@ def test_overdue_message_is_redelivered_at_the_tick() -> None:
     """The decision says everything that the sender needs."""
     result = folded(start(7, at_ms=1_000, lease_ms=5_000, queue_partition=3), tick(6_001))
     # 1_000 + 5_000 = 6_000
-    expected = Decision(3, 7, 1, DecisionAction.REDELIVER, 6_000, 1, 6_001, 0, "")
+    expected = Decision(3, 7, 1, DecisionAction.REDELIVER, 6_000, 1, 6_001, 0, "", is_silent=True)
     assert [expected] == result.decisions.rows()
     assert counted(result) == {"started": 1, "redelivered": 1, "ticks": 1}
 
@@ -138,7 +138,9 @@ def test_rejection_without_reason_says_rejected() -> None:
 @pytest.mark.parametrize("late", [end(), end(outcome=Outcome.REJECTED, reason="again"), end(outcome=Outcome.EXPIRED)])
 def test_later_end_does_not_change_a_rejection(late: object) -> None:
     """The first END after the START counts."""
-    result = folded(start(), end(outcome=Outcome.REJECTED, reason="bad"), late, keep_alive(), tick())
+    result = folded(
+        start(), end(outcome=Outcome.REJECTED, reason="bad"), late, keep_alive(), tick(), dead_letters_expired=True
+    )
     assert result.decisions.reasons == ["bad"]
     assert (counted(result)["end_unknown"], counted(result)["keepalive_unknown"]) == (1, 1)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.payloads import Payload
 from kmq_spark.kafka.redelivery_records import (
     UNREADABLE_BYTES,
@@ -22,12 +25,29 @@ from kmq_spark.kafka.redelivery_records import (
 from kmq_spark.kafka.refusals import Refusals
 from kmq_spark.kafka.topics import QueueTopics
 from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_GROUP, DLQ_MESSAGE, DLQ_OFFSET, DLQ_TOPIC, ORIGIN, PREVIOUS
+from kmq_spark.wire.headers import (
+    DELAY_MS,
+    DELIVERY_COUNT,
+    DLQ_GROUP,
+    DLQ_MESSAGE,
+    DLQ_OFFSET,
+    DLQ_TOPIC,
+    EXPIRES_AT_MS,
+    FIRST_SENT_MS,
+    GROUP,
+    NOT_BEFORE_MS,
+    ORIGIN,
+    PREVIOUS,
+    QUEUE,
+    SILENT_COUNT,
+    TTL_MS,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 TOPICS = QueueTopics("orders")
+RULES = Rules(max_deliveries=5)
 
 
 class Record:
@@ -59,9 +79,19 @@ def message(value: bytes | None = b"v", key: bytes | None = b"k", headers: list[
     return cast("Message", Record(value, key, headers))
 
 
-def due(message_offset: int = 7, *, is_dead_letter: bool = False, reason: str = "", marker_partition: int = 3) -> Due:
+def due(
+    message_offset: int = 7,
+    *,
+    is_dead_letter: bool = False,
+    reason: str = "",
+    marker_partition: int = 3,
+    delivery_count: int = 2,
+    tick_at_ms: int = 5_100,
+    is_silent: bool = False,
+) -> Due:
     """Return a decision on message 3:*message_offset* after its second delivery."""
-    return Due(marker_partition, 3, message_offset, 2, is_dead_letter, reason, 5_000)
+    outcome = Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED
+    return Due(marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent)
 
 
 def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
@@ -94,11 +124,11 @@ def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
 
 def test_item_that_nobody_refused_is_as_decided() -> None:
     item = Item(due(), message())
-    assert settle(item, 0, TOPICS) == item
+    assert settle(item, 0, TOPICS, RULES) == item
 
 
 def test_payload_that_is_gone_becomes_dead_letter_that_says_so() -> None:
-    settled = settle(Item(due(reason="rejected: bad"), None), 0, TOPICS)
+    settled = settle(Item(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
     assert (settled.due.is_dead_letter, settled.message) == (True, None)
     assert settled.due.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
     record = outgoing_record(settled, TOPICS, 4)
@@ -107,11 +137,98 @@ def test_payload_that_is_gone_becomes_dead_letter_that_says_so() -> None:
 
 def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload() -> None:
     item = Item(due(), message(b"large"))
-    once, twice = settle(item, 1, TOPICS), settle(item, 2, TOPICS)
+    once, twice = settle(item, 1, TOPICS, RULES), settle(item, 2, TOPICS, RULES)
     assert (once.due.is_dead_letter, once.message) == (True, item.message)
     assert (twice.due.is_dead_letter, twice.message) == (True, None)
     assert twice.due.reason.endswith("so the payload stays at orders[3]@7")
     assert twice.due.reason.startswith(once.due.reason)
+
+
+def copy_of(due_: Due, headers: list[Any], topics: QueueTopics = TOPICS) -> dict[str, bytes | None]:
+    """Return the headers of the copy that follows a decision."""
+    return headers_of(outgoing_record(Item(due_, message(headers=headers)), topics, 4).headers)
+
+
+def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
+    """Its time has come; when its time is over stays as it was."""
+    kept = [(QUEUE, b"emails"), (TTL_MS, b"60000"), (EXPIRES_AT_MS, b"99000")]
+    told = copy_of(due(), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000"), *kept])
+    assert not {DELAY_MS, NOT_BEFORE_MS} & told.keys()
+    assert {name: told[name] for name, _ in kept} == dict(kept)
+
+
+def test_silent_count_grows_where_nobody_said_a_word_and_only_there() -> None:
+    assert copy_of(due(is_silent=True), [])[SILENT_COUNT] == b"1"
+    assert copy_of(due(is_silent=True), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"4"
+    assert copy_of(due(), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"3"
+    assert SILENT_COUNT not in copy_of(due(), [])
+
+
+def test_copy_of_a_groups_tracker_is_meant_for_that_group() -> None:
+    assert copy_of(due(), [], QueueTopics("orders", "billing"))[GROUP] == b"billing"
+    assert GROUP not in copy_of(due(), [])
+
+
+@pytest.mark.parametrize(
+    ("headers", "expires_at_ms"),
+    [
+        ([(TTL_MS, b"4000")], 5_000),  # appended at 1_000
+        ([(TTL_MS, b"4000"), (FIRST_SENT_MS, b"300")], 4_300),
+        ([(EXPIRES_AT_MS, b"6000")], 6_000),
+        ([(EXPIRES_AT_MS, b"6000"), (TTL_MS, b"4000")], 5_000),
+    ],
+)
+def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
+    headers: list[Any], expires_at_ms: int
+) -> None:
+    """Not a millisecond early; and it is the queue that says what becomes of it."""
+    dropping, keeping = RULES, replace(RULES, dead_letters_expired=True)
+
+    def settled(at_ms: int, rules: Rules, refused: int = 0) -> Due:
+        return settle(Item(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules).due
+
+    assert settled(expires_at_ms - 1, dropping).outcome is Outcome.REDELIVERED
+    assert settled(expires_at_ms, dropping).outcome is Outcome.EXPIRED
+    assert settled(expires_at_ms, dropping, refused=2).outcome is Outcome.EXPIRED
+    letter = settled(expires_at_ms, keeping)
+    first_sent_ms = int(dict(headers).get(FIRST_SENT_MS, b"1000"))
+    assert (letter.outcome, letter.reason) == (
+        Outcome.DEAD_LETTERED,
+        f"expired: ttl of {expires_at_ms - first_sent_ms} ms was over",
+    )
+
+
+def test_rejected_message_is_a_dead_letter_though_its_time_is_over() -> None:
+    item = Item(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
+    assert settle(item, 0, TOPICS, RULES) == item
+
+
+def test_time_to_live_that_cannot_be_read_is_none() -> None:
+    for value in (b"", b"-1", b"soon", None, b"9" * 30):
+        item = Item(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
+        assert settle(item, 0, TOPICS, RULES) == item
+
+
+def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
+    """kafka-mq-go's: else a Go worker's poison would be delivered for ever."""
+
+    def settled(header: bytes, *, is_silent: bool = True) -> Due:
+        headers = [(DELIVERY_COUNT, header)]
+        return settle(Item(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES).due
+
+    assert (settled(b"3").outcome, settled(b"3").delivery_count) == (Outcome.REDELIVERED, 4)
+    assert (settled(b"4").outcome, settled(b"4").reason) == (Outcome.DEAD_LETTERED, "delivery limit reached: 5 of 5")
+    # A delivery that did not count: the fold has taken it away.
+    assert (settled(b"4", is_silent=False).outcome, settled(b"4", is_silent=False).delivery_count) == (
+        Outcome.REDELIVERED,
+        1,
+    )
+
+
+def test_expired_message_has_an_end_that_says_so() -> None:
+    expired = due()._replace(outcome=Outcome.EXPIRED)
+    (record,) = end_records([expired], TOPICS, "tracker-1")
+    assert decode_marker(record.value).outcome is Outcome.EXPIRED
 
 
 def test_size_counts_key_value_and_headers() -> None:

@@ -1,0 +1,175 @@
+"""
+One consumer of the throughput benchmark, in a process of its own: `python -m bench.contender KIND {settings as JSON}`.
+
+It reads a topic to its end and prints when it had the first and when the last message was done with, and how many.
+Each contender looks at every value, so that all pay for the same decoding.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from confluent_kafka import Consumer, ShareConsumer
+
+from kmq_spark import QueueConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark import Message
+
+IDLE_S = 3.0
+"""A contender that got nothing for so long has read all there is."""
+
+FIRST_S = 30.0
+"""How long the first message may take: groups are joined, share groups set up."""
+
+BATCH = 2_000
+
+
+class Work(NamedTuple):
+    """What a contender is told."""
+
+    bootstrap_servers: str
+    topic: str
+    group: str
+
+
+class Tally:
+    """Counts messages and bytes, and knows when the first and the last came."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.messages = self.bytes = 0
+        self.first_s = self.last_s = 0.0
+        self._began_s = time.monotonic()
+
+    def add(self, messages: int, size: int) -> None:
+        """Count a batch that is done with."""
+        self.last_s = time.monotonic()
+        self.first_s = self.first_s or self.last_s
+        self.messages += messages
+        self.bytes += size
+
+    def begin(self) -> None:
+        """Note that the first batch came, before it is worked on."""
+        self.first_s = self.first_s or time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing came for a while."""
+        now = time.monotonic()
+        return now - self.last_s > IDLE_S if self.messages else now - self._began_s > FIRST_S
+
+
+def plain(work: Work, tally: Tally) -> None:
+    """`confluent_kafka.Consumer.consume`, positions committed in the background."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
+            "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10,
+        }
+    )  # fmt: skip
+    consumer.subscribe([work.topic])
+    while not tally.is_over:
+        messages = consumer.consume(1, 0.2)
+        if not messages:
+            continue
+        tally.begin()
+        messages += consumer.consume(BATCH - 1, 0)
+        tally.add(len(messages), sum([len(message.value()) for message in messages]))
+    consumer.close()
+
+
+def share(work: Work, tally: Tally) -> None:
+    """Kafka's own share group, each message acknowledged explicitly."""
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": work.bootstrap_servers, "group.id": work.group,
+            "share.acknowledgement.mode": "explicit", "fetch.wait.max.ms": 10,
+        }
+    )  # fmt: skip
+    consumer.subscribe([work.topic])
+    while not tally.is_over:
+        messages = [message for message in consumer.poll(0.2) if message.error() is None]
+        if not messages:
+            continue
+        tally.begin()
+        size = 0
+        for message in messages:
+            size += len(message.value())
+            consumer.acknowledge(message)
+        consumer.commit_async()
+        tally.add(len(messages), size)
+    consumer.commit_sync()
+    consumer.close()
+
+
+def ack(work: Work, tally: Tally) -> None:
+    """Our consumer: `receive`, one `ack()` a message, START durable before the hand-over, every END durable at last."""
+    with _ours(work) as consumer:
+        while not tally.is_over:
+            messages = consumer.receive(BATCH, timeout=0.2)
+            if not messages:
+                continue
+            tally.begin()
+            size = 0
+            for message in messages:
+                size += len(message.value or b"")
+                message.ack()
+            tally.add(len(messages), size)
+        began_s = time.monotonic()
+        consumer.flush()
+        tally.last_s += time.monotonic() - began_s
+
+
+def run(work: Work, tally: Tally) -> None:
+    """Our consumer: `run(handler)` with one handler thread."""
+    sizes: list[int] = []
+
+    def handler(message: Message) -> None:
+        sizes.append(len(message.value or b""))
+
+    def watch() -> None:
+        seen = 0
+        while not tally.is_over:
+            time.sleep(0.01)
+            if len(sizes) > seen:
+                tally.begin()
+                tally.add(len(sizes) - seen, 0)
+                seen = len(sizes)
+        consumer.stop()
+
+    consumer = _ours(work)
+    threading.Thread(target=watch).start()
+    consumer.run(handler, concurrency=1)
+    tally.bytes = sum(sizes)
+
+
+def _ours(work: Work) -> QueueConsumer:
+    return QueueConsumer(
+        work.topic,
+        bootstrap_servers=work.bootstrap_servers,
+        max_in_flight=100_000,
+        lease_ms=60_000,
+    )
+
+
+CONTENDERS: dict[str, Callable[[Work, Tally], None]] = {"plain": plain, "share": share, "ack": ack, "run": run}
+
+
+def main(kind: str, text: str) -> None:
+    """Run one contender and print what it did as one JSON line."""
+    values: dict[str, Any] = json.loads(text)
+    tally = Tally()
+    CONTENDERS[kind](Work(**values), tally)
+    result = {"messages": tally.messages, "bytes": tally.bytes, "first_s": tally.first_s, "last_s": tally.last_s}
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

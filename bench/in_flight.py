@@ -1,0 +1,100 @@
+"""
+Measure what the tracker costs with many messages in flight: a TICK, a million events, its state, its memory.
+
+    .venv/bin/python -m bench.in_flight [in flight ...]
+
+The whole way is measured: Kafka source, Python worker, state store, foreachBatch. `scattered`: no two messages are
+neighbours, the worst case for the run-length coded state; else they lie in runs, as a consumer leaves them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from bench.stage import PARTITIONS, Bench, markers_of, memory_mib, wait_until
+from kmq_spark.core.markers import Marker, MarkerType
+
+if TYPE_CHECKING:
+    from kmq_spark.service import QueueTracker
+
+DEFAULT = (10_000, 100_000, 1_000_000, 10_000_000)
+HOUR_MS = 3_600_000
+EVENTS = 1_000_000
+TICKS = 12
+
+
+def measure(bench: Bench, in_flight: int, *, scattered: bool) -> dict[str, Any]:
+    """Return the figures for so many messages in flight."""
+    kind = "scattered" if scattered else "runs"
+    queue = bench.queue(f"flight-{in_flight}-{kind}")
+    with bench.tracking(queue, max_markers_per_batch=1_000_000) as tracker:
+        step = 2 if scattered else 1
+        bench.write(queue.markers_topic, markers_of(MarkerType.START, in_flight, HOUR_MS, step=step))
+        wait_until("the START markers", lambda: _in_flight(tracker) >= in_flight // PARTITIONS * PARTITIONS)
+        tick_ms = statistics.median(_tick_ms(bench, queue.markers_topic) for _ in range(TICKS))
+        memory = memory_mib()
+        events_per_s = _events_per_s(bench, tracker, queue.markers_topic, first=in_flight * step)
+    return {
+        "in_flight": in_flight,
+        "kind": kind,
+        "tick_ms": round(tick_ms),
+        "events_per_s": round(events_per_s),
+        "rss_mib": sum(memory.values()),
+        "rss": memory,
+        "state_bytes": _state_bytes(bench, queue.queue),
+    }
+
+
+def _in_flight(tracker: QueueTracker) -> int:
+    return sum(status.in_flight for status in tracker.stats.statuses.values())
+
+
+def _progress(bench: Bench) -> Any:  # noqa: ANN401  # of PySpark
+    (query,) = bench.spark.streams.active
+    return query.lastProgress
+
+
+def _tick_ms(bench: Bench, topic: str) -> float:
+    """Write a TICK to every partition and return how long the batch took that read them."""
+    before = _progress(bench).batchId
+    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(PARTITIONS)))
+    wait_until("a batch with TICKs", lambda: _progress(bench).batchId > before and _progress(bench).numInputRows > 0)
+    return float(_progress(bench).durationMs["triggerExecution"])
+
+
+def _events_per_s(bench: Bench, tracker: QueueTracker, topic: str, first: int) -> float:
+    """Start and end a million messages beside those in flight; return events by second, from written to folded."""
+    acked = sum(status.counters["acked"] for status in tracker.stats.statuses.values())
+    half = EVENTS // 2
+    began_s = time.monotonic()
+    for kind in (MarkerType.START, MarkerType.END):
+        bench.write(topic, markers_of(kind, half, HOUR_MS if kind is MarkerType.START else 0, first=first))
+    wait_until(
+        "the ENDs",
+        lambda: sum(status.counters["acked"] for status in tracker.stats.statuses.values()) >= acked + half,
+    )
+    return EVENTS / (time.monotonic() - began_s)
+
+
+def _state_bytes(bench: Bench, queue: str) -> int:
+    """Return what the newest state takes on disk: changelogs and snapshots of the checkpoint, compressed."""
+    folder = bench.folder / queue / "state"
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+
+
+def main(counts: tuple[int, ...] = DEFAULT) -> list[dict[str, Any]]:
+    """Measure and return everything."""
+    bench = Bench()
+    try:
+        return [measure(bench, count, scattered=scattered) for count in counts for scattered in (False, True)]
+    finally:
+        bench.close()
+
+
+if __name__ == "__main__":
+    for line in main(tuple(map(int, sys.argv[1:])) or DEFAULT):
+        sys.stdout.write(json.dumps(line) + "\n")

@@ -1,0 +1,160 @@
+"""What the benchmarks of the tracker share: a broker, a Spark session, a tracker in this process, and its memory."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Producer
+
+from kmq_spark.config import load_settings
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.jars import jar_paths
+from kmq_spark.service import QueueTracker
+from kmq_spark.spark.session import build_session, session_settings
+from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kmq_spark.kafka.topics import QueueTopics
+
+MESSAGE_BYTES = 200
+PARTITIONS = 4
+PER_MARKER = 500
+"""Messages that one marker covers, as a busy consumer's do."""
+
+
+class Bench:
+    """A broker and a Spark session that live through all measurements of one run."""
+
+    def __init__(self) -> None:
+        """Start both."""
+        self._stack = ExitStack()
+        self.broker = self._stack.enter_context(EmbeddedBroker())
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self.spark = build_session("kmq-bench", master="local[2]", settings=session_settings(jar_paths("spark")))
+
+    def close(self) -> None:
+        """End both."""
+        self.spark.stop()
+        self._stack.close()
+
+    def queue(self, name: str, partitions: int = PARTITIONS) -> QueueTopics:
+        """Make a queue."""
+        return create_queue(name, bootstrap_servers=self.broker.bootstrap_servers, partitions=partitions).topics
+
+    @contextmanager
+    def tracking(self, queue: QueueTopics, **settings: Any) -> Iterator[QueueTracker]:  # noqa: ANN401  # of [tracker]
+        """Run a tracker for the time of a block."""
+        flags: dict[str, dict[str, Any]] = {
+            "kafka": {"bootstrap_servers": self.broker.bootstrap_servers},
+            "queue": {"max_deliveries": 0},
+            "tracker": {"checkpoint_dir": str(self.folder), **settings},
+        }
+        tracker = QueueTracker(self.spark, queue.queue, load_settings(None, flags))
+        thread = threading.Thread(target=tracker.run)
+        thread.start()
+        try:
+            if not tracker.wait_ready(120):
+                message = "the tracker did not get ready in 120 s"
+                raise TimeoutError(message)
+            yield tracker
+        finally:
+            tracker.stop()
+            thread.join()
+
+    def send(self, topic: str, count: int, size: int = MESSAGE_BYTES, partitions: int = PARTITIONS) -> None:
+        """Send plain messages, evenly over the partitions, and wait for them."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 20, "batch.size": 500_000,
+                "queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 262_144,
+            }
+        )  # fmt: skip
+        value = bytes(size)
+        for number in range(count):
+            while True:
+                try:
+                    producer.produce(topic, value, partition=number % partitions)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        producer.flush()
+
+    def write(self, topic: str, markers: Iterable[Marker]) -> None:
+        """Write markers, each to the partition of its messages, and wait for them."""
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 5})
+        for marker in markers:
+            while True:
+                try:
+                    producer.produce(topic, encode_marker(marker), partition=marker.queue_partition)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        producer.flush()
+
+
+def markers_of(
+    kind: MarkerType, count: int, lease_ms: int = 0, *, step: int = 1, first: int = 0, partitions: int = PARTITIONS
+) -> Iterator[Marker]:
+    """
+    Yield markers that cover so many messages, evenly over the partitions.
+
+    Args:
+        kind: START or END.
+        count: Messages altogether.
+        lease_ms: Of a START.
+        step: Distance of one message to the next: with 2 no two are neighbours.
+        first: First offset in each partition.
+        partitions: Of the queue.
+    """
+    each = count // partitions
+    for at in range(0, each, PER_MARKER):
+        size = min(PER_MARKER, each - at)
+        begin = first + at * step
+        whole = (OffsetRange(begin, size),)
+        ranges = whole if step == 1 else tuple(OffsetRange(begin + step * number, 1) for number in range(size))
+        for partition in range(partitions):
+            yield Marker(kind, partition, ranges, redeliver_after_ms=lease_ms)
+
+
+def memory_mib() -> dict[str, int]:
+    """Return the resident memory of this process, of the Spark JVM and of its Python workers, MiB, Linux only."""
+    found = {"driver_python": 0, "jvm": 0, "workers": 0}
+    own = Path("/proc/self").resolve().name
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            pages = int((folder / "statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+        kind = _kind_of(command, is_own=folder.name == own)
+        if kind:
+            found[kind] += pages * 4096 // 2**20
+    return found
+
+
+def _kind_of(command: bytes, *, is_own: bool) -> str:
+    if is_own:
+        return "driver_python"
+    if b"org.apache.spark.deploy.SparkSubmit" in command:
+        return "jvm"
+    return "workers" if b"pyspark.daemon" in command else ""
+
+
+def wait_until(what: str, condition: Any, timeout_s: float = 180.0) -> float:  # noqa: ANN401  # a callable without arguments
+    """Wait for a condition; return the seconds."""
+    began_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - began_s > timeout_s:
+            message = f"{what} did not come within {timeout_s:g} s"
+            raise TimeoutError(message)
+        time.sleep(0.01)
+    return time.monotonic() - began_s

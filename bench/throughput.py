@@ -1,0 +1,115 @@
+"""
+Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
+
+    .venv/bin/python -m bench.throughput [--rounds 3] [--sizes 100,1024,10240] [--consumers 1,4] [--mib 150]
+
+Every round gives each contender a topic of its own with the same messages, and a process of its own; our contenders
+have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from bench.share_groups import read_from_the_beginning
+from bench.stage import PARTITIONS, Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KINDS = ("plain", "share", "ack", "run")
+OURS = frozenset({"ack", "run"})
+MAX_MESSAGES = 1_000_000
+_numbers = itertools.count()
+
+
+def measure(bench: Bench, *, rounds: int, sizes: Sequence[int], consumers: Sequence[int], mib: int) -> dict[str, Any]:
+    """Return the rates of all contenders, by size and number of consumers, and the ratios of their medians."""
+    cases = []
+    for size in sizes:
+        count = min(MAX_MESSAGES, mib * 2**20 // size)
+        for consumer_count in consumers:
+            rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+            for _ in range(rounds):
+                for kind in KINDS:
+                    rates[kind].append(_rate(bench, kind, count, size, consumer_count))
+            cases.append({"bytes": size, "consumers": consumer_count, "messages": count, "per_s": _spread(rates)})
+            _say(cases[-1])
+    return {"cases": cases, "ratios": ratios(cases[0])}
+
+
+def ratios(case: dict[str, Any]) -> dict[str, float]:
+    """Return the ratios that the project promises, of one case's medians."""
+    median = {kind: spread["median"] for kind, spread in case["per_s"].items()}
+    return {
+        "ack_vs_share_consumer": round(median["ack"] / median["share"], 2),
+        "ack_vs_plain": round(median["ack"] / median["plain"], 2),
+        "run_vs_plain": round(median["run"] / median["plain"], 2),
+    }
+
+
+def _spread(rates: dict[str, list[float]]) -> dict[str, dict[str, int]]:
+    return {
+        kind: {"median": round(statistics.median(found)), "least": round(min(found)), "most": round(max(found))}
+        for kind, found in rates.items()
+    }
+
+
+def _rate(bench: Bench, kind: str, count: int, size: int, consumer_count: int) -> float:
+    """Return messages by second of one contender, all its processes together."""
+    queue = bench.queue(f"throughput-{kind}-{next(_numbers)}")
+    group = f"{queue.queue}-group"
+    if kind == "share":
+        read_from_the_beginning(bench.broker.bootstrap_servers, group)
+    bench.send(queue.queue_topic, count, size)
+    if kind not in OURS:
+        return _run(bench, kind, queue.queue, group, count, consumer_count)
+    with bench.tracking(queue):
+        return _run(bench, kind, queue.queue, group, count, consumer_count)
+
+
+def _run(bench: Bench, kind: str, topic: str, group: str, count: int, consumer_count: int) -> float:
+    work = json.dumps({"bootstrap_servers": bench.broker.bootstrap_servers, "topic": topic, "group": group})
+    command = [sys.executable, "-m", "bench.contender", kind, work]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(min(consumer_count, PARTITIONS))]
+    results = [json.loads(child.communicate()[0]) for child in children]
+    done = sum(result["messages"] for result in results)
+    if done < count:
+        message = f"{kind} got {done} of {count} messages"
+        raise RuntimeError(message)
+    working = [result for result in results if result["messages"]]
+    seconds = max(result["last_s"] for result in working) - min(result["first_s"] for result in working)
+    return float(done / seconds)
+
+
+def _say(case: dict[str, Any]) -> None:
+    per_s = "  ".join(f"{kind} {spread['median']:,}" for kind, spread in case["per_s"].items())
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {case['bytes']} B, {case['consumers']} consumer(s): {per_s}\n")
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.throughput")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", default="100,1024,10240")
+    parser.add_argument("--consumers", default="1,4")
+    parser.add_argument("--mib", type=int, default=150, help="payload of one topic, at most a million messages")
+    options = parser.parse_args()
+    bench = Bench()
+    try:
+        sizes, consumers = ([int(part) for part in text.split(",")] for text in (options.sizes, options.consumers))
+        result = measure(bench, rounds=options.rounds, sizes=sizes, consumers=consumers, mib=options.mib)
+    finally:
+        bench.close()
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

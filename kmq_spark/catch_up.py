@@ -1,0 +1,67 @@
+"""
+How far a tracker that starts has read: what is left of the log that it must know before it decides anything.
+
+Rule 1: told every few seconds while there is something left, and once at the end; nothing where a batch was enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kmq_spark.core.outcome import PartitionOutcome
+
+logger = logging.getLogger(__name__)
+
+TELL_EVERY_S = 2.0
+
+
+class CatchUp:
+    """
+    Follows one start of a tracker.
+
+    Args:
+        queue: For the log.
+        decide_from: Marker offset by partition, where the log ended when the tracker started.
+    """
+
+    def __init__(self, queue: str, decide_from: Mapping[int, int]) -> None:
+        """Begin with nothing read."""
+        self._queue = queue
+        self._decide_from = decide_from
+        self._read_to: dict[int, int] = {}
+        self._in_flight: dict[int, int] = {}
+        self._told_at_s = time.monotonic()
+        self._has_told = False
+        self._is_over = False
+
+    def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
+        """Take note of a batch."""
+        if self._is_over:
+            return
+        for outcome in outcomes:
+            self._read_to[outcome.marker_partition] = outcome.status.next_marker_offset
+            self._in_flight[outcome.marker_partition] = outcome.status.in_flight
+        left = sum(
+            self._decide_from[partition] - read_to
+            for partition, read_to in self._read_to.items()
+            if read_to < self._decide_from.get(partition, 0)
+        )
+        if left and time.monotonic() - self._told_at_s > TELL_EVERY_S:
+            self._told_at_s, self._has_told = time.monotonic(), True
+            self._tell(f"{left:,} markers left to read before anything is decided")
+        elif not left and self._decide_from.keys() <= self._read_to.keys():
+            self._is_over = True
+            if self._has_told:
+                self._tell("the log is read to its end")
+
+    def _tell(self, what: str) -> None:
+        in_flight = sum(self._in_flight.values())
+        logger.info(
+            "tracker of %s: %s, %s messages in flight", self._queue, what, f"{in_flight:,}",
+            extra={"action": "catching_up", "queue": self._queue},
+        )  # fmt: skip

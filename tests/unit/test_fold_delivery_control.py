@@ -1,0 +1,187 @@
+"""The rules of deferral, release, backoff, silence and expiry, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, PartitionState, Rules, fold
+from kmq_spark.core.in_flight import message_keys
+from kmq_spark.core.markers import Outcome, Release
+from kmq_spark.testing import end, keep_alive, log, start, tick
+
+EMPTY = PartitionState.empty()
+PLAIN = Rules()
+RESTING = Rules(backoff=Backoff(BackoffKind.LINEAR, initial_ms=1_000, max_ms=2_500))
+KEEPING = Rules(dead_letters_expired=True)
+FOREVER_MS = 10**12
+
+
+def folded(*markers: object, state: PartitionState = EMPTY, rules: Rules = PLAIN) -> FoldResult:
+    """Fold markers that follow a state."""
+    return fold(state, log(*markers, first=state.next_marker_offset), rules)  # type: ignore[arg-type]  # builders
+
+
+def deadline_ms(*markers: object, rules: Rules = PLAIN) -> int | None:
+    """Return the deadline of the one message in flight."""
+    return folded(*markers, rules=rules).status.next_deadline_at_ms
+
+
+def decision(*markers: object, rules: Rules = PLAIN) -> Decision:
+    """Return the one decision of a TICK that comes when everything is due."""
+    (row,) = folded(*markers, tick(FOREVER_MS), rules=rules).decisions.rows()
+    return row
+
+
+def test_deferred_message_falls_due_at_its_instant_and_its_delivery_does_not_count() -> None:
+    """A delayed message: nobody holds it, and its first delivery is still to come."""
+    deferral = start(at_ms=1_000, lease_ms=0, delivery_count=1, never_handed_out=True, due_at_ms=8_000)
+    assert not len(folded(deferral, tick(8_000)).decisions)
+    (row,) = folded(deferral, tick(8_001)).decisions.rows()
+    assert (row.deadline_at_ms, row.delivery_count, row.action) == (8_000, 0, DecisionAction.REDELIVER)
+    assert not row.is_silent
+
+
+def test_deferral_lasts_at_least_as_long_as_both_of_its_times() -> None:
+    """A suspect that waits for its turn has a length, a delayed message an instant."""
+    deferral: dict[str, Any] = {"at_ms": 1_000, "lease_ms": 3_000, "never_handed_out": True}
+    assert deadline_ms(start(**deferral, due_at_ms=2_000)) == 4_000
+    assert deadline_ms(start(**deferral, due_at_ms=9_000)) == 9_000
+    assert deadline_ms(start(**deferral)) == 4_000
+
+
+def test_deferral_of_the_last_delivery_is_redelivered() -> None:
+    """It has not had its last delivery yet."""
+    row = decision(start(delivery_count=3, never_handed_out=True), rules=Rules(max_deliveries=3))
+    assert (row.action, row.delivery_count) == (DecisionAction.REDELIVER, 2)
+
+
+def test_start_after_a_deferral_is_a_delivery_like_any_other() -> None:
+    row = decision(start(never_handed_out=True, due_at_ms=9_000), start(at_ms=2_000))
+    assert (row.deadline_at_ms, row.delivery_count, row.is_silent) == (7_000, 1, True)
+
+
+def test_backoff_is_added_to_the_lease_of_a_start_by_its_delivery_count() -> None:
+    """1_000 + 5_000, and 1_000 for each delivery, 2_500 at most."""
+    found = [deadline_ms(start(delivery_count=count), rules=RESTING) for count in (1, 2, 3, 4)]
+    assert found == [7_000, 8_000, 8_500, 8_500]
+
+
+def test_renewal_moves_the_deadline_and_keeps_the_backoff() -> None:
+    """In the same batch as its START, and in another."""
+    first, renewal = start(delivery_count=2), keep_alive(at_ms=3_000, lease_ms=5_000)
+    before = folded(first, rules=RESTING).state
+    assert deadline_ms(first, renewal, rules=RESTING) == 3_000 + 5_000 + 2_000
+    assert folded(renewal, state=before, rules=RESTING).status.next_deadline_at_ms == 10_000
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        (keep_alive(at_ms=3_000, lease_ms=0, release=Release.FAILED), 3_000 + 2_000),
+        (keep_alive(at_ms=3_000, lease_ms=400, release=Release.FAILED), 3_400 + 2_000),
+        (keep_alive(at_ms=3_000, lease_ms=400, release=Release.GIVEN_BACK), 3_400),
+        (keep_alive(at_ms=3_000, lease_ms=0, never_handed_out=True), 3_000),
+        (start(at_ms=3_000, lease_ms=400, delivery_count=2, never_handed_out=True), 3_400),
+        (end(at_ms=3_000, outcome=Outcome.REJECTED), -1),
+    ],
+)
+def test_backoff_is_for_failures_alone(release: object, expected: int) -> None:
+    """Nobody who gives a message back, or puts it off, wants it to rest."""
+    first = start(at_ms=1_000, delivery_count=2)
+    assert deadline_ms(first, release, rules=RESTING) == expected
+    before = folded(first, rules=RESTING).state
+    assert folded(release, state=before, rules=RESTING).status.next_deadline_at_ms == expected
+
+
+def test_end_during_the_backoff_still_wins() -> None:
+    """The lease is over, the message rests: whoever finishes it now has finished it."""
+    assert not len(folded(start(), end(at_ms=6_900), tick(FOREVER_MS), rules=RESTING).decisions)
+
+
+def test_message_that_rests_is_not_decided_before_its_time() -> None:
+    """The TICK that looks finds it by its lease, and leaves it."""
+    held = folded(start(), tick(6_500), tick(7_000), rules=RESTING)
+    assert not len(held.decisions)
+    assert len(folded(tick(7_001), state=held.state, rules=RESTING).decisions) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "is_silent"),
+    [
+        ((), True),
+        ((keep_alive(),), True),
+        ((keep_alive(release=Release.FAILED),), False),
+        ((keep_alive(release=Release.GIVEN_BACK),), False),
+        ((keep_alive(never_handed_out=True),), False),
+        ((keep_alive(release=Release.FAILED), keep_alive()), False),
+        ((keep_alive(release=Release.FAILED), start(at_ms=3_000)), True),
+        ((end(outcome=Outcome.REJECTED),), False),
+    ],
+)
+def test_delivery_that_ended_without_a_word_is_told(word: tuple[object, ...], is_silent: bool) -> None:  # noqa: FBT001
+    """In the same batch as its START, and in another; a renewal behind a release is a straggler."""
+    assert decision(start(), *word).is_silent is is_silent
+    between = PartitionState.from_bytes(folded(start()).state.to_bytes())
+    (row,) = folded(*word, tick(FOREVER_MS), state=between).decisions.rows()
+    assert row.is_silent is is_silent
+
+
+def test_expired_message_is_gone_where_the_queue_drops_it() -> None:
+    result = folded(start(), end(outcome=Outcome.EXPIRED), tick(FOREVER_MS))
+    assert (len(result.decisions), result.status.in_flight, result.status.counters["expired"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(("reason", "told"), [("", "expired"), ("ttl of 5 ms was over", "ttl of 5 ms was over")])
+def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_queue_says_so(reason: str, told: str) -> None:
+    expired = end(at_ms=1_500, outcome=Outcome.EXPIRED, reason=reason)
+    (row,) = folded(start(), expired, tick(1_501), rules=KEEPING).decisions.rows()
+    assert (row.action, row.reason, row.is_silent) == (DecisionAction.DEAD_LETTER, told, False)
+    before = folded(start(), rules=KEEPING).state
+    assert folded(expired, state=before, rules=KEEPING).status.next_deadline_at_ms == -1
+
+
+def test_end_of_an_expired_message_by_an_earlier_tracker_takes_it_out() -> None:
+    """Whatever came between its decision and its END: a tracker writes EXPIRED in place of a copy."""
+    expired = end(outcome=Outcome.EXPIRED)
+    for between in ((), (end(outcome=Outcome.REJECTED, reason="bad"),), (keep_alive(),)):
+        result = folded(start(), tick(9_000), *between, expired, rules=Rules(decide_from_marker_offset=9))
+        assert (result.status.in_flight, result.state.in_flight.reasons) == (0, {})
+
+
+@pytest.mark.parametrize("kind", BackoffKind)
+@given(st.integers(0, 2**62), st.integers(0, 2**31 - 1), st.floats(0, 1))
+def test_delay_lies_within_its_bounds_and_is_a_function_of_message_and_count(
+    kind: BackoffKind, key: int, count: int, jitter: float
+) -> None:
+    backoff = Backoff(kind, initial_ms=1_000, max_ms=43_200_000, jitter=jitter)
+    whole = Backoff(kind, initial_ms=1_000, max_ms=43_200_000)
+    keys, counts = np.array([key, key + 1]), np.array([count, count])
+    delays = backoff.delays_ms(keys, counts)
+    assert delays.tolist() == backoff.delays_ms(keys, counts).tolist()
+    assert backoff.delays_ms(keys[1:], counts[1:])[0] == delays[1]
+    for delay, longest in zip(delays.tolist(), whole.delays_ms(keys, counts).tolist(), strict=True):
+        assert (1 - jitter) * longest - 1 <= delay <= longest <= 43_200_000
+
+
+def test_delays_grow_as_their_kind_says() -> None:
+    counts = np.array([0, 1, 2, 3, 4, 40])
+    keys = message_keys(0, np.arange(6))
+    grown = {kind: Backoff(kind, 100, 350).delays_ms(keys, counts).tolist() for kind in BackoffKind}
+    assert grown == {
+        BackoffKind.NONE: [0] * 6,
+        BackoffKind.CONSTANT: [100] * 6,
+        BackoffKind.LINEAR: [100, 100, 200, 300, 350, 350],
+        BackoffKind.EXPONENTIAL: [100, 100, 200, 350, 350, 350],
+    }
+
+
+def test_jitter_spreads_messages_that_failed_together() -> None:
+    delays = Backoff(BackoffKind.CONSTANT, 1_000, 1_000, 1.0).delays_ms(np.arange(1_000), np.ones(1_000, np.int64))
+    per_tenth = np.bincount(np.minimum(delays // 100, 9), minlength=10)
+    assert per_tenth.min() > 60  # 100 of 1,000 in each tenth, more or less
