@@ -158,6 +158,19 @@ class TrackerSettings(_Section):
     """How many times in a row a failed query is started again before the process ends with an error."""
 
 
+class MetricsSettings(_Section):
+    """`[metrics]`: numbers of the tracker for Prometheus."""
+
+    port: int = Field(default=0, ge=0, le=65_535)
+    """Where the tracker serves `/metrics`; 0 = it does not."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on; loopback, since the page tells names of queues to whoever asks."""
+
+    interval_ms: int = Field(default=10_000, ge=500, le=3_600_000)
+    """How often the topics are looked at for what the tracker does not fold: ready, lag, dead letters."""
+
+
 class Settings(BaseSettings):
     """
     Everything that can be set.
@@ -173,6 +186,7 @@ class Settings(BaseSettings):
     queues: dict[TrackedName, dict[str, Any]] = Field(default_factory=dict)
     consumer: ConsumerSettings = ConsumerSettings()
     tracker: TrackerSettings = TrackerSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -23,6 +23,8 @@ from kmq_spark.cli.output import Output, OutputForm, print_rows, rendered, shown
 from kmq_spark.errors import KafkaClientError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from kmq_spark.config import Settings
     from kmq_spark.inspection.facts import QueueFacts
     from kmq_spark.inspection.findings import Finding
@@ -115,7 +117,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         )
 
 
-def _as_table(found: list[Finding]) -> object:
+def _as_table(found: list[Finding]) -> Table:
     return table(
         ("", "CHECK", "FOUND"),
         [(_SIGNS[finding.level.value], finding.check, shown(finding.what)) for finding in found],

@@ -24,9 +24,9 @@ from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import instant
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from rich.table import Table
 
-    from kmq_spark.inspection.story import Event
+    from kmq_spark.inspection.story import Content, Event
 
 app = typer.Typer(help="One message.", no_args_is_help=True)
 
@@ -59,13 +59,13 @@ def show(
     wanted = _parsed(message_id)
     settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
     with inspector_of(name, settings) as inspector, reading(name) as told:
-        record, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
+        content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
     if not events:
         typer.echo(f"kmq: nothing is known of {message_id} of {name}: it never was, or retention removed it", err=True)
         raise typer.Exit(EXIT_FAILED)
     rows = [dict(zip(("at_ms", "place", "what", "by"), event, strict=True)) for event in events]
     if output is OutputForm.TABLE:
-        typer.echo(_head(message_id, record, max_bytes))
+        typer.echo(_head(message_id, content, max_bytes))
     print_rows(output, rows, lambda: _events(events))
 
 
@@ -77,16 +77,16 @@ def _parsed(text: str) -> MessageId:
     return MessageId(int(found[1]), int(found[2]))
 
 
-def _head(message_id: str, record: Message | None, max_bytes: int) -> str:
-    if record is None:
+def _head(message_id: str, content: Content | None, max_bytes: int) -> str:
+    if content is None:
         return f"message  {message_id}, its payload is gone\n"
-    value = record.value()
+    value = content.value
     size = 0 if value is None else len(value)
     lines: list[tuple[str, str]] = [
         ("message", message_id),
-        ("key", _cell(record.key(), max_bytes)),
+        ("key", _cell(content.key, max_bytes)),
         ("value", f"{size} bytes: {_cell(value, max_bytes)}"),
-        *((shown(header), _cell(content, max_bytes)) for header, content in record.headers() or []),
+        *((shown(header), _cell(each, max_bytes)) for header, each in content.headers),
     ]
     return rendered(table(("", ""), lines)).lstrip("\n") + "\n"
 
@@ -97,7 +97,7 @@ def _cell(value: Any, max_bytes: int) -> str:  # noqa: ANN401  # bytes, text or 
     return (f"0x{told['it_hex']}" if "it_hex" in told else shown(told["it"])) + cut
 
 
-def _events(events: list[Event]) -> object:
+def _events(events: list[Event]) -> Table:
     return table(
         ("AT", "WHAT", "BY", "WHERE"),
         [(instant(at_ms or None), shown(what), shown(by) or "-", shown(place)) for at_ms, place, what, by in events],

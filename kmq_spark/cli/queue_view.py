@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.inspection.view import Held
     from kmq_spark.kafka.inspector import QueueInspector
+    from kmq_spark.wire.headers import Headers
 
 SHOWN_BYTES = 200
 
@@ -152,7 +153,7 @@ def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[di
         yield {
             "id": f"{record.partition()}:{record.offset()}",
             "state": "ready",
-            "delivery_count": delivery_count_of(record.headers()),
+            "delivery_count": delivery_count_of(cast("Headers", record.headers() or [])),
             "age_ms": max(0, now_ms - record.timestamp()[1]),
             "deadline_at_ms": None,
             "consumer_id": "",

@@ -34,6 +34,14 @@ class Event(NamedTuple):
     by: str = ""
 
 
+class Content(NamedTuple):
+    """What a record holds."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
 class Told(NamedTuple):
     """A marker that covers the message, at its place."""
 

@@ -134,7 +134,7 @@ class Cluster:
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Return the first offset appended at an instant or later, by partition; one without any is left out."""
-        found = self.offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))  # type: ignore[no-untyped-call]  # as shipped
+        found = self.offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
     def group(self, name: str, topic: str) -> GroupFacts:

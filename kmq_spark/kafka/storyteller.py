@@ -9,11 +9,21 @@ Rule 2: bounded: a story has at most `MAX_COPIES` copies.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome
 from kmq_spark.errors import WireError
-from kmq_spark.inspection.story import LONGEST_TRANSACTION_MS, Copy, Event, Told, covers, events_of, last_outcome, sent
+from kmq_spark.inspection.story import (
+    LONGEST_TRANSACTION_MS,
+    Content,
+    Copy,
+    Event,
+    Told,
+    covers,
+    events_of,
+    last_outcome,
+    sent,
+)
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN, PREVIOUS, delivery_count_of
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kmq_spark.kafka.inspector import QueueInspector
+    from kmq_spark.wire.headers import Headers
 
 MAX_COPIES = 10_000
 """More deliveries than any queue's limit; what has no limit is told up to here."""
@@ -47,7 +58,7 @@ class Storyteller:
         self._told = told
         self._read = count(1)
 
-    def story(self, message: MessageId) -> tuple[Message | None, list[Event]]:
+    def story(self, message: MessageId) -> tuple[Content | None, list[Event]]:
         """
         Tell the story of a message from its first copy on, whichever copy is asked for.
 
@@ -55,7 +66,7 @@ class Storyteller:
             message: Place of any copy in the queue topic.
 
         Returns:
-            The record of the copy that was asked for, None where retention removed it or it never was, and the events
+            The content of the copy that was asked for, None where retention removed it or it never was, and the events
             in the order of time; none where nothing is known.
 
         Raises:
@@ -87,7 +98,7 @@ class Storyteller:
             current = self._next(place, last_outcome(markers), events)
             if current is not None:
                 place = MessageId(current.partition() or 0, current.offset() or 0)
-        return asked, sorted(events, key=lambda event: event.at_ms)
+        return _content(asked), sorted(events, key=lambda event: event.at_ms)
 
     def _next(self, place: MessageId, ended: Told | None, events: list[Event]) -> Message | None:
         """Return the copy that followed this one; add the dead letter and what became of it."""
@@ -172,7 +183,7 @@ class Storyteller:
             record.partition() or 0,
             record.offset() or 0,
             record.timestamp()[1],
-            delivery_count_of(record.headers()),
+            delivery_count_of(cast("Headers", record.headers() or [])),
             _header(record, DLQ_MESSAGE),
         )
 
@@ -180,6 +191,12 @@ class Storyteller:
         number = next(self._read)
         if number % 10_000 == 0:
             self._told(number)
+
+
+def _content(record: Message | None) -> Content | None:
+    if record is None:
+        return None
+    return Content(*cast("tuple[Any, Any]", (record.key(), record.value())), cast("Headers", record.headers() or []))
 
 
 def _header(record: Message, wanted: str) -> str:
