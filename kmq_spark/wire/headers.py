@@ -208,3 +208,8 @@ def _origin(value: bytes | None) -> str:
     if queue_partition > MAX_QUEUE_PARTITION or message_offset > MAX_MESSAGE_OFFSET:
         return ""
     return f"{queue_partition}:{message_offset}"
+
+
+def read_number(value: bytes | None) -> int | None:
+    """Return the number, at least 0, that a header's value holds; None where there is none that can be read."""
+    return _number(value)
