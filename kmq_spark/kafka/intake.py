@@ -124,13 +124,13 @@ class Intake:
 
     def room(self) -> Room:
         """Return what may be handed out now: no messages while a suspect is out, or waits for others to end."""
-        held_count = self._held_count()
+        held_count, now = self._held_count(), time.monotonic()
         under_way_bytes = sum([batch.byte_count for batch in self._started])
         max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes_bound()
         if max_bytes <= 0:
             max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes()
-        is_full = held_count > 0 and (max_bytes <= 0 or self._isolation.is_pausing)
-        if is_full or self._isolation.is_out(time.monotonic()):
+        is_full = held_count > 0 and (max_bytes <= 0 or self._isolation.is_pausing(now))
+        if is_full or self._isolation.is_out(now):
             return Room(0, 0, is_empty=False)
         return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
 
@@ -166,8 +166,7 @@ class Intake:
         if any(headers) or not self._door.is_open:
             return self._take_sorted(records, headers, room, lease_s, may_wait=may_wait)
         self._look_count = 1
-        if self._isolation.is_pausing:
-            self._isolation.end(time.monotonic())  # the suspect went away with its partition
+        self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
         sizes = list(map(len, records))
         count = count_that_fits(sizes, self._exact(room, sizes))
         if count < len(records):
@@ -250,8 +249,8 @@ class Intake:
         turn = self._isolation.turn(admissions, now, is_empty=room.is_empty, may_wait=may_wait)
         portion = portion_of(admissions, sizes, self._exact(room, sizes), turn)
         if portion.is_waiting:
-            self._isolation.pause(now)
-        elif self._isolation.is_pausing and not portion.is_suspect:
+            self._isolation.pause(now, may_wait=may_wait)
+        elif not portion.is_suspect:
             self._isolation.end(now)
         self._look_count = self._next_look_count(admissions, portion)
         if portion.taken_count < len(records):

@@ -58,12 +58,12 @@ class Isolation:
         self._credited_at: float | None = None
         self._began_at: float | None = None
         self._suspect: Held | None = None
+        self._pause_until = 0.0
         self._deferred_count = 0
 
-    @property
-    def is_pausing(self) -> bool:
+    def is_pausing(self, now: float) -> bool:
         """Whether others are let finish, for a suspect that is next."""
-        return self._began_at is not None and self._suspect is None
+        return self._began_at is not None and self._suspect is None and now < self._pause_until
 
     def is_out(self, now: float) -> bool:
         """Whether a suspect is held now."""
@@ -81,29 +81,33 @@ class Isolation:
             is_empty: Whether nothing is held.
             may_wait: Whether what is held will surely end, so that it can be waited for.
         """
-        if is_empty and self.is_pausing:
+        if is_empty and self.is_pausing(now):
             return Turn.ALONE
+        if self._began_at is not None and not self.is_pausing(now):
+            # The receiver went on holding something: it gets its good messages, and pauses again later.
+            self.end(now)
+            self._deferred_count = 0
         if self.is_spent(now) and any(each.verdict is Verdict.HAND_OUT for each in admissions):
             return Turn.DEFER
         if is_empty:
             return Turn.ALONE
-        if may_wait or self._may_pause(now):
-            return Turn.WAIT
-        return Turn.DEFER
+        return Turn.WAIT if may_wait or self._deferred_count >= PATIENCE else Turn.DEFER
 
     def is_spent(self, now: float) -> bool:
         """Whether suspects have had their share of the time."""
         self._add_credit(now)
         return self._credit_s <= 0
 
-    def pause(self, now: float) -> None:
-        """Take note that others are let finish from now on."""
+    def pause(self, now: float, *, may_wait: bool) -> None:
+        """Take note that others are let finish from now on; not for ever where they may not end by themselves."""
         if self._began_at is None:
             self._began_at = now
+            self._pause_until = now + (float("inf") if may_wait else MAX_PAUSE_S)
 
     def begin(self, suspect: Held, now: float) -> None:
         """Take note that a suspect is handed out."""
-        self.pause(now)
+        if self._began_at is None:
+            self._began_at = now
         self._suspect = suspect
         self._deferred_count = 0
 
@@ -118,14 +122,6 @@ class Isolation:
         """Return how long the next suspect that must wait rests, milliseconds."""
         self._deferred_count += 1
         return min(DEFER_STEP_MS * self._deferred_count, MAX_DEFER_MS)
-
-    def _may_pause(self, now: float) -> bool:
-        if self._began_at is not None:
-            if now - self._began_at < MAX_PAUSE_S:
-                return True
-            self.end(now)
-            self._deferred_count = 0
-        return self._deferred_count >= PATIENCE
 
     def _add_credit(self, now: float) -> None:
         passed = 0.0 if self._credited_at is None else now - self._credited_at

@@ -216,7 +216,6 @@ class Worker:
     def _wait_for_room(self) -> None:
         if time.monotonic() - self._fetched_at > IDLE_AFTER_S:
             self._intake.idle(0)
-            self._fetched_at = time.monotonic()
         if len(self._ready):
             self._ready.wait_until_dry(ROOM_PAUSE_S)
         else:
