@@ -2,7 +2,7 @@
 Messages that were fetched together, from their START to its report.
 
 Rule 1: reports may come from any thread; the receiving thread waits for all of them.
-Rule 2: putting records under leases costs no Python step a message beyond the message itself.
+Rule 2: putting records of one partition under a lease costs no Python step a message beyond the message itself.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from kmq_spark.kafka.leases import Lease
 from kmq_spark.kafka.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy.typing as npt
     from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.errors import KmqError
     from kmq_spark.kafka.leases import LeaseTable
-
-    Offsets = npt.NDArray[np.int64]
 
 
 class Batch:
@@ -130,19 +125,19 @@ class Terms:
         self.duration_s = duration_s
         self.max_lease_s = max_lease_s
 
-    def lease(self, queue_partition: int, delivery_count: int, offsets: Offsets, sizes: Offsets) -> Lease:
+    def lease(self, queue_partition: int, delivery_count: int, offsets: list[int], sizes: list[int]) -> Lease:
         """Return a lease on messages of one queue partition and delivery count."""
         return Lease(
             outbox=self.table.outbox(queue_partition),
             delivery_count=delivery_count,
-            held=set(offsets.tolist()),
+            held=set(offsets),
             renewed_at=self.now,
             expires_at=self.now + self.duration_s,
             limit_at=self.now + self.max_lease_s,
             duration_s=self.duration_s,
             offsets=offsets,
             sizes=sizes,
-            byte_count=int(sizes.sum()),
+            byte_count=sum(sizes),
         )
 
 
@@ -152,16 +147,22 @@ class Columns(NamedTuple):
     records: Sequence[KafkaMessage]
     partitions: list[Any]
     offsets: list[Any]
+    sizes: list[int]
 
 
-def columns_of(records: Sequence[KafkaMessage]) -> Columns:
-    """Return records with their partitions and offsets."""
-    return Columns(records, [record.partition() for record in records], [record.offset() for record in records])
+def columns_of(records: Sequence[KafkaMessage], sizes: list[int] | None = None) -> Columns:
+    """Return records with their partitions, their offsets and the bytes of their values."""
+    return Columns(
+        records,
+        [record.partition() for record in records],
+        [record.offset() for record in records],
+        list(map(len, records)) if sizes is None else sizes,
+    )
 
 
 def place_of(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
     """Return the first offset of records, in order within each partition, and the one behind the last, by partition."""
-    _, partitions, offsets = columns
+    partitions, offsets = columns.partitions, columns.offsets
     if len(set(partitions)) == 1:
         return {partitions[0]: offsets[0]}, {partitions[0]: offsets[-1] + 1}
     last = dict(zip(partitions, offsets, strict=True))
@@ -169,9 +170,7 @@ def place_of(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
     return first, {partition: offset + 1 for partition, offset in last.items()}
 
 
-def lease_out(
-    columns: Columns, counts: Sequence[int] | None, terms: Terms
-) -> tuple[list[Message], list[tuple[Lease, Offsets]]]:
+def lease_out(columns: Columns, counts: Sequence[int] | None, terms: Terms) -> tuple[list[Message], list[Lease]]:
     """
     Put records under leases, one for each queue partition and delivery count.
 
@@ -181,22 +180,22 @@ def lease_out(
         terms: Of the leases.
 
     Returns:
-        The messages, and each lease with the offsets that it covers, in the order in which they were fetched.
+        The messages, in the order in which they were fetched, and the leases.
     """
-    records, partitions, offsets = columns
+    records, partitions, offsets, sizes = columns
     # One number for both: a partition takes 15 bits, a count the rest.
     keys = partitions if counts is None else [(c << 16) | p for p, c in zip(partitions, counts, strict=True)]
-    key_column, offset_column, size_column = (
-        np.asarray(column, dtype=np.int64) for column in (keys, offsets, list(map(len, records)))
-    )
-    leased: dict[int, tuple[Lease, Offsets]] = {}
-    for key in set(keys):
-        is_covered = key_column == key
-        covered = offset_column[is_covered]
-        lease = terms.lease(key & 0xFFFF, max(1, key >> 16), covered, size_column[is_covered])
-        leased[key] = (lease, covered)
-    lease_of = {key: lease for key, (lease, _) in leased.items()}
+    parts: dict[int, tuple[list[int], list[int]]] = {keys[0]: (offsets, sizes)} if len(set(keys)) == 1 else {}
+    if not parts:
+        for key, offset, size in zip(keys, offsets, sizes, strict=True):
+            covered, their_sizes = parts.setdefault(key, ([], []))
+            covered.append(offset)
+            their_sizes.append(size)
+    leases = {
+        key: terms.lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
+        for key, (covered, their_sizes) in parts.items()
+    }
     messages = [
-        Message(record, offset, lease_of[key]) for record, offset, key in zip(records, offsets, keys, strict=True)
+        Message(record, offset, leases[key]) for record, offset, key in zip(records, offsets, keys, strict=True)
     ]
-    return messages, list(leased.values())
+    return messages, list(leases.values())

@@ -174,7 +174,7 @@ class Intake:
         self._is_blocked = not count
         if not count:
             return None
-        handed = columns_of(records[:count])
+        handed = columns_of(records[:count], sizes[:count])
         return self._start(Batch(*place_of(handed)), handed, None, lease_s)
 
     def wait_until_durable(self, batch: Batch) -> None:
@@ -285,8 +285,7 @@ class Intake:
         """Put records under leases and send their STARTs: one for each queue partition and delivery count."""
         duration_s = self._limits.lease_s if lease_s is None else lease_s
         terms = Terms(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
-        batch.messages, leased = lease_out(handed, counts, terms)
-        batch.leases = [lease for lease, _ in leased]
+        batch.messages, batch.leases = lease_out(handed, counts, terms)
         batch.byte_count = sum([lease.byte_count for lease in batch.leases])
         starts = [
             (
@@ -300,8 +299,8 @@ class Intake:
                 ),
                 batch.on_report_of(lease),
             )
-            for lease, offsets in leased
-            for ranges in cut_ranges(offsets)
+            for lease in batch.leases
+            for ranges in cut_ranges(lease.offsets)
         ]
         batch.expect(len(starts) + len(deferrals))
         self._started.append(batch)

@@ -21,10 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
-
-    Offsets = npt.NDArray[np.int64]
-
 NEVER = float("-inf")
 """An end that is always past: the lease of a message that this process may not settle any more."""
 
@@ -117,8 +113,8 @@ class Lease:
     expires_at: float
     limit_at: float
     duration_s: float = 30.0
-    offsets: Offsets | Sequence[int] = ()
-    sizes: Offsets | Sequence[int] = ()
+    offsets: Sequence[int] = ()
+    sizes: Sequence[int] = ()
     byte_count: int = 0
     started_at_ms: int = 0
     fate: str = ""
@@ -134,7 +130,7 @@ class Lease:
         held = list(self.held)
         if len(held) == len(self.offsets):
             return self.byte_count
-        return int(np.asarray(self.sizes, np.int64)[np.isin(self.offsets, held)].sum()) if held else 0
+        return int(np.asarray(self.sizes, np.int64)[np.isin(self.offsets, held)].sum())
 
     def for_one(self, message_offset: int, size: int, duration_s: float, now: float) -> Lease:
         """

@@ -127,7 +127,12 @@ def test_suspect_waits_or_is_deferred_where_others_are_held() -> None:
     assert (deferred.handed, deferred.postponed, deferred.taken_count) == ([1, 3], [0, 2], 4)
 
 
-@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 30), st.integers(0, 300), is_empty=st.booleans())
+@given(
+    sizes=st.lists(st.integers(0, 50), max_size=30),
+    max_messages=st.integers(1, 30),
+    max_bytes=st.integers(0, 300),
+    is_empty=st.booleans(),
+)
 def test_plain_records_fit_as_sorted_ones_do(
     sizes: list[int], max_messages: int, max_bytes: int, *, is_empty: bool
 ) -> None:
@@ -138,7 +143,10 @@ def test_plain_records_fit_as_sorted_ones_do(
 
 
 @given(
-    st.lists(st.sampled_from(Verdict), max_size=20), st.sampled_from(Turn), st.integers(1, 5), is_empty=st.booleans()
+    verdicts=st.lists(st.sampled_from(Verdict), max_size=20),
+    turn=st.sampled_from(Turn),
+    max_messages=st.integers(1, 5),
+    is_empty=st.booleans(),
 )
 def test_every_record_of_a_portion_has_one_fate_and_suspects_go_alone(
     verdicts: list[Verdict], turn: Turn, max_messages: int, *, is_empty: bool
