@@ -36,6 +36,7 @@ EXIT_CODE = 137
 FAILPOINTS: dict[str, str] = {
     "consumer.fetched": "messages are fetched, no START is sent",
     "consumer.start-sent": "a START is sent, whether it is durable is not known",
+    "consumer.deferral-sent": "the START of a deferral is sent, whether it is durable is not known",
     "consumer.start-durable": "a START is durable, the position behind it is not committed",
     "consumer.commit-sent": "the position is on its way to the broker",
     "consumer.commit-done": "the broker has confirmed a position",
@@ -43,6 +44,7 @@ FAILPOINTS: dict[str, str] = {
     "consumer.handled": "the handler is done, its ack is not written",
     "consumer.end-sent": "an END is sent, whether it is durable is not known",
     "consumer.release-sent": "a release is sent, whether it is durable is not known",
+    "consumer.extension-sent": "a longer lease of a message is sent, whether it is durable is not known",
     "tracker.opening": "before init_transactions: the older tracker is not fenced yet",
     "tracker.fenced-older": "after init_transactions: nobody may write, nothing is read",
     "tracker.positions-read": "the end of the log is known, the group's offsets are not signed",

@@ -79,7 +79,7 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
     return sorted(records, key=lambda record: (record.partition(), record.offset()))
 
 
-def consumer_of(queue: Queue, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
+def consumer_of(queue: Queue, /, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
     """Return a consumer of a queue."""
     return QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, **options)
 
