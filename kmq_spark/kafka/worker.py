@@ -132,6 +132,14 @@ class Worker:
         """Ask the run to end; returns at once."""
         self._stopping.set()
 
+    def handed_out_count(self) -> int:
+        """Return how many messages handlers were given so far."""
+        return self._ready.taken_count
+
+    def acked_count(self) -> int:
+        """Return how many messages were acknowledged so far."""
+        return sum([counts.acked for counts in self._counts])
+
     def run(self) -> RunSummary:
         """
         Receive and handle until stopped, then close the consumer.
