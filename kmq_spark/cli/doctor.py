@@ -128,6 +128,5 @@ def _repairs(found: list[Finding]) -> str:
     bad = [finding for finding in found if finding.repair]
     if not bad:
         return "\nhealthy"
-    lines = [(f"{number}.", f"{shown(finding.what)}", f"-> {finding.repair}") for number, finding in enumerate(bad, 1)]
-    made = table(("", "WHAT TO DO"), [(number, f"{what}\n{repair}") for number, what, repair in lines])
-    return "\n" + rendered(made)
+    rows = [(f"{number}.", finding.check, finding.repair) for number, finding in enumerate(bad, 1)]
+    return "\n" + rendered(table(("", "CHECK", "WHAT TO DO"), rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,7 +68,7 @@ def top(
     client_settings: ClientSetting = None,
     timeout_ms: TimeoutMs = None,
     output: Output = OutputForm.TABLE,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end, after two looks for the rates.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two frames.", min=0.2, max=3600)] = 2.0,
 ) -> None:
     """
@@ -81,7 +82,11 @@ def top(
         raise ConfigError(message)
     inspectors = {queue: inspector_of(queue, settings) for queue in queues}
     try:
-        frames = _frames(inspectors, interval, 1 if once else None)
+        frames = _frames(inspectors, interval)
+        if once:
+            # Two looks for one frame: a rate needs both.
+            next(frames)
+            frames = islice(frames, 1)
         if sys.stdout.isatty() and not once and output is OutputForm.TABLE:
             _live(frames)
         else:
@@ -93,17 +98,14 @@ def top(
             inspector.close()
 
 
-def _frames(inspectors: dict[str, QueueInspector], interval_s: float, count: int | None) -> Iterator[Frame]:
+def _frames(inspectors: dict[str, QueueInspector], interval_s: float) -> Iterator[Frame]:
     """Look again and again; what is wrong at the first look is raised, later it is told."""
     frame = Frame({}, {})
-    number = 0
-    while count is None or number < count:
+    for number in count():
         began_s = time.monotonic()
         frame = _next(inspectors, frame, is_first=number == 0)
         yield frame
-        number += 1
-        if count is None or number < count:
-            time.sleep(max(0.05, interval_s - (time.monotonic() - began_s)))
+        time.sleep(max(0.05, interval_s - (time.monotonic() - began_s)))
 
 
 def _next(inspectors: dict[str, QueueInspector], before: Frame, *, is_first: bool) -> Frame:
@@ -120,7 +122,7 @@ def _next(inspectors: dict[str, QueueInspector], before: Frame, *, is_first: boo
         if earlier is not None and found[queue].at_ms > earlier.at_ms:
             seconds = (found[queue].at_ms - earlier.at_ms) / 1000
             rates[queue] = {
-                name: max(0, count - earlier.counted[name]) / seconds for name, count in found[queue].counted.items()
+                name: max(0, number - earlier.counted[name]) / seconds for name, number in found[queue].counted.items()
             }
     return Frame(found, rates, trouble)
 
