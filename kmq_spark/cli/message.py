@@ -22,6 +22,7 @@ from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, ren
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import instant
+from kmq_spark.inspection.story import shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,5 +101,8 @@ def _cell(value: Any, max_bytes: int) -> str:  # noqa: ANN401  # bytes, text or 
 def _events(events: list[Event]) -> Table:
     return table(
         ("AT", "WHAT", "BY", "WHERE"),
-        [(instant(at_ms or None), shown(what), shown(by) or "-", shown(place)) for at_ms, place, what, by in events],
+        [
+            (instant(at_ms or None), shown(what), shown(by) or "-", shown(place))
+            for at_ms, place, what, by in shortened(events)
+        ],
     )

@@ -25,7 +25,7 @@ from kmq_spark.cli.common import (
 )
 from kmq_spark.cli.looking import inspector_of
 from kmq_spark.cli.output import Output, OutputForm, rendered, shown, table, width
-from kmq_spark.errors import ConfigError, KafkaClientError
+from kmq_spark.errors import ConfigError, KmqError
 from kmq_spark.inspection.spans import span
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def top(
     client_settings: ClientSetting = None,
     timeout_ms: TimeoutMs = None,
     output: Output = OutputForm.TABLE,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end, after two looks for the rates.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame and end, after two looks for the rates.")
+    ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two frames.", min=0.2, max=3600)] = 2.0,
 ) -> None:
     """
@@ -113,7 +115,7 @@ def _next(inspectors: dict[str, QueueInspector], before: Frame, *, is_first: boo
     for queue, inspector in inspectors.items():
         try:
             found[queue] = inspector.figures()
-        except KafkaClientError as error:
+        except KmqError as error:
             if is_first:
                 raise
             trouble = str(error)

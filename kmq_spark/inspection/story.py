@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.markers import Marker
 
+KEPT_ALIVE = "kept alive"
+
 LONGEST_TRANSACTION_MS = 120_000
 """How far a copy and the END that was committed with it may lie apart."""
 
@@ -103,6 +105,22 @@ def events_of(markers_topic: str, told: Iterable[Told]) -> Iterator[Event]:
         yield Event(at_ms, place, _what(marker, at_ms), marker.consumer_id)
 
 
+def shortened(events: Sequence[Event]) -> list[Event]:
+    """Return the events with each run of renewals of one lease as one line: long work has hundreds."""
+    found: list[Event] = []
+    repeats = 0
+    for event in events:
+        before = found[-1] if found else None
+        is_renewal = event.what.startswith(KEPT_ALIVE)
+        if is_renewal and before is not None and before.what.startswith(KEPT_ALIVE) and before.by == event.by:
+            repeats += 1
+            found[-1] = before._replace(what=f"{event.what}, {repeats} times in {span(event.at_ms - before.at_ms)}")
+            continue
+        repeats = 1
+        found.append(event)
+    return found
+
+
 def last_outcome(told: Sequence[Told]) -> Told | None:
     """Return the marker that ended the copy's last lease, None where it is in flight or was never started."""
     ended = None
@@ -139,4 +157,4 @@ def _released(marker: Marker, after: str) -> str:
         return "given back unseen"
     if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms:
         return f"given back for {after}"
-    return f"kept alive, lease {after}"
+    return f"{KEPT_ALIVE}, lease {after}"

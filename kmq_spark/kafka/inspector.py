@@ -216,6 +216,9 @@ class QueueInspector:
         views = self.look(told)
         facts = self.cluster.topics(self.topics.all_topics)
         queue, markers, letters = (facts[name] for name in self.topics.all_topics)
+        if not queue.partition_count or not markers.partition_count:
+            # A broker that starts does not know its topics for a moment: no figures are better than noughts.
+            self.queue_partitions()
         positions = {p.partition: p.offset for p in self.cluster.committed(self.topics.consumer_group, queue.name)}
         tracker = self._positions()
         lag = self.backlog(markers.name, {p: at.next_offset for p, at in tracker.items()}, markers.end)
