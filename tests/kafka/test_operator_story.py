@@ -16,6 +16,7 @@ from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.tracker_metrics import TrackerMetrics
 from tests.kafka.conftest import consumer_of, read_all, wait_until
+from tests.kafka.stage import receive_all
 
 if TYPE_CHECKING:
     from tests.kafka.conftest import Queue
@@ -36,16 +37,15 @@ def kmq(stage: Stage, *arguments: str) -> str:
 def receive_one(stage: Stage, *, reject: str = "", ack: bool = False) -> list[tuple[str, bytes | None]]:
     """Receive one message, settle it or leave it to its lease; return its headers."""
     with stage.consumer() as consumer:
-        messages = []
-        assert wait_until(lambda: bool(messages.extend(consumer.receive(1, timeout=0.5)) or messages), 40)
+        (message,) = receive_all(consumer, 1)
         if reject:
-            messages[0].reject(reject)
+            message.reject(reject)
         elif ack:
-            messages[0].ack()
+            message.ack()
         else:
-            # Its consumer dies as far as the log knows: nothing is settled, the lease runs out.
-            messages[0]._lease.held.clear()  # the close that follows must not give it back
-        return list(messages[0].headers)
+            # Its consumer dies as far as the log knows: the close that follows must not give it back.
+            message._lease.held.clear()
+        return list(message.headers)
 
 
 @pytest.mark.spark
