@@ -20,6 +20,7 @@ from kmq_spark.errors import (
     LeaseLostError,
     SetupError,
     TopicError,
+    TransactionError,
     UsageError,
     WireError,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "QueueProducer",
     "SetupError",
     "TopicError",
+    "TransactionError",
     "UsageError",
     "WireError",
     "check_queue",

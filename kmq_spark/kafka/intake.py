@@ -26,10 +26,11 @@ from kmq_spark.kafka.leases import Lease, LeaseTable
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.kafka.message import Message
 from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.kafka.start_writer import PlainStarts, StartWriter
 from kmq_spark.wire.headers import delivery_count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
     from confluent_kafka import Message as KafkaMessage
@@ -60,6 +61,7 @@ class Intake:
         lease_s: Length of a lease, seconds.
         max_lease_s: How long a message may be held altogether, seconds.
         start_timeout_s: How long a START may take, seconds.
+        starts: Makes what writes STARTs and positions; one after the other by default.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Intake:
         lease_s: float,
         max_lease_s: float,
         start_timeout_s: float,
+        starts: Callable[[Consumer], StartWriter] | None = None,
     ) -> None:
         """Join the group; partitions come with the first `fetch`."""
         self._topic = topic
@@ -90,12 +93,13 @@ class Intake:
         self._paused: set[int] = set()
         callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
         self._consumer = make_client(Consumer, {**config, **callbacks})
+        self._starts = starts(self._consumer) if starts else PlainStarts(markers, self._consumer, topic)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     @property
-    def client(self) -> Consumer:
-        """The client, to be left alone in a child process."""
-        return self._consumer
+    def clients(self) -> tuple[object, ...]:
+        """The clients, to be left alone in a child process."""
+        return (self._consumer, *self._starts.clients())
 
     def fetch(self, max_messages: int, timeout: float) -> list[KafkaMessage]:
         """
@@ -160,8 +164,7 @@ class Intake:
         ]
         batch.expect(len(markers))
         self._started.append(batch)
-        for marker in markers:
-            self._markers.send(marker, batch.on_report)
+        self._starts.send(batch, markers, self._owned)
         failpoint("consumer.start-sent")
         return batch
 
@@ -196,8 +199,7 @@ class Intake:
         self._positions.update(owned)
         if owned:
             try:
-                self._consumer.commit(offsets=self._offsets(owned), asynchronous=True)
-                failpoint("consumer.commit-sent")
+                self._starts.commit(owned)
             except KafkaException as error:
                 self._log_commit(error.args[0])
 
@@ -229,6 +231,7 @@ class Intake:
             raise client_error(error, f"cannot leave the group of {self._topic}") from error
         finally:
             self._started.clear()
+            self._starts.close()
 
     def _lease_out(self, records: Sequence[KafkaMessage], now: float) -> tuple[Batch, list[tuple[Lease, Offsets]]]:
         """Put records under leases, by queue partition and delivery count, without a Python step a message."""

@@ -213,7 +213,7 @@ class MarkerWriter:
                 logger.warning("keep-alive failed: %s", error, extra={"action": "keep_alive_failed"})
                 left = -1
             elif left == 0:
-                renewal.durable()
+                renewal.durable(time.monotonic())
 
         for ranges in parts:
             marker = Marker(

@@ -143,7 +143,7 @@ def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -
     (renewal,) = renewals([old, young], 10.0, 30.0)
     assert sorted(renewal.offsets()) == [1, 2]
     assert list(renewals([old, young], 11.0, 30.0)) == []
-    renewal.durable()
+    renewal.durable(now=10.5)
     assert (old.expires_at, young.expires_at) == (40.0, 40.0)
 
 
@@ -158,7 +158,7 @@ def test_renewal_does_not_revive_a_lease_that_was_ended() -> None:
     lease = lease_of(1)
     (renewal,) = renewals([lease], 10.0, 30.0)
     lease.end("the consumer was closed")
-    renewal.durable()
+    renewal.durable(now=10.5)
     assert lease.expires_at == NEVER
 
 
