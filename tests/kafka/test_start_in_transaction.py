@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.kafka.start_writer import TransactionalStarts
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -81,26 +83,25 @@ def test_crash_after_the_commit_repeats_nothing(queue: Queue) -> None:
 
 
 def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) -> None:
-    """It fetched before it was suspended; its partitions have another owner since: neither START nor position."""
+    """It fetched before it was suspended; the group does not know it any more: neither START nor position."""
     queue.send(*"ab")
+    with consumer_of(queue, start_in_transaction=True) as gone:
+        receive_all(gone, 1)[0].ack()
+        membership = gone._intake._consumer.consumer_group_metadata()
     with consumer_of(queue, start_in_transaction=True) as consumer:
-        (first,) = receive_all(consumer, 1)
-        records = consumer._intake.fetch(1, 5.0)
-        # As the broker sees it: a member that it does not know.
+        records = consumer._intake.fetch(1, 10.0)
         starts = consumer._intake._starts
-        with consumer_of(queue, start_in_transaction=True) as stranger:
-            starts._consumer = stranger._intake._consumer  # type: ignore[attr-defined]  # its group is not joined
-            batch = consumer._intake.send_start(records)
-            with pytest.raises(
-                KafkaClientError, match=r"cannot start messages of .*; they are fetched again"
-            ) as raised:
-                consumer._intake.wait_until_durable(batch)
-            assert raised.value.retriable
-            starts._consumer = consumer._intake._consumer  # type: ignore[attr-defined]  # as above
-        assert started(queue) == [0]
-        assert queue.committed() == {0: 1}
+        assert isinstance(starts, TransactionalStarts)
+        own = starts._consumer
+        stale: Any = SimpleNamespace(consumer_group_metadata=lambda: membership)
+        starts._consumer = stale
+        batch = consumer._intake.send_start(records)
+        with pytest.raises(KafkaClientError, match=r"cannot start messages of .*; they are fetched again") as raised:
+            consumer._intake.wait_until_durable(batch)
+        assert raised.value.retriable
+        starts._consumer = own
+        assert (started(queue), queue.committed()) == ([0], {0: 1})
         assert [each.value for each in receive_all(consumer, 1)] == [b"b"]
-        first.ack()
     assert started(queue) == [0, 1]
 
 

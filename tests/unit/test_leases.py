@@ -162,6 +162,15 @@ def test_renewal_does_not_revive_a_lease_that_was_ended() -> None:
     assert lease.expires_at == NEVER
 
 
+def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
+    """The message may have been decided before the KEEPALIVE was written: a transaction must not rely on it."""
+    lease = lease_of(1, started_at=0.0)
+    (renewal,) = renewals([lease], 29.0, 30.0)
+    # 0 + 30 = 30 < 30.5
+    renewal.durable(now=30.5)
+    assert lease.expires_at == 30.0
+
+
 @given(st.lists(st.integers(min_value=0, max_value=2**48 - 1), max_size=200))
 def test_ranges_cover_every_offset_once(offsets: list[int]) -> None:
     covered = [first + step for ranges in cut_ranges(offsets) for first, count in ranges for step in range(count)]
