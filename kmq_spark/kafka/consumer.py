@@ -27,7 +27,9 @@ from kmq_spark.kafka.intake import Intake
 from kmq_spark.kafka.leases import LeaseTable, Settled, Verb
 from kmq_spark.kafka.marker_producer import MarkerProducer
 from kmq_spark.kafka.marker_writer import MarkerWriter
+from kmq_spark.kafka.result_transaction import ResultTransactions
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
+from kmq_spark.kafka.start_writer import transactional_starts
 from kmq_spark.kafka.topics import QueueTopics
 from kmq_spark.kafka.worker import MAX_BATCH, Worker
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.batch import Batch
     from kmq_spark.kafka.leases import Lease
     from kmq_spark.kafka.message import Message
+    from kmq_spark.kafka.transaction_record import Transaction
     from kmq_spark.kafka.worker import RunSummary
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,10 @@ class QueueConsumer:
     Use it in a `with` block, or call `close`.
     """
 
+    _is_closed = _is_stopped = False
+    _full_logged_at = float("-inf")
+    _worker: Worker | None = None
+
     def __init__(
         self,
         topic: str,
@@ -79,6 +86,7 @@ class QueueConsumer:
         consumer_id: str | None = None,
         ack_linger_ms: int = 5,
         start_timeout_ms: int | None = None,
+        start_in_transaction: bool = False,
         timeout_ms: int = 10_000,
         extra: Mapping[str, str] | None = None,
     ) -> None:
@@ -107,6 +115,7 @@ class QueueConsumer:
             consumer_id: Name told in the markers; host, process and a random part by default.
             ack_linger_ms: How long acknowledgements are gathered before their END is written.
             start_timeout_ms: How long a START may take; half a lease or 10 s by default, whichever is less.
+            start_in_transaction: Whether STARTs and their position are one transaction: a crash repeats nothing then.
             timeout_ms: How long the broker may take to answer here.
             extra: librdkafka settings.
 
@@ -124,11 +133,7 @@ class QueueConsumer:
         self.lease_ms = lease_ms
         self._leases = LeaseTable()
         self._receiving = threading.Lock()
-        self._is_closed = False
         self._pid = os.getpid()
-        self._full_logged_at = float("-inf")
-        self._worker: Worker | None = None
-        self._is_stopped = False
         self._producer = MarkerProducer(
             marker_producer_config(
                 bootstrap_servers, extra=extra, delivery_timeout_ms=round(limits.start_timeout_s * 1000)
@@ -137,6 +142,8 @@ class QueueConsumer:
         )
         check_topics(self._producer.client, self._topics, bootstrap_servers, timeout_ms)
         consumer_group = consumer_group or self._topics.consumer_group + (f".queue-{queue}" if queue else "")
+        identity = (self._topics, self.consumer_id, bootstrap_servers, extra)
+        start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._intake = Intake(
             consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,
@@ -145,6 +152,7 @@ class QueueConsumer:
             markers=self._producer,
             consumer_id=self.consumer_id,
             limits=limits,
+            starts=transactional_starts(*identity, start_timeout_ms) if start_in_transaction else None,
         )
         self._writer = MarkerWriter(
             self._producer,
@@ -154,6 +162,7 @@ class QueueConsumer:
             keep_alive=keep_alive,
         )
         self._writer.start()
+        self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout_ms)
         watch(self)
 
     def __enter__(self) -> Self:
@@ -255,6 +264,24 @@ class QueueConsumer:
                 worker.stop()
             return worker.run()
 
+    def transaction(self) -> contextlib.AbstractContextManager[Transaction]:
+        """
+        Open a block whose results and acknowledgements are written together or not at all, when it ends.
+
+            with consumer.transaction() as tx:
+                tx.send("invoices", invoice, key=message.key)
+                tx.ack(message)
+
+        An exception drops what was recorded; the messages stay held. Handlers of `run` may use it; commits are queued.
+
+        Raises:
+            LeaseLostError: A lease ran out before the commit; nothing was written.
+            TransactionError: `nothing_written` tells whether the messages are still held.
+            FencedError: Another consumer of the same `consumer_id` writes transactions.
+            UsageError: A block is open in this thread, or as `receive`.
+        """
+        return self._transactions.block(self._check_usable)
+
     def flush(self, timeout: float = 30.0) -> None:
         """
         Wait until every message settled so far has its END written.
@@ -271,7 +298,7 @@ class QueueConsumer:
     def after_fork(self) -> tuple[object, ...]:
         """End every lease in a child process, and return the clients that it must leave alone."""
         self._leases.after_fork()
-        return (self._intake.client, self._producer.client)
+        return (*self._intake.clients, self._producer.client, *self._transactions.after_fork())
 
     def stop(self) -> None:
         """Ask `run` to end, from any thread or a signal handler; running handlers are waited for."""
@@ -292,6 +319,7 @@ class QueueConsumer:
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
+        self._transactions.close(timeout)
         try:
             # Positions first: a message that is released before its position is committed would come twice.
             self._intake.close()
@@ -353,10 +381,8 @@ class QueueConsumer:
             self._full_logged_at = now
             logger.warning(
                 "receiving nothing: %d messages are held, max_in_flight is %d; settle messages or raise it",
-                held_count,
-                self.max_in_flight,
-                extra={"action": "in_flight_full"},
-            )
+                held_count, self.max_in_flight, extra={"action": "in_flight_full"},
+            )  # fmt: skip
 
     @staticmethod
     def _give_back(lease: Lease) -> None:

@@ -117,6 +117,10 @@ class Fetcher:
         else:
             self._commit_if_due()
 
+    def committed(self, positions: Mapping[int, int]) -> None:
+        """Take note of positions that were committed by others, in the transaction of their STARTs."""
+        self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
+
     def idle(self, timeout: float) -> None:
         """
         Serve the group without fetching: rebalances go on while there is no room for messages.
