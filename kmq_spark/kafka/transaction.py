@@ -67,7 +67,7 @@ class TransactionalProducer:
     Args:
         config: librdkafka settings of a producer, `transactional.id` among them.
         timeout_ms: Bound on each call to the broker.
-        role: Who writes, `tracker`, `consumer` or `redrive`: named in errors, and the crash points here are the tracker's.
+        role: Who writes: `tracker`, `consumer`, `redrive`. Named in errors; the crash points here are the tracker's.
 
     Raises:
         ConfigError: librdkafka refuses a setting.

@@ -89,7 +89,8 @@ def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) 
         receive_all(gone, 1)[0].ack()
         membership = gone._intake._fetcher.client.consumer_group_metadata()
     with consumer_of(queue, start_in_transaction=True) as consumer:
-        assert wait_until(lambda: bool(consumer._intake.idle(0.1) or consumer._intake._fetcher._stash))
+        fetcher = consumer._intake._fetcher
+        fetcher.put_back(fetcher.fetch(1, 10.0))
         starts = consumer._intake._starts
         assert isinstance(starts, TransactionalStarts)
         own = starts._consumer
