@@ -13,6 +13,7 @@ Source: dramatiq's worker for the drain; SQS's Java messaging library for "retur
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -150,7 +151,7 @@ class Worker:
             BaseException: What a handler raised that is no `Exception`, such as `SystemExit`.
         """
         summary = RunSummary()
-        with self._signals(), _short_switches():
+        with self._signals(), _short_switches(), _frozen_imports():
             for thread in self._threads:
                 thread.start()
             try:
@@ -314,6 +315,22 @@ def _short_switches() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def _frozen_imports() -> Iterator[None]:
+    """
+    Spare the collector what lives as long as the process.
+
+    Thousands of messages live for the time of a batch, so full collections come often, and each would walk through every
+    module that was ever imported: a third of the time of a fast handler.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _check_least(**bounds: tuple[int, int]) -> None:
