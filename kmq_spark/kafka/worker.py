@@ -322,8 +322,8 @@ def _frozen_imports() -> Iterator[None]:
     """
     Spare the collector what lives as long as the process.
 
-    Thousands of messages live for the time of a batch, so full collections come often, and each would walk through every
-    module that was ever imported: a third of the time of a fast handler.
+    Thousands of messages live for the time of a batch, so full collections come often, and each would walk through all
+    that was ever imported: a third of the time of a fast handler.
     """
     gc.collect()
     gc.freeze()
