@@ -27,6 +27,7 @@ from kmq_spark.wire.headers import (
     FIRST_SENT_MS,
     GROUP,
     NOT_BEFORE_MS,
+    ORIGIN,
     QUEUE,
     SILENT_COUNT,
     TTL_MS,
@@ -40,7 +41,7 @@ DUE_STEP_MS = 100
 """Due instants are rounded up to this, so that messages of one moment share a marker."""
 
 _READ = frozenset(
-    {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, NOT_BEFORE_MS, QUEUE, SILENT_COUNT, TTL_MS}
+    {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, NOT_BEFORE_MS, ORIGIN, QUEUE, SILENT_COUNT, TTL_MS}
 )
 """Headers that are read here."""
 
@@ -114,7 +115,9 @@ class Door:
         ours = {name: value for name, value in headers or () if name in _READ}
         if not ours:
             return _NOT_OURS if self._queue else _PLAIN
-        if (ours.get(QUEUE) or b"") != self._queue or (ours.get(GROUP) or self._group) != self._group:
+        # A copy without the name of a group is one of the queue's own group; a first copy is for everybody.
+        group = ours.get(GROUP) or (b"" if ORIGIN in ours else self._group)
+        if (ours.get(QUEUE) or b"") != self._queue or group != self._group:
             return _NOT_OURS
         delivery_count = min(read_number(ours.get(DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1) + 1
         due_at_ms = _due_at_ms(ours, record)

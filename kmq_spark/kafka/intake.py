@@ -16,6 +16,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from confluent_kafka import Message as KafkaMessage
+
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.failpoints import failpoint
@@ -23,17 +25,19 @@ from kmq_spark.kafka.admission import Portion, Room, Verdict, count_that_fits, p
 from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of
 from kmq_spark.kafka.fetcher import Fetcher
 from kmq_spark.kafka.isolation import Isolation
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.kafka.marker_ranges import cut_ranges, ranges_of_fetched
+from kmq_spark.kafka.start_writer import PlainStarts, StartWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Consumer
-    from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.kafka.admission import Admission, Door
     from kmq_spark.kafka.leases import LeaseTable
     from kmq_spark.kafka.marker_producer import MarkerProducer
+
+_HEADERS = KafkaMessage.headers
 
 REPORT_GRACE_S = 2.0
 """librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
@@ -76,6 +80,7 @@ class Intake:
         markers: Sends the STARTs.
         consumer_id: Name told in the STARTs.
         limits: Of leases, and of what may be held.
+        starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
     """
 
     def __init__(
@@ -88,12 +93,12 @@ class Intake:
         markers: MarkerProducer,
         consumer_id: str,
         limits: Limits,
+        starts: Callable[[Consumer], StartWriter] | None = None,
     ) -> None:
         """Join the group; partitions come with the first `take`."""
         self._topic = topic
         self._door = door
         self._leases = leases
-        self._markers = markers
         self._consumer_id = consumer_id
         self._limits = limits
         self._isolation = Isolation()
@@ -101,11 +106,12 @@ class Intake:
         self._look_count = 1
         self._is_blocked = False
         self._fetcher = Fetcher(config, topic, self._started_positions)
+        self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
 
     @property
-    def client(self) -> Consumer:
-        """The client, to be left alone in a child process."""
-        return self._fetcher.client
+    def clients(self) -> tuple[object, ...]:
+        """The clients, to be left alone in a child process."""
+        return (self._fetcher.client, *self._starts.clients())
 
     @property
     def max_in_flight(self) -> int:
@@ -162,7 +168,7 @@ class Intake:
         records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
         if not records:
             return None
-        headers = [record.headers() for record in records]
+        headers = list(map(_HEADERS, records))
         if any(headers) or not self._door.is_open:
             return self._take_sorted(records, headers, room, lease_s, may_wait=may_wait)
         self._look_count = 1
@@ -210,7 +216,10 @@ class Intake:
 
     def commit(self, batch: Batch) -> None:
         """Commit the position behind a batch whose START is durable; the answer is not waited for."""
-        self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
+        if batch.is_marked and self._starts.commits_positions:
+            self._fetcher.committed(batch.next_offsets)
+        else:
+            self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
 
     def idle(self, timeout: float) -> None:
         """Serve the group without fetching, for so many seconds."""
@@ -222,6 +231,7 @@ class Intake:
             self._fetcher.close()
         finally:
             self._started.clear()
+            self._starts.close()
 
     def give_back(self) -> None:
         """Seek back to the oldest batch that was not waited for: it and all after it are fetched again."""
@@ -300,15 +310,13 @@ class Intake:
                 batch.on_report_of(lease),
             )
             for lease in batch.leases
-            for ranges in cut_ranges(lease.offsets)
+            for ranges in ranges_of_fetched(lease.offsets)
         ]
         batch.expect(len(starts) + len(deferrals))
         self._started.append(batch)
-        for marker in deferrals:
-            self._markers.send(marker, batch.on_report)
+        self._starts.send(batch, [*((marker, batch.on_report) for marker in deferrals), *starts], self._fetcher.owned)
+        if deferrals:
             failpoint("consumer.deferral-sent")
-        for marker, on_report in starts:
-            self._markers.send(marker, on_report)
         if batch.is_marked:
             failpoint("consumer.start-sent")
         return batch

@@ -34,10 +34,16 @@ class Renewal(NamedTuple):
         """Return what is held now; a settled message does not come back by a KEEPALIVE after its END."""
         return [offset for lease in self.leases for offset in list(lease.held)]
 
-    def durable(self) -> None:
-        """Extend the leases that are still ours."""
+    def durable(self, now: float) -> None:
+        """
+        Extend the leases that are still ours.
+
+        Args:
+            now: Monotonic seconds. After the end of a lease its messages may have been decided before the renewal was
+                written, so it does not count.
+        """
         for lease in self.leases:
-            if not lease.fate:
+            if not lease.fate and now <= lease.expires_at:
                 lease.expires_at = max(lease.expires_at, self.sent_at + self.duration)
 
 

@@ -233,7 +233,7 @@ class MarkerWriter:
                     )
                 left = -1
             elif left == 0:
-                renewal.durable()
+                renewal.durable(time.monotonic())
 
         for ranges in parts:
             marker = Marker(

@@ -221,6 +221,43 @@ class Message:
         self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
         return True
 
+    def check_held(self) -> None:
+        """Raise where the message is not held any more. For transactions, not for handlers."""
+        lease = self._lease
+        if self._verb is None and lease.expires_at < monotonic():
+            self._raise_lost()
+        if self._offset not in lease.held:
+            self._settled_before(Verb.ACK)
+            message = (
+                f"message {_shown(self.id)} is settled already: got an ack in a transaction, "
+                f"{self.settled_by or 'another'} came first; settle a message once"
+            )
+            raise UsageError(message)
+
+    def enter_transaction(self) -> tuple[Lease, float]:
+        """
+        Take the message out of everybody's hands for a commit. For transactions, not for handlers.
+
+        Returns:
+            The lease that held it, and when that ends at the earliest, monotonic seconds.
+        """
+        self.check_held()
+        lease = self._lease
+        # Read before the removal: a renewal that is sent after it does not cover this message.
+        ends_at = lease.expires_at
+        try:
+            lease.held.remove(self._offset)
+        except KeyError:
+            self.check_held()
+            raise
+        self._verb = Verb.ACK
+        return lease, ends_at
+
+    def leave_transaction(self, lease: Lease) -> None:
+        """Undo `enter_transaction`: nothing was written, or nobody knows. The message is under *lease* from now on."""
+        self._lease = lease
+        self._verb = None
+
     def _settle(self, settled: Settled) -> None:
         lease = self._lease
         try:

@@ -157,3 +157,23 @@ def test_every_record_of_a_portion_has_one_fate_and_suspects_go_alone(
     assert len(got.handed) <= min(max_messages, 3)
     assert got.is_suspect == (any(verdicts[index] is ALONE for index in got.handed))
     assert not got.is_suspect or len(got.handed) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "takers"),
+    [
+        ([], {"", "billing", "audit"}),
+        ([("kmq-group", b"billing"), ("kmq-origin", b"0:1")], {"billing"}),
+        # A copy that the queue's own tracker made, and a dead letter that was redriven from its own topic.
+        ([("kmq-origin", b"0:1"), ("kmq-delivery-count", b"1")], {""}),
+    ],
+)
+def test_first_copy_is_for_every_group_and_a_later_one_for_its_own(
+    headers: list[tuple[str, bytes | None]], takers: set[str]
+) -> None:
+    found = {
+        group
+        for group in ("", "billing", "audit")
+        if Door(group=group).admit(headers, Stamp()).verdict is not Verdict.PASS_OVER
+    }
+    assert found == takers
