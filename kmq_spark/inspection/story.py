@@ -11,6 +11,7 @@ Source: the question asked of every queue at night: "what happened to this one?"
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from kmq_spark.core.markers import Marker
 
 KEPT_ALIVE = "kept alive"
+
+TOGETHER_MS = 1_000
+"""Records of one transaction lie closer than this."""
 
 LONGEST_TRANSACTION_MS = 120_000
 """How far a copy and the END that was committed with it may lie apart."""
@@ -103,6 +107,19 @@ def events_of(markers_topic: str, told: Iterable[Told]) -> Iterator[Event]:
     for partition, offset, at_ms, marker in told:
         place = f"{markers_topic}[{partition}]@{offset}"
         yield Event(at_ms, place, _what(marker, at_ms), marker.consumer_id)
+
+
+def in_order(events: Sequence[Event]) -> list[Event]:
+    """
+    Return events by time; what was committed together stays as it was given.
+
+    A copy and the END that led to it are appended by two partitions' leaders, milliseconds apart, in either order.
+    """
+    keys: list[int] = []
+    for event in events:
+        is_together = bool(keys) and 0 <= keys[-1] - event.at_ms < TOGETHER_MS
+        keys.append(keys[-1] if is_together else event.at_ms)
+    return [event for _, event in sorted(zip(keys, events, strict=True), key=itemgetter(0))]
 
 
 def shortened(events: Sequence[Event]) -> list[Event]:

@@ -11,12 +11,12 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
 from kmq_spark.kafka.client_errors import client_error, until_answered
-from kmq_spark.kafka.settings import admin_config, make_client
+from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,6 +53,7 @@ class Cluster:
         self._address = bootstrap_servers
         self._timeout_s = timeout_ms / 1000
         self._extra = dict(extra or {})
+        self._groups: dict[str, Consumer] = {}
         self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
 
     def metadata(self, topic: str | None = None) -> ClusterMetadata:
@@ -167,20 +168,34 @@ class Cluster:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
+        metadata = self.metadata(topic).topics.get(topic)
+        wanted = [
+            TopicPartition(topic, partition) for partition in (metadata.partitions if metadata is not None else ())
+        ]
+        if not wanted:
+            return []
+        if group not in self._groups:
+            # Not the admin client: after a restart of the broker it did not find the group's coordinator again, for
+            # minutes (librdkafka 2.16); a consumer does. It never subscribes, so it joins nothing.
+            config = reader_config(self._address, group, new_client_id("look"), self._extra)
+            self._groups[group] = make_client(Consumer, config)
 
         def ask() -> list[TopicPartition]:
-            (future,) = self.admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout_s
-            ).values()
             try:
-                places = future.result().topic_partitions
+                places = self._groups[group].committed(wanted, timeout=self._timeout_s)
             except KafkaException as error:
                 if _NOT_ALLOWED in error.args[0].name():
                     return []
                 raise
-            return [place for place in places if place.topic == topic and place.offset >= 0]
+            return [place for place in places if place.offset >= 0]
 
         return until_answered(ask, f"cannot read the offsets of group {group}", self._timeout_s)
+
+    def close(self) -> None:
+        """Leave the broker."""
+        for client in self._groups.values():
+            client.close()
+        self._groups.clear()
 
     def _settings(self, topic: str) -> dict[str, str]:
         futures: dict[Any, Any] = self.admin.describe_configs(

@@ -70,6 +70,7 @@ class QueueInspector:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+        self.cluster.close()
 
     def __enter__(self) -> Self:
         """Return this inspector."""

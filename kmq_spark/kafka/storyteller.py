@@ -21,6 +21,7 @@ from kmq_spark.inspection.story import (
     Told,
     covers,
     events_of,
+    in_order,
     last_outcome,
     sent,
 )
@@ -98,7 +99,7 @@ class Storyteller:
             current = self._next(place, last_outcome(markers), events)
             if current is not None:
                 place = MessageId(current.partition() or 0, current.offset() or 0)
-        return _content(asked), sorted(events, key=lambda event: event.at_ms)
+        return _content(asked), in_order(events)
 
     def _next(self, place: MessageId, ended: Told | None, events: list[Event]) -> Message | None:
         """Return the copy that followed this one; add the dead letter and what became of it."""

@@ -22,7 +22,7 @@ from kmq_spark.inspection.figures import figures
 from kmq_spark.inspection.findings import Finding, Level, examine, is_unhealthy
 from kmq_spark.inspection.names import queues_of
 from kmq_spark.inspection.spans import instant, span
-from kmq_spark.inspection.story import Event, Told, covers, events_of, last_outcome, shortened
+from kmq_spark.inspection.story import Event, Told, covers, events_of, in_order, last_outcome, shortened
 from kmq_spark.inspection.view import MarkersView
 
 NOW_MS = 1_000_000
@@ -272,6 +272,19 @@ def test_story_of_a_lease_is_told_line_by_line() -> None:
     ended = last_outcome(mine)
     assert ended is not None
     assert ended.marker.outcome is Outcome.REDELIVERED
+
+
+def test_late_ack_of_an_older_copy_is_told_at_its_time() -> None:
+    """A copy and the END it was committed with keep their order, whichever leader's clock was ahead."""
+    events = [
+        Event(100, "q", "sent"),
+        Event(500, "m", "fell due"),
+        Event(9_000, "m", "late ack"),
+        Event(498, "q", "copy 2"),
+    ]
+    given = [events[0], events[1], events[3], events[2]]
+    assert [event.what for event in in_order(given)] == ["sent", "fell due", "copy 2", "late ack"]
+    assert [event.what for event in in_order(events)][-1] == "late ack"
 
 
 def test_renewals_of_one_lease_are_one_line() -> None:
