@@ -20,6 +20,7 @@ from kmq_spark.cli.common import (
     ClientSetting,
     CommandConfig,
     ConfigFile,
+    TimeoutMs,
     settings_from,
     told_clearly,
 )
@@ -68,6 +69,7 @@ def list_(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
     ids: Ids = None,
     reason: Reason = None,
     key: Key = None,
@@ -84,7 +86,9 @@ def list_(
 
     where = _filter(reason, key, origin, logical_queue, older_than, newer_than)
     chosen: dict[str, Any] = {"ids": ids or (), "where": where, "limit": limit}
-    letters = list_dead_letters(name, **chosen, **_broker(config, bootstrap_server, command_config, client_settings))
+    letters = list_dead_letters(
+        name, **chosen, **_broker(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    )
     count = print_letters(letters, form, max_bytes)
     if not count and form is OutputForm.TABLE:
         typer.echo(f"no open dead letters of {name}" + (" that fit" if where or ids else ""), err=True)
@@ -101,6 +105,7 @@ def show(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
     ids: Ids = None,
     form: Form = OutputForm.TABLE,
     max_bytes: MaxBytes = 4096,
@@ -115,7 +120,7 @@ def show(
     if not wanted:
         message = "no dead letter is named: got none, at least one partition:offset; `kmq dlq list` shows the ids"
         raise ConfigError(message)
-    broker = _broker(config, bootstrap_server, command_config, client_settings)
+    broker = _broker(config, bootstrap_server, command_config, client_settings, timeout_ms)
     letters = list(list_dead_letters(name, ids=wanted, **broker))
     if form is OutputForm.TABLE:
         for number, letter in enumerate(letters):
@@ -138,6 +143,7 @@ def redrive_(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
     ids: Ids = None,
     reason: Reason = None,
     key: Key = None,
@@ -157,7 +163,7 @@ def redrive_(
 
     where = _filter(reason, key, origin, logical_queue, older_than, newer_than)
     chosen: dict[str, Any] = {"ids": ids or (), "where": where, "everything": everything, "limit": limit}
-    broker = _broker(config, bootstrap_server, command_config, client_settings)
+    broker = _broker(config, bootstrap_server, command_config, client_settings, timeout_ms)
     summary = redrive(name, **chosen, to=to, dry_run=not execute, **broker)
     print_summary(summary, "redrive", f"{QueueTopics.parse(name).dead_letter_topic} to {to or name}", form)
     _tell_missing(summary.missing, name)
@@ -171,6 +177,7 @@ def purge_(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
     ids: Ids = None,
     reason: Reason = None,
     key: Key = None,
@@ -189,7 +196,7 @@ def purge_(
 
     where = _filter(reason, key, origin, logical_queue, older_than, newer_than)
     chosen: dict[str, Any] = {"ids": ids or (), "where": where, "everything": everything, "limit": limit}
-    broker = _broker(config, bootstrap_server, command_config, client_settings)
+    broker = _broker(config, bootstrap_server, command_config, client_settings, timeout_ms)
     summary: RedriveSummary = purge(name, **chosen, dry_run=not execute, **broker)
     print_summary(summary, "purge", f"from {QueueTopics.parse(name).dead_letter_topic}", form)
     _tell_missing(summary.missing, name)
@@ -200,8 +207,9 @@ def _broker(
     bootstrap_server: str | None,
     command_config: Path | None,
     client_settings: list[str] | None,
+    timeout_ms: int | None,
 ) -> dict[str, Any]:
-    kafka = settings_from(config, bootstrap_server, command_config, client_settings).kafka
+    kafka = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms).kafka
     return {
         "bootstrap_servers": kafka.bootstrap_servers,
         "timeout_ms": kafka.timeout_ms,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -11,9 +13,11 @@ from kmq_spark.cli.common import (
     ClientSetting,
     CommandConfig,
     ConfigFile,
+    TimeoutMs,
     settings_from,
     told_clearly,
 )
+from kmq_spark.cli.output import Output, OutputForm
 from kmq_spark.config import plain
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
@@ -29,13 +33,14 @@ def create(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
     partitions: Annotated[int, typer.Option(help="Partitions of each topic; a group takes its queue's.")] = 4,
     replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
 ) -> None:
     """Make the queue, markers, dead-letter and redrive topics where they do not exist, and check them."""
     from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    kafka = settings_from(config, bootstrap_server, command_config, client_settings).kafka
+    kafka = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms).kafka
     layout = create_queue(
         name,
         bootstrap_servers=kafka.bootstrap_servers,
@@ -56,14 +61,20 @@ def describe(
     config: ConfigFile = None,
     command_config: CommandConfig = None,
     client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    output: Output = OutputForm.TABLE,
 ) -> None:
     """Check the queue's topics, and say how each finding is repaired."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    kafka = settings_from(config, bootstrap_server, command_config, client_settings).kafka
+    kafka = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms).kafka
     layout = check_queue(
         name, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
     )
+    if output is not OutputForm.TABLE:
+        # One object, not a list: there is one queue.
+        typer.echo(json.dumps({"queue": name, **asdict(layout)}, indent=2 if output is OutputForm.JSON else None))
+        return
     typer.echo(f"queue {name}: {layout.partition_count} partitions, topics fit")
     typer.echo(f"  queue topic        {layout.topics.queue_topic}  (largest message {layout.max_message_bytes} bytes)")
     typer.echo(f"  markers topic      {layout.topics.markers_topic}  (kept for {layout.retention_ms} ms)")

@@ -65,6 +65,11 @@ def test_list_tells_what_is_ready(queue: Queue) -> None:
     }  # fmt: skip
 
 
+def test_describe_tells_the_layout_as_data(queue: Queue) -> None:
+    told = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "jsonl").stdout)
+    assert (told["queue"], told["partition_count"], told["topics"]["queue"]) == (queue.name, 1, queue.name)
+
+
 def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(queue: Queue) -> None:
     queue.send("held", "\x1b[31mred\nline", key="k\x07")
     with consumer_of(queue, consumer_id="worker-7") as consumer:

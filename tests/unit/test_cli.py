@@ -154,3 +154,12 @@ def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, 
     assert "cannot reach broker at 127.0.0.1:1: " in line
     assert "; check that the broker runs, and [kafka] bootstrap_servers" in line
     assert SECRET not in line
+
+
+def test_every_command_is_on_the_page_of_commands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
+    headings = " ".join(line for line in page.splitlines() if line.startswith("## ")) + page.split("## The others")[1]
+    for command in COMMANDS:
+        if command:
+            assert command[0] in headings, command
+            assert command[-1] in headings, command
