@@ -56,6 +56,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_message_that_kills_its_process_is_handed_out_alone_and_ends_in_the_dead_letter_topic(stage: Stage) -> None:
     """Three deliveries, three processes; innocents that were held with it are done by whoever comes next."""
     stage.send("killer", *(f"good {number}" for number in range(6)))
