@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -129,6 +130,8 @@ class _StopOnSignals:
             self._take_over()
 
     def _take_over(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # of a notebook or a wheel task, which its cluster ends: Python refuses handlers there
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)
 

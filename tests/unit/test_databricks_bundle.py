@@ -1,0 +1,155 @@
+"""`databricks.yml` without an account: everything that it names exists here, and every setting in it is taken."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kmq_spark.config import load_settings, plain
+from kmq_spark.spark.session import local_checkpoint_settings
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "databricks.yml").read_text(encoding="utf-8")
+BUNDLE: dict[str, Any] = yaml.safe_load(TEXT)
+JOBS: dict[str, dict[str, Any]] = BUNDLE["resources"]["jobs"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CONTINUOUS = ["kmq_tracker"]
+
+OPTION_OF_FLAG = {"--checkpoint-dir": "checkpoint_dir", "--trigger": "trigger", "--catalog": "catalog"}
+
+
+def resolved(text: str) -> str:
+    """Return a text with its variables replaced, as `databricks bundle validate` does it."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] == "workspace.file_path":
+            return str(ROOT)
+        return str(BUNDLE["variables"][found[1].removeprefix("var.")]["default"])
+
+    return re.sub(r"\$\{([^}]+)\}", value, text)
+
+
+def task_of(job: str) -> dict[str, Any]:
+    """Return the one task of a job."""
+    (task,) = JOBS[job]["tasks"]
+    return dict(task)
+
+
+def flags_of(job: str) -> dict[str, str]:
+    """Return the parameters of a job's task: every one is a flag with a value."""
+    parameters = [resolved(text) for text in task_of(job)["python_wheel_task"]["parameters"]]
+    return dict(zip(parameters[::2], parameters[1::2], strict=True))
+
+
+def cluster_of(job: str) -> dict[str, Any]:
+    """Return the cluster that a job's task names."""
+    clusters = {each["job_cluster_key"]: each["new_cluster"] for each in JOBS[job]["job_clusters"]}
+    return dict(clusters[task_of(job)["job_cluster_key"]])
+
+
+def test_only_sections_that_bundles_know() -> None:
+    assert set(BUNDLE) == {"bundle", "artifacts", "sync", "variables", "resources", "targets"}
+    used = {name.removeprefix("var.") for name in re.findall(r"\$\{(var\.[a-z_]+)\}", TEXT)}
+    assert used == set(BUNDLE["variables"])
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_entry_point_of_each_job_is_one_of_the_wheel(job: str) -> None:
+    wheel_task = task_of(job)["python_wheel_task"]
+    assert wheel_task["package_name"] == PROJECT["name"]
+    module, _, function = PROJECT["scripts"][wheel_task["entry_point"]].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_settings_of_each_job_are_taken(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags, the file and the secrets, together."""
+    flags = flags_of(job)
+    environment = {name: json.dumps({"sasl.password": name}) for name in cluster_of(job)["spark_env_vars"]}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    section = "ledger" if "ledger" in job else "tracker"
+    values = {OPTION_OF_FLAG[flag]: value for flag, value in flags.items() if flag != "--config"}
+    if section == "ledger":
+        pytest.importorskip("kmq_spark.ledger")
+    settings = load_settings(Path(flags["--config"]), {section: values})
+    assert plain(settings.kafka.extra)["sasl.password"] == "KMQ_KAFKA__EXTRA"
+    assert plain(settings.kafka.spark_extra)["sasl.password"] == "KMQ_KAFKA__SPARK_EXTRA"
+    assert plain(settings.kafka.extra)["security.protocol"] == "SASL_SSL"  # of the file
+    got = getattr(settings, section)
+    assert got.checkpoint_dir == values["checkpoint_dir"]
+    assert got.trigger == ("processing-time" if job in CONTINUOUS else "available-now")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_flags_of_each_job_are_those_of_its_command(job: str) -> None:
+    if "ledger" in job:
+        pytest.importorskip("kmq_spark.ledger")
+    command = import_module("kmq_spark.cli.ledger" if "ledger" in job else "kmq_spark.cli.tracker").run
+    assert {flag.removeprefix("--").replace("-", "_") for flag in flags_of(job)} <= set(
+        inspect.signature(command).parameters
+    )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_one_run_of_a_job_at_a_time_and_only_the_tracker_runs_on(job: str) -> None:
+    """A second tracker of a queue fences the first."""
+    assert JOBS[job]["max_concurrent_runs"] == 1
+    assert ("continuous" in JOBS[job]) == (job in CONTINUOUS)
+    assert ("schedule" in JOBS[job]) == (job not in CONTINUOUS)
+
+
+def test_the_two_forms_of_the_tracker_share_a_checkpoint_and_one_of_them_is_paused() -> None:
+    assert flags_of("kmq_tracker")["--checkpoint-dir"] == flags_of("kmq_tracker_once")["--checkpoint-dir"]
+    assert JOBS["kmq_tracker_once"]["schedule"]["pause_status"] == "PAUSED"
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_checkpoint_lies_in_a_volume_and_keeps_the_platforms_own_file_manager(job: str) -> None:
+    checkpoint = flags_of(job)["--checkpoint-dir"]
+    assert checkpoint.startswith("/Volumes/")
+    assert local_checkpoint_settings(checkpoint) == {}
+    assert local_checkpoint_settings("/var/kmq/checkpoints") != {}
+
+
+def test_secrets_are_named_and_nowhere_written() -> None:
+    for job in JOBS:
+        for value in cluster_of(job)["spark_env_vars"].values():
+            assert re.fullmatch(r"\{\{secrets/\$\{var\.secret_scope\}/[a-z-]+\}\}", value)
+    for word in ("password=", "token=", "sasl.jaas", "https://"):
+        assert word not in TEXT
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) -> None:
+    """The wheel, and the extra `cli` as pyproject.toml has it."""
+    wheel, *packages = task_of(job)["libraries"]
+    assert wheel == {"whl": "./dist/*.whl"}
+    assert "--wheel-dir dist" in BUNDLE["artifacts"]["kmq_spark"]["build"]
+    assert sorted(each["pypi"]["package"] for each in packages) == sorted(PROJECT["optional-dependencies"]["cli"])
+    assert cluster_of(job)["data_security_mode"] == "SINGLE_USER"
+
+
+@pytest.mark.parametrize("entry_point", ["kmq-tracker", "kmq-ledger"])
+def test_task_that_ends_well_returns_and_one_that_fails_says_so(
+    entry_point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The platform takes every SystemExit for a failure."""
+    module, _, function = PROJECT["scripts"][entry_point].partition(":")
+    task = getattr(import_module(module), function)
+    if entry_point == "kmq-ledger":
+        pytest.importorskip("kmq_spark.ledger")
+    monkeypatch.setattr("sys.argv", [entry_point, "--help"])
+    task()
+    monkeypatch.setattr("sys.argv", [entry_point, "--no-such-flag"])
+    with pytest.raises(SystemExit) as ended:
+        task()
+    assert ended.value.code == 2
