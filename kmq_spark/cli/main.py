@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kmq_spark.cli import broker, demo, dlq, failpoints, queue, tracker
+from kmq_spark.cli import broker, demo, dlq, failpoints, ledger, queue, tracker
 from kmq_spark.cli.one_line import OneLineGroup
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.add_typer(queue.app, name="queue")
 app.add_typer(tracker.app, name="tracker")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(ledger.app, name="ledger")
 app.command("up")(broker.up)
 app.command("demo")(demo.demo)
 app.command("failpoints")(failpoints.failpoints)
