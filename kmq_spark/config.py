@@ -189,7 +189,7 @@ class LedgerSettings(_Section):
     """Whole days that `kmq ledger maintain` leaves in the tables, today not counted; 0 = all."""
 
     vacuum_hours: int = Field(default=168, ge=168, le=876_000)
-    """How long `kmq ledger maintain` leaves files that no row needs any more, for readers at work. Delta's own bound."""
+    """How long `kmq ledger maintain` leaves files that no row needs, for readers at work; Delta's own bound is 168."""
 
     fail_on_removed: bool = True
     """Whether records that retention removed before they were read stop the ledger; false for one run goes on."""

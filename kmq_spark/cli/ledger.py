@@ -138,8 +138,8 @@ def maintain(
         limits = settings.ledger
         for done in ledger.maintain(spark, location, keep_days=limits.keep_days, vacuum_hours=limits.vacuum_hours):
             typer.echo(
-                f"{done.table}: {done.deleted_rows} rows of old days deleted, {done.compacted_files} files compacted into "
-                f"{done.into_files}"
+                f"{done.table}: {done.deleted_rows} rows of old days deleted, "
+                f"{done.compacted_files} files compacted into {done.into_files}"
             )
     finally:
         stop_session(spark)
@@ -180,7 +180,7 @@ def _message_place(view: str, queue: str, message: str) -> tuple[int, int] | Non
         return None
     partition, colon, offset = message.partition(":")
     if view != "message_story" or not queue:
-        text = f"--message is not allowed here: got view {view!r} and --queue {queue!r}, message_story and a queue; add them"
+        text = f"--message needs message_story and --queue: got {view!r} and {queue!r}; add what is missing"
         raise ConfigError(text)
     if not (colon and partition.isdecimal() and offset.isdecimal()):
         text = f"message is not allowed: got {message!r}, partition:offset such as 3:17; correct --message"
@@ -199,9 +199,7 @@ def _session(master: str, driver_memory: str) -> SparkSession:
     return build_session("kmq-ledger", master=master, settings=settings)
 
 
-def _asked(
-    spark: SparkSession, settings: Settings, view: str, queue: str, place: tuple[int, int] | None
-) -> DataFrame:
+def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: tuple[int, int] | None) -> DataFrame:
     from kmq_spark import ledger  # noqa: PLC0415  # as above
 
     # With no folder named, a catalog in the settings is meant.

@@ -91,5 +91,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Return each row as a block of lines, a column each."""
     width = max(map(len, names))
-    blocks = ["\n".join(f"{name.rjust(width)}  {cell}" for name, cell in zip(names, line, strict=True)) for line in cells]
+    blocks = [
+        "\n".join(f"{name.rjust(width)}  {cell}" for name, cell in zip(names, line, strict=True)) for line in cells
+    ]
     return "\n\n".join(blocks)

@@ -1,8 +1,8 @@
 """
 One process at a time for a ledger on a local disk.
 
-Rule 1: local folders only: Delta's own commits are safe against others on object stores and on Databricks, where renaming
-fails if the name is taken; on a local disk it does not.
+Rule 1: local folders only: on object stores and on Databricks Delta's commits are safe against others, since a name
+that is taken is refused there; a rename on a local disk replaces it.
 """
 
 from __future__ import annotations

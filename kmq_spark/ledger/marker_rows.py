@@ -54,8 +54,8 @@ def decode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         batches: Columns `marker_partition`, `marker_offset`, `appended_at_us`, `value`, one row a record.
 
     Returns:
-        Columns of `DECODED_SCHEMA`: a row for each range of each marker that is no TICK, and one for each record that is
-        no marker, with `error` set and `kind` null.
+        Columns of `DECODED_SCHEMA`: a row for each range of each marker that is no TICK, and one for each record that
+        is no marker, with `error` set and `kind` null.
     """
     for batch in batches:
         rows: list[Row] = []

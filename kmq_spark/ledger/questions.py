@@ -33,8 +33,8 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
         offset: Message offset of that copy.
 
     Returns:
-        One row an event: `at`, `event`, `queue_partition`, `message_offset`, `delivery_count`, `who`, `detail`, …; empty
-        where the ledger has no such message.
+        One row an event: `at`, `event`, `queue_partition`, `message_offset`, `delivery_count`, `who`, `detail`, …;
+        empty where the ledger has no such message.
     """
     name, at, group = queue.partition("@")
     messages = ask(spark, "messages")
@@ -50,7 +50,7 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
     )
     if at:
         events = events.where(F.col("group_name").isNull() | (F.col("group_name") == group))
-    return events.orderBy("at", "step", "queue_partition", "message_offset")
+    return events.orderBy("at", "message_offset", "step")
 
 
 def slowest_handlers(spark: SparkSession, queue: str = "") -> DataFrame:

@@ -2,9 +2,9 @@
 A made-up hour of a queue, for the notebook and for tests: the topics' records, without a broker.
 
 Rule 1: seeded: the same hour every time, but for the instant at which it ends.
-Rule 2: what is written are the bytes and headers that the clients and the tracker write; only the story is invented:
-a worker dies at minute 20, a burst comes at minute 33, the tracker is away from minute 44 to 46, and three messages kill
-whoever handles them.
+Rule 2: the bytes and headers are those that the clients and the tracker write; only the story is invented: a worker
+dies at minute 20, a burst comes at minute 33, the tracker is away from minute 44 to 46, and three messages kill whoever
+handles them.
 """
 
 from __future__ import annotations
@@ -64,11 +64,20 @@ class SampleHour:
         records: By table of the ledger, in the order of their partitions' offsets.
     """
 
-    records: dict[str, list[SampleRecord]] = field(default_factory=lambda: {MESSAGES: [], MARKERS: [], DEAD_LETTERS: []})
+    records: dict[str, list[SampleRecord]] = field(
+        default_factory=lambda: {MESSAGES: [], MARKERS: [], DEAD_LETTERS: []}
+    )
     _next: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def append(
-        self, table: str, partition: int, at_ms: int, value: bytes, key: bytes | None = None, headers: Headers | None = None
+        self,
+        table: str,
+        partition: int,
+        at_ms: int,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
     ) -> SampleRecord:
         """Append a record as a broker would, which gives it its offset."""
         offset = self._next.get((table, partition), 0)
@@ -97,7 +106,7 @@ class _Simulation:
         self._luck = random.Random(seed)  # noqa: S311  # a story, no secret
         self._events: list[tuple[int, int, str, Any]] = []
         self._ready: list[tuple[SampleRecord, int]] = []
-        self._free = {worker: HANDLERS_OF_A_WORKER for worker in WORKERS}
+        self._free = dict.fromkeys(WORKERS, HANDLERS_OF_A_WORKER)
         self._number = 0
         self._arrived = 0
 
@@ -119,7 +128,7 @@ class _Simulation:
         self._arrived += 1
         headers: Headers = [POISON] if self._arrived in POISON_NUMBERS else []
         partition = self._luck.randrange(PARTITIONS)
-        self._ready.append((self.hour.append(MESSAGES, partition, now_ms, value, key, headers), 1))
+        self._ready.append((self.hour.append(MESSAGES, partition, now_ms, value, key=key, headers=headers), 1))
         rate = IN_THE_BURST if BURST_MS[0] <= now_ms < BURST_MS[1] else MESSAGES_A_SECOND
         self._at(now_ms + 1 + int(self._luck.expovariate(rate) * 1_000), "arrive", None)
 
@@ -199,7 +208,7 @@ class _Simulation:
             message.headers, delivery_count=delivery.count, queue_partition=message.partition,
             message_offset=message.offset, sent_at_ms=message.at_ms,
         )  # fmt: skip
-        copy = self.hour.append(MESSAGES, message.partition, now_ms, message.value, message.key, headers)
+        copy = self.hour.append(MESSAGES, message.partition, now_ms, message.value, key=message.key, headers=headers)
         self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.REDELIVERED)
         self._ready.append((copy, delivery.count + 1))
 
@@ -210,7 +219,7 @@ class _Simulation:
             message.headers, source_topic="orders", group="kmq.orders", delivery_count=delivery.count,
             queue_partition=message.partition, message_offset=message.offset, sent_at_ms=message.at_ms, reason=reason,
         )  # fmt: skip
-        self.hour.append(DEAD_LETTERS, message.partition, now_ms, message.value, message.key, headers)
+        self.hour.append(DEAD_LETTERS, message.partition, now_ms, message.value, key=message.key, headers=headers)
         self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.DEAD_LETTERED, reason=reason)
 
     def _mark(self, now_ms: int, delivery: _Delivery, kind: MarkerType, **values: Any) -> None:  # noqa: ANN401  # of Marker
@@ -252,7 +261,8 @@ def _records(spark: SparkSession, hour: SampleHour, table: str, end_at_ms: int) 
     """Return records as Spark's Kafka source does."""
     began_at_ms, records = end_at_ms - HOUR_MS, hour.records[table]
     headers = [
-        [{"key": name, "value": _moved(name, value, began_at_ms)} for name, value in record.headers] for record in records
+        [{"key": name, "value": _moved(name, value, began_at_ms)} for name, value in record.headers]
+        for record in records
     ]
     values = pa.table(
         {

@@ -170,7 +170,9 @@ class LedgerService:
             finally:
                 for run in runs:
                     _stop(run)
-            self.rows = {table: count - before[table] for table, count in self._counts().items() if count > before[table]}
+            self.rows = {
+                table: count - before[table] for table, count in self._counts().items() if count > before[table]
+            }
 
     def _counts(self) -> dict[str, int]:
         """Return the rows of each table: from Delta's own statistics, no file is read."""
@@ -227,8 +229,8 @@ class LedgerService:
             ) from error
         if run.failures > limit or isinstance(error, ConnectionError):
             raise LedgerError(
-                f"the query {run.stream.name} of the ledger failed {run.failures} times in a row: got {line}; correct the "
-                "cause and start the ledger again, no row is lost or written twice"
+                f"the query {run.stream.name} of the ledger failed {run.failures} times in a row: got {line}; correct "
+                "the cause and start the ledger again, no row is lost or written twice"
             ) from error
         backoff_s = min(FIRST_BACKOFF_S * 2 ** (run.failures - 1), LONGEST_BACKOFF_S)
         run.rests = int(backoff_s / POLL_S)

@@ -132,7 +132,9 @@ class Location:
             message = f"ledger folder is not allowed: got {self.folder!r}, a path without '`'; choose another"
             raise ConfigError(message)
         if self.catalog and not _CATALOG_NAME.fullmatch(self.catalog):
-            message = f"ledger catalog is not allowed: got {self.catalog!r}, catalog.schema of A-Z a-z 0-9 _ -; correct it"
+            message = (
+                f"ledger catalog is not allowed: got {self.catalog!r}, catalog.schema of A-Z a-z 0-9 _ -; correct it"
+            )
             raise ConfigError(message)
 
     def __str__(self) -> str:
@@ -165,9 +167,7 @@ def create_tables(spark: SparkSession, location: Location) -> None:
                 location,
                 f"CREATE TABLE IF NOT EXISTS {location.sql_name(table)} ({columns}) USING DELTA "
                 f"PARTITIONED BY ({DATE_COLUMNS[table]}) TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}', "
-                # A blind append never conflicts with OPTIMIZE or with the other queues' appends.
-                "'delta.appendOnly' = 'false', 'delta.isolationLevel' = 'Serializable', "
-                # What skips files when one message is asked for stands among the first columns; keys need no statistics.
+                # What skips files when one message is asked for stands among the first columns of each table.
                 "'delta.dataSkippingNumIndexedCols' = '13')",
             )
     check_tables(spark, location)
@@ -261,7 +261,7 @@ def _has_files(spark: SparkSession, path: str) -> bool:
     jvm = spark._jvm  # noqa: SLF001  # the only way to Hadoop's file systems
     assert jvm is not None
     hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
-    file_system = hadoop_path.getFileSystem(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]  # noqa: SLF001  # as above
+    file_system = hadoop_path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001  # as above
     return bool(file_system.exists(hadoop_path)) and (
         not file_system.getFileStatus(hadoop_path).isDirectory() or len(file_system.listStatus(hadoop_path)) > 0
     )
@@ -293,4 +293,6 @@ def _run(spark: SparkSession, location: Location, statement: str) -> None:
         spark.sql(statement)
     except PySparkException as error:
         first = str(error).strip().splitlines()[0]
-        raise LedgerError(f"cannot write the ledger at {location}: got {first}; correct the place or its rights") from error
+        raise LedgerError(
+            f"cannot write the ledger at {location}: got {first}; correct the place or its rights"
+        ) from error

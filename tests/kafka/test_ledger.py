@@ -1,4 +1,4 @@
-"""The ledger written from a real broker: its counts are the topics' own, whatever happens to the process that writes it."""
+"""The ledger written from a real broker: its counts are the topics' own, whatever happens to its process."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def kill_in_mid_write(stage: Stage, folder: Path) -> None:
 
 
 def forget(checkpoints: Path) -> None:
-    """Take from the messages' checkpoint that its newest batch was written, which Delta knows; the others' altogether."""
+    """Take the newest commit from the messages' checkpoint, of which Delta knows, and the other checkpoints whole."""
     (commits,) = (checkpoints / "messages").rglob("commits")
     newest = max((file for file in commits.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
     newest.unlink()
@@ -190,7 +190,7 @@ def test_ledger_in_a_catalog_has_lasting_views(queue: Queue, spark: SparkSession
             queue.bootstrap_servers, tmp_path, catalog=f"spark_catalog.{schema}", checkpoint_dir=str(tmp_path / "c")
         )
         assert write_ledger(spark, queue.name, settings) == {"messages": 2}
-        assert spark.sql(f"SELECT count(*) FROM {schema}.message_story").collect()[0][0] == 2
+        assert spark.sql(f"SELECT count(*) FROM {schema}.message_story").collect()[0][0] == 2  # noqa: S608  # our own
     finally:
         spark.sql(f"DROP SCHEMA {schema} CASCADE")
 
@@ -236,4 +236,6 @@ def test_records_that_are_gone_stop_the_ledger_with_what_to_do(
     queue.send("d")
     with pytest.raises(LedgerError) as raised:
         write_ledger(spark, queue.name, settings)
-    assert re.search(r"were removed before the ledger read them, or the topic was made anew: .*; to go on", str(raised.value))
+    assert re.search(
+        r"were removed before the ledger read them, or the topic was made anew: .*; to go on", str(raised.value)
+    )

@@ -1,5 +1,5 @@
 -- Everything about a message, over all its copies, in order. Ask for one message: by its first copy's place,
--- WHERE queue = … AND origin_partition = … AND origin_offset = … ORDER BY at, step.
+-- WHERE queue = … AND origin_partition = … AND origin_offset = … ORDER BY at, message_offset, step.
 WITH sent AS (
   SELECT
     queue, for_group AS group_name, origin_partition, origin_offset, queue_partition, message_offset,
