@@ -55,6 +55,11 @@ def ratios(case: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def group_of(topic: str) -> str:
+    """Return the consumer group of a contender."""
+    return f"{topic}-group"
+
+
 def _spread(rates: dict[str, list[float]]) -> dict[str, dict[str, int]]:
     return {
         kind: {"median": round(statistics.median(found)), "least": round(min(found)), "most": round(max(found))}
@@ -65,19 +70,18 @@ def _spread(rates: dict[str, list[float]]) -> dict[str, dict[str, int]]:
 def _rate(bench: Bench, kind: str, count: int, size: int, consumer_count: int) -> float:
     """Return messages by second of one contender, all its processes together."""
     queue = bench.queue(f"throughput-{kind}-{next(_numbers)}")
-    group = f"{queue.queue}-group"
     if kind == "share":
-        read_from_the_beginning(bench.broker.bootstrap_servers, group)
+        read_from_the_beginning(bench.broker.bootstrap_servers, group_of(queue.queue))
     bench.send(queue.queue_topic, count, size)
     if kind not in OURS:
-        return _run(bench, kind, queue.queue, group, count, consumer_count)
+        return _run(bench, kind, queue.queue, count, consumer_count)
     with bench.tracking(queue):
-        return _run(bench, kind, queue.queue, group, count, consumer_count)
+        return _run(bench, kind, queue.queue, count, consumer_count)
 
 
-def _run(bench: Bench, kind: str, topic: str, group: str, count: int, consumer_count: int) -> float:
-    work = json.dumps({"bootstrap_servers": bench.broker.bootstrap_servers, "topic": topic, "group": group})
-    command = [sys.executable, "-m", "bench.contender", kind, work]
+def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -> float:
+    work = {"bootstrap_servers": bench.broker.bootstrap_servers, "topic": topic, "group": group_of(topic)}
+    command = [sys.executable, "-m", "bench.contender", kind, json.dumps(work)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(min(consumer_count, PARTITIONS))]
     results = [json.loads(child.communicate()[0]) for child in children]
     done = sum(result["messages"] for result in results)

@@ -23,7 +23,10 @@ HOUR_MS = 3_600_000
 SLOTS = 2
 """Victims at a time."""
 
-CONSUMER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("consumer."))
+UNPASSED = {"consumer.deferral-sent", "consumer.extension-sent"}
+"""Points that the campaign's workload, without delays and extensions, does not pass; tests/kafka passes them."""
+
+CONSUMER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("consumer.") and name not in UNPASSED)
 
 
 def killed(campaign: Campaign) -> Stage:

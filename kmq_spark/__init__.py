@@ -20,6 +20,7 @@ from kmq_spark.errors import (
     LeaseLostError,
     SetupError,
     TopicError,
+    TransactionError,
     UsageError,
     WireError,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "RedriveSummary",
     "SetupError",
     "TopicError",
+    "TransactionError",
     "UsageError",
     "WireError",
     "check_queue",

@@ -105,11 +105,17 @@ class ConsumerSettings(_Section):
     max_in_flight: int = Field(default=1_000, ge=1, le=1_000_000)
     """Messages held at once, by count; receiving waits beyond it."""
 
+    max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, ge=1, le=2**40)
+    """Bytes of values held at once; one message may be larger than that. 64 MiB as the client's own buffer."""
+
+    isolate_after: int = Field(default=2, ge=0, le=10_000)
+    """Deliveries without a word after which a message is handed out alone; 0 = never. Half of `max_deliveries`."""
+
     concurrency: int = Field(default=8, ge=1, le=1_024)
     """Handler threads of `run`."""
 
     retry_delay_ms: int = Field(default=1_000, ge=0, le=TWELVE_HOURS_MS)
-    """How long a message rests after its handler raised; 0 gives it back at once."""
+    """How long a message rests after its handler raised, the queue's backoff apart; 0 gives it back at once."""
 
     drain_timeout_ms: int = Field(default=20_000, ge=0, le=3_600_000)
     """How long a clean stop waits for running handlers; below Kubernetes' 30 s grace period."""

@@ -92,3 +92,19 @@ class KafkaClientError(KmqError):
         super().__init__(message)
         self.code = code
         self.retriable = retriable
+
+
+class TransactionError(KafkaClientError):
+    """
+    A consumer's transaction of results and ENDs was not committed, or nobody knows whether it was.
+
+    Attributes:
+        nothing_written: True where it is known that neither a result nor an END was written: the messages are held as
+            before. False where the broker could not be asked: the messages are let go, and the log decides, so that
+            they are redelivered if nothing was written and never if it was.
+    """
+
+    def __init__(self, message: str, *, code: str = "", retriable: bool = False, nothing_written: bool) -> None:
+        """Keep what is known of the outcome."""
+        super().__init__(message, code=code, retriable=retriable)
+        self.nothing_written = nothing_written

@@ -2,59 +2,92 @@
 Messages that were fetched together, from their START to its report.
 
 Rule 1: reports may come from any thread; the receiving thread waits for all of them.
+Rule 2: putting records of one partition under a lease costs no Python step a message beyond the message itself.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kmq_spark.kafka.leases import Lease
+from kmq_spark.kafka.message import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from confluent_kafka import Message as KafkaMessage
+
     from kmq_spark.errors import KmqError
-    from kmq_spark.kafka.leases import Lease
-    from kmq_spark.kafka.message import Message
+    from kmq_spark.kafka.leases import LeaseTable
 
 
 class Batch:
     """
-    Messages that were fetched together, from their START on.
+    Records that were fetched together, from their START on.
 
     Attributes:
-        messages: In the order in which they were fetched.
+        messages: Those to be handed out, in the order in which they were fetched.
         leases: One for each queue partition and delivery count.
         first_offsets: By partition, where to seek back to.
         next_offsets: By partition, what to commit.
+        byte_count: Bytes of the values of the messages.
+        expiring: Those of the messages that have a time to live.
+        is_marked: Whether anything was written for it; nothing is where every record was passed over.
         error: Why the START failed.
     """
 
-    __slots__ = ("_left", "_lock", "_reported", "error", "first_offsets", "leases", "messages", "next_offsets")
+    __slots__ = (
+        "_left",
+        "_lock",
+        "_reported",
+        "byte_count",
+        "error",
+        "expiring",
+        "first_offsets",
+        "is_marked",
+        "leases",
+        "messages",
+        "next_offsets",
+    )
 
-    def __init__(self, messages: list[Message], leases: list[Lease]) -> None:
-        """Take the messages; nothing is sent yet."""
-        self.messages = messages
-        self.leases = leases
-        self.first_offsets: dict[int, int] = {}
-        self.next_offsets: dict[int, int] = {}
+    def __init__(self, first_offsets: Mapping[int, int], next_offsets: Mapping[int, int]) -> None:
+        """Take the place that it covers; nothing is sent yet."""
+        self.messages: list[Message] = []
+        self.leases: list[Lease] = []
+        self.first_offsets = first_offsets
+        self.next_offsets = next_offsets
+        self.byte_count = 0
+        self.expiring: list[Message] = []
+        self.is_marked = False
         self.error: KmqError | None = None
         self._left = 0
         self._lock = threading.Lock()
         self._reported = threading.Event()
-        for lease in leases:
-            partition, first, last = lease.queue_partition, min(lease.held), max(lease.held)
-            self.first_offsets[partition] = min(first, self.first_offsets.get(partition, first))
-            self.next_offsets[partition] = max(last + 1, self.next_offsets.get(partition, 0))
 
     def expect(self, count: int) -> None:
         """Say how many STARTs are about to be sent."""
         self._left = count
+        self.is_marked = count > 0
+        if not count:
+            self._reported.set()
 
-    def on_report(self, error: KmqError | None) -> None:
+    def on_report(self, error: KmqError | None, _appended_at_ms: int = 0) -> None:
         """Take the report of one START."""
         with self._lock:
             self._left -= 1
             self.error = self.error or error
             if self._left == 0:
                 self._reported.set()
+
+    def on_report_of(self, lease: Lease) -> Callable[[KmqError | None, int], None]:
+        """Return what takes the report of a START that covers messages of a lease."""
+
+        def on_report(error: KmqError | None, appended_at_ms: int) -> None:
+            lease.started_at_ms = max(lease.started_at_ms, appended_at_ms)
+            self.on_report(error)
+
+        return on_report
 
     @property
     def is_reported(self) -> bool:
@@ -64,3 +97,105 @@ class Batch:
     def wait(self, timeout: float) -> bool:
         """Wait for the reports; False where they did not come in time."""
         return self._reported.wait(timeout)
+
+    def drop_expired(self) -> None:
+        """End the messages whose time was over when the broker appended their START; they are not handed out."""
+        expired = {id(message) for message in self.expiring if message.expire()}
+        if expired:
+            self.messages = [message for message in self.messages if id(message) not in expired]
+
+
+class Terms:
+    """
+    What holds for leases that begin now.
+
+    Args:
+        table: Where their outboxes are.
+        now: Monotonic seconds; before the START is sent, so that the lease ends here before it ends on the broker.
+        duration_s: Length of a lease, seconds.
+        max_lease_s: How long a message may be held altogether, seconds.
+    """
+
+    __slots__ = ("duration_s", "max_lease_s", "now", "table")
+
+    def __init__(self, table: LeaseTable, now: float, duration_s: float, max_lease_s: float) -> None:
+        """Take the values."""
+        self.table = table
+        self.now = now
+        self.duration_s = duration_s
+        self.max_lease_s = max_lease_s
+
+    def lease(self, queue_partition: int, delivery_count: int, offsets: list[int], sizes: list[int]) -> Lease:
+        """Return a lease on messages of one queue partition and delivery count."""
+        return Lease(
+            outbox=self.table.outbox(queue_partition),
+            delivery_count=delivery_count,
+            held=set(offsets),
+            renewed_at=self.now,
+            expires_at=self.now + self.duration_s,
+            limit_at=self.now + self.max_lease_s,
+            duration_s=self.duration_s,
+            offsets=offsets,
+            sizes=sizes,
+            byte_count=sum(sizes),
+        )
+
+
+class Columns(NamedTuple):
+    """Records, and what is asked of each of them."""
+
+    records: Sequence[KafkaMessage]
+    partitions: list[Any]
+    offsets: list[Any]
+    sizes: list[int]
+
+
+def columns_of(records: Sequence[KafkaMessage], sizes: list[int] | None = None) -> Columns:
+    """Return records with their partitions, their offsets and the bytes of their values."""
+    return Columns(
+        records,
+        [record.partition() for record in records],
+        [record.offset() for record in records],
+        list(map(len, records)) if sizes is None else sizes,
+    )
+
+
+def place_of(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the first offset of records, in order within each partition, and the one behind the last, by partition."""
+    partitions, offsets = columns.partitions, columns.offsets
+    if len(set(partitions)) == 1:
+        return {partitions[0]: offsets[0]}, {partitions[0]: offsets[-1] + 1}
+    last = dict(zip(partitions, offsets, strict=True))
+    first = dict(zip(reversed(partitions), reversed(offsets), strict=True))
+    return first, {partition: offset + 1 for partition, offset in last.items()}
+
+
+def lease_out(columns: Columns, counts: Sequence[int] | None, terms: Terms) -> tuple[list[Message], list[Lease]]:
+    """
+    Put records under leases, one for each queue partition and delivery count.
+
+    Args:
+        columns: Records to be handed out.
+        counts: Delivery count of each; None where all are first deliveries.
+        terms: Of the leases.
+
+    Returns:
+        The messages, in the order in which they were fetched, and the leases.
+    """
+    records, partitions, offsets, sizes = columns
+    # One number for both: a partition takes 15 bits, a count the rest.
+    keys = partitions if counts is None else [(c << 16) | p for p, c in zip(partitions, counts, strict=True)]
+    parts: dict[int, tuple[list[int], list[int]]] = {keys[0]: (offsets, sizes)} if len(set(keys)) == 1 else {}
+    if not parts:
+        for key, offset, size in zip(keys, offsets, sizes, strict=True):
+            covered, their_sizes = parts.setdefault(key, ([], []))
+            covered.append(offset)
+            their_sizes.append(size)
+    leases = {
+        key: terms.lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
+        for key, (covered, their_sizes) in parts.items()
+    }
+    messages = [
+        Message(record, offset, leases[key]) for record, offset, key in zip(records, offsets, keys, strict=True)
+    ]
+    return messages, list(leases.values())

@@ -55,6 +55,8 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
         group_protocol=settings.consumer.group_protocol,
         lease_ms=settings.for_queue(queue).lease_ms,
         max_in_flight=settings.consumer.max_in_flight,
+        max_in_flight_bytes=settings.consumer.max_in_flight_bytes,
+        isolate_after=settings.consumer.isolate_after,
         timeout_ms=kafka.timeout_ms,
         extra=plain(kafka.extra),
     )

@@ -5,46 +5,64 @@ Rule 1: a message is handed out, and its position committed, only after its STAR
 Rule 2: a START that did not become durable in time gives its messages back: the position is sought back.
 Rule 3: one thread at a time; rebalance callbacks run inside its calls.
 Rule 4: markers need no ownership: what is held stays held when its partition goes to another consumer.
+Rule 5: what is not handed out now is deferred by a START of its own, and so may leave the position behind it; what
+other queues and groups are meant to take is passed over without a marker.
 
 Source: kmq README, "How does kmq work"; kafka-mq-go does these steps message by message, each awaited.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.errors import KafkaClientError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.batch import Batch
-from kmq_spark.kafka.leases import Lease, LeaseTable
+from kmq_spark.kafka.admission import Portion, Room, Verdict, count_that_fits, portion_of
+from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of
+from kmq_spark.kafka.fetcher import Fetcher
+from kmq_spark.kafka.isolation import Isolation
 from kmq_spark.kafka.marker_ranges import cut_ranges
-from kmq_spark.kafka.message import Message
-from kmq_spark.kafka.settings import client_error, make_client
-from kmq_spark.wire.headers import delivery_count_of
+from kmq_spark.kafka.start_writer import PlainStarts, StartWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import numpy.typing as npt
+    from confluent_kafka import Consumer
     from confluent_kafka import Message as KafkaMessage
 
+    from kmq_spark.kafka.admission import Admission, Door
+    from kmq_spark.kafka.leases import LeaseTable
     from kmq_spark.kafka.marker_producer import MarkerProducer
-
-    Offsets = npt.NDArray[np.int64]
-
-logger = logging.getLogger(__name__)
 
 REPORT_GRACE_S = 2.0
 """librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
 
-_PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
-"""Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
+MAX_PASSED = 1_000
+"""Most records looked at at once where the last ones were for others: theirs are passed over at little cost."""
+
+LOOK_AHEAD = 100
+"""Records looked at where there are suspects: do good ones wait behind them?"""
+
+
+class Limits(NamedTuple):
+    """
+    What holds for all that an intake hands out.
+
+    Attributes:
+        lease_s: Length of a lease, seconds.
+        max_lease_s: How long a message may be held altogether, seconds.
+        start_timeout_s: How long a START may take, seconds.
+        max_in_flight: Most messages held.
+        max_in_flight_bytes: Most bytes of their values; one message may always be held.
+    """
+
+    lease_s: float
+    max_lease_s: float
+    start_timeout_s: float
+    max_in_flight: int
+    max_in_flight_bytes: int
 
 
 class Intake:
@@ -54,12 +72,12 @@ class Intake:
     Args:
         config: librdkafka settings of the consumer.
         topic: Queue topic.
+        door: Which records are taken, and how.
         leases: Where leases go once their START is durable.
         markers: Sends the STARTs.
         consumer_id: Name told in the STARTs.
-        lease_s: Length of a lease, seconds.
-        max_lease_s: How long a message may be held altogether, seconds.
-        start_timeout_s: How long a START may take, seconds.
+        limits: Of leases, and of what may be held.
+        starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
     """
 
     def __init__(
@@ -67,118 +85,118 @@ class Intake:
         config: Mapping[str, Any],
         *,
         topic: str,
+        door: Door,
         leases: LeaseTable,
         markers: MarkerProducer,
         consumer_id: str,
-        lease_s: float,
-        max_lease_s: float,
-        start_timeout_s: float,
+        limits: Limits,
+        starts: Callable[[Consumer], StartWriter] | None = None,
     ) -> None:
-        """Join the group; partitions come with the first `fetch`."""
+        """Join the group; partitions come with the first `take`."""
         self._topic = topic
+        self._door = door
         self._leases = leases
-        self._markers = markers
         self._consumer_id = consumer_id
-        self._lease_s = lease_s
-        self._max_lease_s = max_lease_s
-        self._start_timeout_s = start_timeout_s
-        self._owned: set[int] = set()
+        self._limits = limits
+        self._isolation = Isolation()
         self._started: list[Batch] = []
-        self._positions: dict[int, int] = {}
-        self._stash: list[KafkaMessage] = []
-        self._error: KmqError | None = None
-        self._paused: set[int] = set()
-        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
-        self._consumer = make_client(Consumer, {**config, **callbacks})
-        self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        self._look_count = 1
+        self._is_blocked = False
+        self._fetcher = Fetcher(config, topic, self._started_positions)
+        self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
 
     @property
-    def client(self) -> Consumer:
-        """The client, to be left alone in a child process."""
-        return self._consumer
+    def clients(self) -> tuple[object, ...]:
+        """The clients, to be left alone in a child process."""
+        return (self._fetcher.client, *self._starts.clients())
 
-    def fetch(self, max_messages: int, timeout: float) -> list[KafkaMessage]:
+    @property
+    def max_in_flight(self) -> int:
+        """Most messages held."""
+        return self._limits.max_in_flight
+
+    @property
+    def owned(self) -> set[int]:
+        """Partitions that the group has given to this consumer."""
+        return self._fetcher.owned
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the last `take` found something that must wait until less is held."""
+        return self._is_blocked
+
+    def room(self) -> Room:
+        """Return what may be handed out now: no messages while a suspect is out, or waits for others to end."""
+        held_count, now = self._held_count(), time.monotonic()
+        under_way_bytes = sum([batch.byte_count for batch in self._started])
+        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes_bound()
+        if max_bytes <= 0:
+            max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes()
+        is_full = held_count > 0 and (max_bytes <= 0 or self._isolation.is_pausing(now))
+        if is_full or self._isolation.is_out(now):
+            return Room(0, 0, is_empty=False)
+        return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
+
+    def take(
+        self, max_messages: int, timeout: float, *, lease_s: float | None = None, may_wait: bool = False
+    ) -> Batch | None:
         """
-        Fetch messages, as many as are there, waiting for the first alone.
+        Fetch records, as many as are there, and send the STARTs of those that are to be handed out now or later.
 
         Args:
-            max_messages: Most messages to return, at least 1.
-            timeout: Seconds to wait for the first message.
+            max_messages: Most messages to hand out; `room` bounds them, too.
+            timeout: Seconds to wait for the first record.
+            lease_s: Length of the leases, seconds; None for the consumer's.
+            may_wait: Whether all that is held ends by itself soon, so that a suspect may wait for it.
 
         Returns:
-            At most *max_messages*; nothing is prefetched beyond them except in librdkafka's own buffer.
+            A batch, whose STARTs are under way; perhaps without messages, where there are none for us among the
+            records. None where no records came, or what came must wait.
 
         Raises:
             KmqError: The client reported an error that does not pass by itself.
         """
-        self._raise_error()
-        self._resume()
-        records, self._stash = self._stash[:max_messages], self._stash[max_messages:]
-        room = max_messages - len(records)
-        try:
-            if room:
-                records += self._consumer.consume(room, 0)
-            if not records and timeout > 0:
-                # A full batch would be waited for to the end of the time-out; the first message ends the wait here.
-                records = self._consumer.consume(1, timeout)
-                if records and max_messages > 1:
-                    records += self._consumer.consume(max_messages - 1, 0)
-        except KafkaException as error:
-            raise client_error(error, f"cannot receive from {self._topic}") from error
-        good = [record for record in records if record.error() is None]
-        if len(good) < len(records):
-            self._note_errors(records)
-        if not good:
-            self._raise_error()
-            return good
-        failpoint("consumer.fetched")
-        return good
-
-    def send_start(self, records: Sequence[KafkaMessage]) -> Batch:
-        """
-        Send the STARTs of fetched messages: one for each queue partition and delivery count.
-
-        Args:
-            records: What `fetch` returned, not empty.
-
-        Returns:
-            The batch, whose STARTs are under way.
-        """
-        # Before the START is sent, so that the lease ends here before it ends on the broker.
-        batch, leased = self._lease_out(records, time.monotonic())
-        markers = [
-            Marker(
-                MarkerType.START,
-                lease.queue_partition,
-                ranges,
-                redeliver_after_ms=round(self._lease_s * 1000),
-                delivery_count=lease.delivery_count,
-                consumer_id=self._consumer_id,
-            )
-            for lease, offsets in leased
-            for ranges in cut_ranges(offsets)
-        ]
-        batch.expect(len(markers))
-        self._started.append(batch)
-        for marker in markers:
-            self._markers.send(marker, batch.on_report)
-        failpoint("consumer.start-sent")
-        return batch
+        room = self.room()
+        room = room._replace(max_messages=min(room.max_messages, max_messages))
+        if room.max_messages < 1:
+            return None
+        self._is_blocked = False
+        look_count = max(room.max_messages, self._look_count)
+        records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
+        if not records:
+            return None
+        headers = [record.headers() for record in records]
+        if any(headers) or not self._door.is_open:
+            return self._take_sorted(records, headers, room, lease_s, may_wait=may_wait)
+        self._look_count = 1
+        self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
+        sizes = list(map(len, records))
+        count = count_that_fits(sizes, self._exact(room, sizes))
+        if count < len(records):
+            self._fetcher.put_back(records[count:])
+        self._is_blocked = not count
+        if not count:
+            return None
+        handed = columns_of(records[:count], sizes[:count])
+        return self._start(Batch(*place_of(handed)), handed, None, lease_s)
 
     def wait_until_durable(self, batch: Batch) -> None:
         """
         Wait for the STARTs of a batch, and give its messages back where they failed.
 
+        Messages whose time to live is over by then are ended, and no longer among the messages of the batch.
+
         Args:
-            batch: What `send_start` returned; batches are waited for in their order.
+            batch: What `take` returned; batches are waited for in their order.
 
         Raises:
             KmqError: A START failed or took too long; nothing may be handed out of this batch or a later one, they are
                 fetched again.
         """
-        if not batch.wait(self._start_timeout_s + REPORT_GRACE_S):
+        start_timeout_s = self._limits.start_timeout_s
+        if not batch.wait(start_timeout_s + REPORT_GRACE_S):
             batch.error = KafkaClientError(
-                f"cannot start messages of {self._topic}: got no answer within {self._start_timeout_s:g} s; "
+                f"cannot start messages of {self._topic}: got no answer within {start_timeout_s:g} s; "
                 "check the broker, the messages are fetched again",
                 code="_TIMED_OUT",
                 retriable=True,
@@ -187,75 +205,30 @@ class Intake:
             self.give_back()
             raise batch.error
         self._started.remove(batch)
-        failpoint("consumer.start-durable")
+        if batch.is_marked:
+            failpoint("consumer.start-durable")
         self._leases.open(batch.leases)
+        if batch.expiring:
+            batch.drop_expired()
 
     def commit(self, batch: Batch) -> None:
         """Commit the position behind a batch whose START is durable; the answer is not waited for."""
-        owned = {partition: offset for partition, offset in batch.next_offsets.items() if partition in self._owned}
-        self._positions.update(owned)
-        if owned:
-            try:
-                self._consumer.commit(offsets=self._offsets(owned), asynchronous=True)
-                failpoint("consumer.commit-sent")
-            except KafkaException as error:
-                self._log_commit(error.args[0])
+        if batch.is_marked and self._starts.commits_positions:
+            self._fetcher.committed(batch.next_offsets)
+        else:
+            self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
 
     def idle(self, timeout: float) -> None:
-        """
-        Serve the group without fetching: rebalances go on while there is no room for messages.
-
-        Args:
-            timeout: Seconds to stay here.
-        """
-        running = self._owned - self._paused
-        if running:
-            self._consumer.pause([TopicPartition(self._topic, partition) for partition in running])
-            self._paused |= running
-        record = self._consumer.poll(timeout)
-        if record is None:
-            return
-        if record.error() is None:
-            self._stash.append(record)
-        else:
-            self._note_errors([record])
+        """Serve the group without fetching, for so many seconds."""
+        self._fetcher.idle(timeout)
 
     def close(self) -> None:
         """Commit what was handed out and leave the group; batches that were not waited for are forgotten."""
         try:
-            # Runs `_on_revoke`.
-            self._consumer.close()
-        except KafkaException as error:
-            raise client_error(error, f"cannot leave the group of {self._topic}") from error
+            self._fetcher.close()
         finally:
             self._started.clear()
-
-    def _lease_out(self, records: Sequence[KafkaMessage], now: float) -> tuple[Batch, list[tuple[Lease, Offsets]]]:
-        """Put records under leases, by queue partition and delivery count, without a Python step a message."""
-        partitions: list[Any] = [record.partition() for record in records]
-        offsets: list[Any] = [record.offset() for record in records]
-        headers = [record.headers() for record in records]
-        counts = [1 if each is None else _delivery_count(each) for each in headers] if any(headers) else None
-        # One number for both: a partition takes 15 bits, a count the rest.
-        keys = partitions if counts is None else [(c << 16) | p for p, c in zip(partitions, counts, strict=True)]
-        leased: dict[int, tuple[Lease, Offsets]] = {}
-        key_column, offset_column = np.asarray(keys, dtype=np.int64), np.asarray(offsets, dtype=np.int64)
-        for key in set(keys):
-            covered = offset_column[key_column == key]
-            lease = Lease(
-                outbox=self._leases.outbox(key & 0xFFFF),
-                delivery_count=max(1, key >> 16),
-                held=set(covered.tolist()),
-                renewed_at=now,
-                expires_at=now + self._lease_s,
-                limit_at=now + self._max_lease_s,
-            )
-            leased[key] = (lease, covered)
-        lease_of = {key: lease for key, (lease, _) in leased.items()}
-        messages = [
-            Message(record, offset, lease_of[key]) for record, offset, key in zip(records, offsets, keys, strict=True)
-        ]
-        return Batch(messages, [lease for lease, _ in leased.values()]), list(leased.values())
+            self._starts.close()
 
     def give_back(self) -> None:
         """Seek back to the oldest batch that was not waited for: it and all after it are fetched again."""
@@ -266,89 +239,138 @@ class Intake:
             for partition, offset in batch.first_offsets.items():
                 first[partition] = min(offset, first.get(partition, offset))
         self._started.clear()
-        self._stash = [record for record in self._stash if record.partition() not in first]
-        for partition, offset in first.items():
-            if partition in self._owned:
-                self._seek(TopicPartition(self._topic, partition, offset))
+        self._fetcher.seek_back(first)
 
-    def _seek(self, position: TopicPartition) -> None:
-        try:
-            self._consumer.seek(position)
-        except KafkaException as error:
-            # Going on from here would skip messages, and the next commit would lose them: only a new consumer,
-            # which begins at the committed position, is right.
-            raise client_error(error, f"cannot seek {self._topic} back; close this consumer, make a new one") from error
+    def _take_sorted(
+        self,
+        records: list[KafkaMessage],
+        headers: list[Any],
+        room: Room,
+        lease_s: float | None,
+        *,
+        may_wait: bool,
+    ) -> Batch | None:
+        """Take what headers decide about."""
+        now, sizes = time.monotonic(), list(map(len, records))
+        admissions = [self._door.admit(each, record) for each, record in zip(headers, records, strict=True)]
+        turn = self._isolation.turn(admissions, now, is_empty=room.is_empty, may_wait=may_wait)
+        portion = portion_of(admissions, sizes, self._exact(room, sizes), turn)
+        if portion.is_waiting:
+            self._isolation.pause(now, may_wait=may_wait)
+        elif not portion.is_suspect:
+            self._isolation.end(now)
+        self._look_count = self._next_look_count(admissions, portion)
+        if portion.taken_count < len(records):
+            self._fetcher.put_back(records[portion.taken_count :])
+        self._is_blocked = not portion.taken_count
+        if not portion.taken_count:
+            return None
+        batch = self._start(
+            Batch(*place_of(columns_of(records[: portion.taken_count]))),
+            columns_of([records[index] for index in portion.handed]),
+            [admissions[index].delivery_count for index in portion.handed],
+            lease_s,
+            self._deferrals(records, admissions, portion),
+        )
+        if portion.is_suspect:
+            self._isolation.begin(batch.messages[0], now)
+        batch.expiring = [
+            message
+            for message, index in zip(batch.messages, portion.handed, strict=True)
+            if admissions[index].expires_at_ms is not None
+        ]
+        return batch
 
-    def _resume(self) -> None:
-        if self._paused:
-            self._consumer.resume([TopicPartition(self._topic, partition) for partition in self._paused])
-            self._paused.clear()
+    def _start(
+        self,
+        batch: Batch,
+        handed: Columns,
+        counts: Sequence[int] | None,
+        lease_s: float | None,
+        deferrals: Sequence[Marker] = (),
+    ) -> Batch:
+        """Put records under leases and send their STARTs: one for each queue partition and delivery count."""
+        duration_s = self._limits.lease_s if lease_s is None else lease_s
+        terms = Terms(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
+        batch.messages, batch.leases = lease_out(handed, counts, terms)
+        batch.byte_count = sum([lease.byte_count for lease in batch.leases])
+        starts = [
+            (
+                Marker(
+                    MarkerType.START,
+                    lease.queue_partition,
+                    ranges,
+                    redeliver_after_ms=round(duration_s * 1000),
+                    delivery_count=lease.delivery_count,
+                    consumer_id=self._consumer_id,
+                ),
+                batch.on_report_of(lease),
+            )
+            for lease in batch.leases
+            for ranges in cut_ranges(lease.offsets)
+        ]
+        batch.expect(len(starts) + len(deferrals))
+        self._started.append(batch)
+        self._starts.send(batch, [*((marker, batch.on_report) for marker in deferrals), *starts], self._fetcher.owned)
+        if deferrals:
+            failpoint("consumer.deferral-sent")
+        if batch.is_marked:
+            failpoint("consumer.start-sent")
+        return batch
 
-    def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
+    @staticmethod
+    def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
+        """Return how many records to look at next: ever more where all are for others, or for later."""
+        if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
+            return LOOK_AHEAD
+        return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)
 
-    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._owned.update(each.partition for each in partitions)
-        self._log_rebalance("got", partitions)
+    def _deferrals(
+        self, records: Sequence[KafkaMessage], admissions: Sequence[Admission], portion: Portion
+    ) -> list[Marker]:
+        """Return the STARTs of what is handed out later, messages of one instant together."""
+        groups: dict[tuple[Any, ...], list[Any]] = {}
+        for index in portion.deferred:
+            record, admission = records[index], admissions[index]
+            key = (record.partition(), admission.delivery_count, admission.due_at_ms, 0)
+            groups.setdefault(key, []).append(record.offset())
+        for index in portion.postponed:
+            record, admission = records[index], admissions[index]
+            key = (record.partition(), admission.delivery_count, 0, self._isolation.defer_ms())
+            groups.setdefault(key, []).append(record.offset())
+        return [
+            Marker(
+                MarkerType.START,
+                partition,
+                ranges,
+                redeliver_after_ms=after_ms,
+                delivery_count=delivery_count,
+                consumer_id=self._consumer_id,
+                never_handed_out=True,
+                due_at_ms=due_at_ms,
+            )
+            for (partition, delivery_count, due_at_ms, after_ms), offsets in groups.items()
+            for ranges in cut_ranges(offsets)
+        ]
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit what was handed out, or is about to be, before the next owner looks for the position."""
-        gone = {each.partition for each in partitions}
-        for batch in list(self._started):
-            if gone & batch.next_offsets.keys() and batch.wait(self._start_timeout_s) and batch.error is None:
-                self._positions.update(batch.next_offsets)
-        positions = {partition: offset for partition, offset in self._positions.items() if partition in gone}
-        if positions:
-            try:
-                consumer.commit(offsets=self._offsets(positions), asynchronous=False)
-            except KafkaException as error:
-                self._log_commit(error.args[0])
-        self._forget(gone)
-        self._log_rebalance("gave up", partitions)
+    def _exact(self, room: Room, sizes: Sequence[int]) -> Room:
+        """Return the room with its bytes counted exactly where an upper bound of what is held does not do."""
+        if sum(sizes) <= room.max_bytes:
+            return room
+        under_way_bytes = sum([batch.byte_count for batch in self._started])
+        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes()
+        return room._replace(max_bytes=max(0, max_bytes))
 
-    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit nothing: the partitions have another owner already."""
-        self._forget({each.partition for each in partitions})
-        self._log_rebalance("lost", partitions)
+    def _held_count(self) -> int:
+        return self._leases.held_count() + sum([len(batch.messages) for batch in self._started])
 
-    def _forget(self, partitions: set[int]) -> None:
-        self._owned -= partitions
-        self._paused -= partitions
-        self._stash = [record for record in self._stash if record.partition() not in partitions]
-        for partition in partitions:
-            self._positions.pop(partition, None)
-
-    def _log_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
-        if not partitions:
-            return
-        numbers = sorted(each.partition for each in partitions)
-        logger.info("%s partitions %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
-
-    def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
-        if error is not None:
-            self._log_commit(error)
-            return
-        failpoint("consumer.commit-done")
-
-    def _log_commit(self, error: KafkaError) -> None:
-        # The next commit carries the position too; until then a crash would deliver the messages behind it again.
-        logger.warning("cannot commit positions of %s: %s", self._topic, error.str(), extra={"action": "commit_failed"})
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:
-            self._error = client_error(error, f"cannot receive from {self._topic}")
-
-    def _note_errors(self, records: Sequence[KafkaMessage]) -> None:
-        for record in records:
-            error = record.error()
-            if error is not None and error.name() not in _PASSING:
-                self._error = client_error(error, f"cannot receive from {self._topic}")
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-
-def _delivery_count(headers: Any) -> int:  # noqa: ANN401  # the stub's header type allows what may be sent, too
-    return delivery_count_of(headers) + 1
+    def _started_positions(self, gone: set[int]) -> dict[int, int]:
+        """Wait for what is under way on partitions that go away; return the positions behind what became durable."""
+        positions: dict[int, int] = {}
+        for batch in self._started:
+            if not gone & batch.next_offsets.keys():
+                continue
+            if not batch.wait(self._limits.start_timeout_s) or batch.error is not None:
+                break  # what comes after it lies behind it, and would take the position along
+            positions.update(batch.next_offsets)
+        return positions

@@ -2,7 +2,7 @@
 Decide which leases are to be renewed, and which have had their time.
 
 Rule 1: a lease is renewed when a third of it has passed, so that two attempts may fail.
-Rule 2: one KEEPALIVE covers everything held on a queue partition, as soon as one lease of it is due.
+Rule 2: one KEEPALIVE covers all leases of one length on a queue partition, as soon as one of them is due.
 Rule 3: no lease is renewed beyond its limit, so that a handler that hangs does not hold its message for ever.
 Rule 4: a renewal counts from when it was sent, and only once it is durable.
 
@@ -34,31 +34,36 @@ class Renewal(NamedTuple):
         """Return what is held now; a settled message does not come back by a KEEPALIVE after its END."""
         return [offset for lease in self.leases for offset in list(lease.held)]
 
-    def durable(self) -> None:
-        """Extend the leases that are still ours."""
+    def durable(self, now: float) -> None:
+        """
+        Extend the leases that are still ours.
+
+        Args:
+            now: Monotonic seconds. After the end of a lease its messages may have been decided before the renewal was
+                written, so it does not count.
+        """
         for lease in self.leases:
-            if not lease.fate:
+            if not lease.fate and now <= lease.expires_at:
                 lease.expires_at = max(lease.expires_at, self.sent_at + self.duration)
 
 
-def renewals(leases: Iterable[Lease], now: float, duration: float) -> Iterator[Renewal]:
+def renewals(leases: Iterable[Lease], now: float) -> Iterator[Renewal]:
     """
     Yield the KEEPALIVEs that are due.
 
     Args:
         leases: The open leases.
         now: Monotonic seconds.
-        duration: Length of a lease, seconds.
 
     Yields:
-        At most one a queue partition; its leases are marked as renewed at *now*, whether it succeeds or not: a failed
-        one is tried again after another third.
+        At most one a queue partition and length of lease; its leases are marked as renewed at *now*, whether it
+        succeeds or not: a failed one is tried again after another third.
     """
-    by_partition: dict[int, list[Lease]] = {}
+    alike: dict[tuple[int, float], list[Lease]] = {}
     for lease in leases:
-        if now + duration <= lease.limit_at and now <= lease.expires_at:
-            by_partition.setdefault(lease.queue_partition, []).append(lease)
-    for queue_partition, found in by_partition.items():
+        if now + lease.duration_s <= lease.limit_at and now <= lease.expires_at:
+            alike.setdefault((lease.queue_partition, lease.duration_s), []).append(lease)
+    for (queue_partition, duration), found in alike.items():
         if any(now - lease.renewed_at >= duration * RENEW_AFTER for lease in found):
             for lease in found:
                 lease.renewed_at = now

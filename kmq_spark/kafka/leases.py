@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 NEVER = float("-inf")
 """An end that is always past: the lease of a message that this process may not settle any more."""
@@ -29,16 +31,19 @@ class Verb(Enum):
     ACK = "ack"
     RELEASE = "release"
     REJECT = "reject"
+    EXPIRE = "expire"
+    """Its time to live was over before it could be handed out."""
 
 
 class Settled(NamedTuple):
-    """A message that was released or rejected and has no marker yet."""
+    """A message that was settled otherwise than by `ack` and has no marker yet."""
 
     verb: Verb
     message_offset: int
     delay_ms: int = 0
     reason: str = ""
     never_handed_out: bool = False
+    has_failed: bool = False
 
 
 class Outbox:
@@ -48,16 +53,19 @@ class Outbox:
     Attributes:
         queue_partition: Queue partition of every offset in it.
         acked: Offsets acknowledged; apart from the others because they are nearly all.
-        others: Releases and rejections.
+        others: Releases, rejections, expiries.
+        extended: Leases of one message that was given another length, and whose KEEPALIVE is not written.
     """
 
-    __slots__ = ("acked", "others", "queue_partition")
+    __slots__ = ("acked", "extended", "others", "queue_partition", "table")
 
-    def __init__(self, queue_partition: int) -> None:
+    def __init__(self, queue_partition: int, table: LeaseTable | None = None) -> None:
         """Start empty."""
         self.queue_partition = queue_partition
+        self.table = table
         self.acked: list[int] = []
         self.others: list[Settled] = []
+        self.extended: list[Lease] = []
 
     def take_acked(self) -> list[int]:
         """Take the offsets acknowledged so far; threads that append meanwhile append behind them."""
@@ -66,9 +74,15 @@ class Outbox:
         return taken
 
     def take_others(self) -> list[Settled]:
-        """Take the releases and rejections so far."""
+        """Take the releases, rejections and expiries so far."""
         taken = self.others[:]
         del self.others[: len(taken)]
+        return taken
+
+    def take_extended(self) -> list[Lease]:
+        """Take the leases extended so far."""
+        taken = self.extended[:]
+        del self.extended[: len(taken)]
         return taken
 
 
@@ -84,6 +98,11 @@ class Lease:
         renewed_at: When the START or the last KEEPALIVE was sent, monotonic seconds.
         expires_at: When the lease ends here, monotonic seconds; `NEVER` when it has ended for another reason.
         limit_at: Beyond this it is not renewed, monotonic seconds.
+        duration_s: How long it holds from its START or a KEEPALIVE on, seconds.
+        offsets: Offsets of every message started with it.
+        sizes: Bytes of their values.
+        byte_count: The sum of these.
+        started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 where it is not known.
         fate: Why it ended, empty while it is held.
     """
 
@@ -93,12 +112,52 @@ class Lease:
     renewed_at: float
     expires_at: float
     limit_at: float
+    duration_s: float = 30.0
+    offsets: Sequence[int] = ()
+    sizes: Sequence[int] = ()
+    byte_count: int = 0
+    started_at_ms: int = 0
     fate: str = ""
 
     @property
     def queue_partition(self) -> int:
         """Queue partition of every message covered."""
         return self.outbox.queue_partition
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the values of the messages that are held."""
+        held = list(self.held)
+        if len(held) == len(self.offsets):
+            return self.byte_count
+        return int(np.asarray(self.sizes, np.int64)[np.isin(self.offsets, held)].sum())
+
+    def for_one(self, message_offset: int, size: int, duration_s: float, now: float) -> Lease:
+        """
+        Return a lease of another length on one of the messages, held by both until it is taken out of this one.
+
+        Args:
+            message_offset: The message.
+            size: Bytes of its value.
+            duration_s: Length of the new lease, seconds.
+            now: When it begins, monotonic seconds; until its KEEPALIVE is durable it ends with the old one.
+        """
+        extended = Lease(
+            outbox=self.outbox,
+            delivery_count=self.delivery_count,
+            held={message_offset},
+            renewed_at=now,
+            expires_at=min(self.expires_at, now + duration_s),
+            limit_at=self.limit_at,
+            duration_s=duration_s,
+            offsets=(message_offset,),
+            sizes=(size,),
+            byte_count=size,
+            started_at_ms=self.started_at_ms,
+        )
+        if self.outbox.table is not None:
+            self.outbox.table.open([extended])
+        return extended
 
     def end(self, fate: str) -> None:
         """Say that the lease is over, and why; messages settled later are told so."""
@@ -131,7 +190,7 @@ class LeaseTable:
         with self._lock:
             found = self._outboxes.get(queue_partition)
             if found is None:
-                found = self._outboxes[queue_partition] = Outbox(queue_partition)
+                found = self._outboxes[queue_partition] = Outbox(queue_partition, self)
             return found
 
     def outboxes(self) -> list[Outbox]:
@@ -148,6 +207,16 @@ class LeaseTable:
         """Return how many messages are held."""
         with self._lock:
             return sum([len(lease.held) for lease in self._leases.values()])
+
+    def held_bytes_bound(self) -> int:
+        """Return an upper bound of `held_bytes` that costs nothing a message."""
+        with self._lock:
+            return sum([lease.byte_count for lease in self._leases.values() if lease.held])
+
+    def held_bytes(self) -> int:
+        """Return how many bytes the values of the messages have that are held."""
+        with self._lock:
+            return sum([lease.held_bytes for lease in self._leases.values() if lease.held])
 
     def open_leases(self) -> list[Lease]:
         """Return the leases that still hold something, and forget the others."""

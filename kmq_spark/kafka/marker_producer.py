@@ -28,9 +28,16 @@ from kmq_spark.wire.codec import encode_marker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from confluent_kafka import Message
+
     from kmq_spark.core.markers import Marker
 
+    OnReport = Callable[[KmqError | None, int], None]
+
 logger = logging.getLogger(__name__)
+
+_LOG_APPEND_TIME = 2
+"""The kind of a time stamp that the broker has given; any other is the clock of this host, and not to be used."""
 
 RETRY_PAUSE_S = 0.2
 """Pause before failed markers are sent again; the client has retried for `delivery.timeout.ms` already."""
@@ -44,7 +51,7 @@ class _Pending:
     """A marker on its way; `number` is 0 for one that is sent once."""
 
     marker: Marker
-    on_report: Callable[[KmqError | None], None] | None = None
+    on_report: OnReport | None = None
     number: int = 0
 
 
@@ -80,13 +87,14 @@ class MarkerProducer:
         """Whether a marker that must not be lost has no report yet."""
         return bool(self._unreported)
 
-    def send(self, marker: Marker, on_report: Callable[[KmqError | None], None]) -> None:
+    def send(self, marker: Marker, on_report: OnReport) -> None:
         """
         Send a marker once.
 
         Args:
             marker: START or KEEPALIVE.
-            on_report: Called once, when it is durable (None) or has failed, by this thread or one that serves reports.
+            on_report: Called once, when it is durable (None) or has failed, by this thread or one that serves reports;
+                with it the append time of the marker, epoch milliseconds, broker clock, 0 where it is not known.
         """
         self._produce(_Pending(marker, on_report))
 
@@ -143,7 +151,7 @@ class MarkerProducer:
                 self._topic,
                 encode_marker(pending.marker),
                 partition=pending.marker.queue_partition,
-                on_delivery=lambda error, _record: self._on_delivery(pending, error),
+                on_delivery=lambda error, record: self._on_delivery(pending, error, record),
             )
         except BufferError:
             message = f"cannot write a marker to {self._topic}: the client's queue is full; check the broker"
@@ -162,17 +170,18 @@ class MarkerProducer:
             return False
         return True
 
-    def _on_delivery(self, pending: _Pending, error: KafkaError | None) -> None:
+    def _on_delivery(self, pending: _Pending, error: KafkaError | None, record: Message | None = None) -> None:
         if error is None:
-            self._report(pending, None)
+            kind, at_ms = record.timestamp() if record is not None and pending.on_report is not None else (0, 0)
+            self._report(pending, None, at_ms if kind == _LOG_APPEND_TIME else 0)
             return
         if error.fatal() or error.name() == "_FATAL":
             self._is_broken = True
         self._report(pending, client_error(error, f"cannot write a marker to {self._topic}"))
 
-    def _report(self, pending: _Pending, error: KmqError | None) -> None:
+    def _report(self, pending: _Pending, error: KmqError | None, appended_at_ms: int = 0) -> None:
         if pending.on_report is not None:
-            pending.on_report(error)
+            pending.on_report(error, appended_at_ms)
             return
         if error is not None and (error.retriable or self._is_broken):
             self._retry_at = time.monotonic() + RETRY_PAUSE_S

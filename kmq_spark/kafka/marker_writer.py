@@ -2,7 +2,8 @@
 Write what a consumer's handlers have settled, and keep alive what they hold, in a thread of its own.
 
 Rule 1: what was settled is gathered for a few milliseconds and leaves as one END a queue partition.
-Rule 2: releases leave as one KEEPALIVE a queue partition and delay, rejections as one END a reason.
+Rule 2: releases leave as one KEEPALIVE a queue partition and delay, rejections as one END a reason, extensions as one
+KEEPALIVE a length.
 Rule 3: renewals and ENDs come from this one thread, so that no renewal overtakes the release of its message.
 
 Source: kafka-mq-go `queue/consumer.go` writes one marker a message, each awaited; that is what made it slow.
@@ -15,9 +16,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kmq_spark.core.markers import Marker, MarkerType, Outcome
+from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.keep_alive import renewals
+from kmq_spark.kafka.keep_alive import Renewal, renewals
 from kmq_spark.kafka.leases import Verb
 from kmq_spark.kafka.marker_ranges import cut_ranges
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kmq_spark.errors import KmqError
-    from kmq_spark.kafka.keep_alive import Renewal
     from kmq_spark.kafka.leases import Lease, LeaseTable, Settled
     from kmq_spark.kafka.marker_producer import MarkerProducer
 
@@ -36,6 +36,9 @@ IDLE_S = 0.02
 
 FLUSH_S = 0.001
 """Longest sleep while somebody waits for a flush."""
+
+EXPIRED = "expired"
+"""Reason of an END of a message whose time to live was over."""
 
 SWEEP_S = 0.1
 """How often leases are looked through for renewal and for their end; the shortest lease is ten times that."""
@@ -49,7 +52,6 @@ class MarkerWriter:
         producer: Sends them; its reports are served here.
         leases: The consumer's leases and outboxes.
         consumer_id: Name of the consumer, told in every marker.
-        lease_ms: Length of a lease.
         ack_linger_ms: How long settled messages are gathered.
         keep_alive: Whether held messages are renewed.
     """
@@ -60,7 +62,6 @@ class MarkerWriter:
         leases: LeaseTable,
         *,
         consumer_id: str,
-        lease_ms: int,
         ack_linger_ms: int,
         keep_alive: bool,
     ) -> None:
@@ -68,7 +69,6 @@ class MarkerWriter:
         self._producer = producer
         self._leases = leases
         self._consumer_id = consumer_id
-        self._lease_ms = lease_ms
         self._ack_linger_s = ack_linger_ms / 1000
         self._keep_alive = keep_alive
         self._swept_at = 0.0
@@ -140,6 +140,8 @@ class MarkerWriter:
                 self._write_ends(outbox.queue_partition, outbox.take_acked())
             if outbox.others:
                 self._write_others(outbox.queue_partition, outbox.take_others())
+            if outbox.extended:
+                self._write_extensions(outbox.queue_partition, outbox.take_extended())
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._sweep(now)
@@ -176,6 +178,8 @@ class MarkerWriter:
         for kind, offsets in groups.items():
             if kind.verb is Verb.REJECT:
                 self._write_ends(queue_partition, offsets, Outcome.REJECTED, kind.reason)
+            elif kind.verb is Verb.EXPIRE:
+                self._write_ends(queue_partition, offsets, Outcome.EXPIRED, EXPIRED)
             else:
                 self._write_releases(queue_partition, offsets, kind)
 
@@ -189,6 +193,7 @@ class MarkerWriter:
                     redeliver_after_ms=kind.delay_ms,
                     consumer_id=self._consumer_id,
                     never_handed_out=kind.never_handed_out,
+                    release=Release.FAILED if kind.has_failed else Release.GIVEN_BACK,
                 )
             )
             failpoint("consumer.release-sent")
@@ -198,29 +203,44 @@ class MarkerWriter:
         for lease in self._leases.expire(now):
             _log_lost(lease)
         if self._keep_alive:
-            for renewal in renewals(self._leases.open_leases(), now, self._lease_ms / 1000):
+            for renewal in renewals(self._leases.open_leases(), now):
                 self._renew(renewal)
 
-    def _renew(self, renewal: Renewal) -> None:
+    def _write_extensions(self, queue_partition: int, leases: Sequence[Lease]) -> None:
+        alike: dict[float, list[Lease]] = {}
+        for lease in leases:
+            alike.setdefault(lease.duration_s, []).append(lease)
+        for duration_s, found in alike.items():
+            # From when the first was asked for: the end here must not come after the end on the broker.
+            sent_at = min([lease.renewed_at for lease in found])
+            self._renew(Renewal(queue_partition, tuple(found), sent_at, duration_s), is_extension=True)
+            failpoint("consumer.extension-sent")
+
+    def _renew(self, renewal: Renewal, *, is_extension: bool = False) -> None:
         parts = list(cut_ranges(renewal.offsets()))
         left = len(parts)
 
-        def on_report(error: KmqError | None) -> None:
+        def on_report(error: KmqError | None, _appended_at_ms: int) -> None:
             # Reports are served by the writer's thread alone, so counting needs no lock.
             nonlocal left
             left -= 1
             if error is not None:
                 logger.warning("keep-alive failed: %s", error, extra={"action": "keep_alive_failed"})
+                if is_extension and left >= 0 and error.retriable:
+                    # Nobody else would try again where keep-alive is off; until then the old length holds.
+                    self._leases.outbox(renewal.queue_partition).extended.extend(
+                        [lease for lease in renewal.leases if lease.held and lease.expires_at > time.monotonic()]
+                    )
                 left = -1
             elif left == 0:
-                renewal.durable()
+                renewal.durable(time.monotonic())
 
         for ranges in parts:
             marker = Marker(
                 MarkerType.KEEPALIVE,
                 renewal.queue_partition,
                 ranges,
-                redeliver_after_ms=self._lease_ms,
+                redeliver_after_ms=round(renewal.duration * 1000),
                 consumer_id=self._consumer_id,
             )
             self._producer.send(marker, on_report)

@@ -1,5 +1,5 @@
 """
-One delivery of a message, and the three ways to settle it.
+One delivery of a message, the three ways to settle it, and how to hold it longer.
 
 Rule 1: settling costs a `set.remove` and a `list.append`; the marker is written by another thread.
 Rule 2: a late settlement is told to its caller and written all the same: an END before the tracker's decision wins.
@@ -10,17 +10,19 @@ Source: SQS `ReceiveMessage` and Kafka's share consumer for the verbs; see the g
 
 from __future__ import annotations
 
-import math
-from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
-from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS, MAX_TEXT_CHARS, MessageId
-from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.core.markers import MAX_TEXT_CHARS, MessageId
+from kmq_spark.errors import LeaseLostError, UsageError
+from kmq_spark.kafka.admission import expires_at_ms
+from kmq_spark.kafka.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.kafka.leases import Settled, Verb
 from kmq_spark.wire.headers import FIRST_SENT_MS, ORIGIN, PREFIX
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.kafka.leases import Lease
@@ -91,6 +93,16 @@ class Message:
         return int(text) if text.isdecimal() else self.appended_at_ms
 
     @property
+    def expires_at_ms(self) -> int | None:
+        """When its time to live is over, epoch milliseconds, broker clock; None where it has none."""
+        return expires_at_ms(self._record.headers(), self._record)  # type: ignore[arg-type]  # as in `_all_headers`
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is neither settled nor lost."""
+        return not self.is_settled and self._lease.expires_at >= monotonic()
+
+    @property
     def is_settled(self) -> bool:
         """True after `ack`, `release` or `reject`, and once the consumer has given the message back."""
         return self._verb is not None or self._offset not in self._lease.held
@@ -124,17 +136,17 @@ class Message:
 
     def release(self, delay: float | timedelta = 0) -> None:
         """
-        Give the message back, to be delivered again.
+        Give the message back, to be delivered again after *delay* and no later; the delivery counts.
 
         Args:
-            delay: How long it rests before, seconds or a timedelta, 0 to 12 hours.
+            delay: How long it rests before, seconds or a timedelta, 0 to 12 hours. The queue's backoff is not added.
 
         Raises:
             ConfigError: *delay* is out of bounds.
             LeaseLostError: The lease ran out before; it is or will be delivered again anyway.
             UsageError: It was acknowledged or rejected before.
         """
-        delay_ms = _delay_ms(delay)
+        delay_ms = milliseconds("delay", delay)
         self._settle(Settled(Verb.RELEASE, self._offset, delay_ms=delay_ms))
 
     def reject(self, reason: str = "") -> None:
@@ -150,14 +162,57 @@ class Message:
         """
         self._settle(Settled(Verb.REJECT, self._offset, reason=str(reason)[:MAX_TEXT_CHARS]))
 
+    def extend(self, duration: float | timedelta) -> None:
+        """
+        Hold this message for another time, counted from now; other messages keep their leases.
+
+        Keep-alive goes on with the new length, up to the consumer's `max_lease_ms`; an extension may go beyond it.
+
+        Args:
+            duration: Length of the lease from now on, seconds or a timedelta, 1 second to 12 hours; may be shorter
+                than what is left.
+
+        Raises:
+            ConfigError: *duration* is out of bounds.
+            LeaseLostError: The lease ran out before; it is or will be delivered again.
+            UsageError: The message is settled.
+        """
+        duration_ms = milliseconds("duration", duration, MIN_LEASE_MS)
+        lease, now = self._lease, monotonic()
+        if self._verb is not None or (self._offset not in lease.held and not lease.fate):
+            self._raise_settled("extend")
+        if lease.fate or lease.expires_at < now:
+            self._raise_lost()
+        extended = lease.for_one(self._offset, len(self._record), duration_ms / 1000, now)
+        # The new lease first: a thread that acknowledges meanwhile finds the message in the one or the other.
+        self._lease = extended
+        try:
+            lease.held.remove(self._offset)
+        except KeyError:
+            extended.held.discard(self._offset)
+            self._lease = lease
+            self._raise_settled("extend")
+        lease.outbox.extended.append(extended)
+
     def finish(self, default: Verb, delay: float) -> Verb:
         """Settle by *default* unless it is settled, and return what settled it. For `run`, not for handlers."""
         if self._verb is None:
             if default is Verb.ACK:
                 self.ack()
             else:
-                self.release(delay)
+                # The handler raised: the queue's backoff is added to the delay.
+                self._settle(Settled(Verb.RELEASE, self._offset, milliseconds("delay", delay), has_failed=True))
         return self._verb or default
+
+    def expire(self) -> bool:
+        """End the message where its time was over at its START; whether it was. For consumers, not for handlers."""
+        at_ms = self.expires_at_ms
+        if at_ms is None or self._lease.started_at_ms < at_ms or self.is_settled:
+            return False
+        self._lease.held.discard(self._offset)
+        self._verb = Verb.EXPIRE
+        self._lease.outbox.others.append(Settled(Verb.EXPIRE, self._offset))
+        return True
 
     def release_unseen(self) -> bool:
         """Give the message back uncounted; False where it is settled or lost. For consumers, not for handlers."""
@@ -165,6 +220,43 @@ class Message:
             return False
         self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
         return True
+
+    def check_held(self) -> None:
+        """Raise where the message is not held any more. For transactions, not for handlers."""
+        lease = self._lease
+        if self._verb is None and lease.expires_at < monotonic():
+            self._raise_lost()
+        if self._offset not in lease.held:
+            self._settled_before(Verb.ACK)
+            message = (
+                f"message {_shown(self.id)} is settled already: got an ack in a transaction, "
+                f"{self.settled_by or 'another'} came first; settle a message once"
+            )
+            raise UsageError(message)
+
+    def enter_transaction(self) -> tuple[Lease, float]:
+        """
+        Take the message out of everybody's hands for a commit. For transactions, not for handlers.
+
+        Returns:
+            The lease that held it, and when that ends at the earliest, monotonic seconds.
+        """
+        self.check_held()
+        lease = self._lease
+        # Read before the removal: a renewal that is sent after it does not cover this message.
+        ends_at = lease.expires_at
+        try:
+            lease.held.remove(self._offset)
+        except KeyError:
+            self.check_held()
+            raise
+        self._verb = Verb.ACK
+        return lease, ends_at
+
+    def leave_transaction(self, lease: Lease) -> None:
+        """Undo `enter_transaction`: nothing was written, or nobody knows. The message is under *lease* from now on."""
+        self._lease = lease
+        self._verb = None
 
     def _settle(self, settled: Settled) -> None:
         lease = self._lease
@@ -182,13 +274,16 @@ class Message:
         if self._verb is None and self._lease.fate:
             self._raise_lost()
         if self._verb not in (None, verb):
-            message = (
-                f"message {_shown(self.id)} is settled already: got {verb.value}, "
-                f"{self.settled_by} came first; settle a message once"
-            )
-            raise UsageError(message)
+            self._raise_settled(verb.value)
 
-    def _raise_lost(self) -> None:
+    def _raise_settled(self, verb: str) -> NoReturn:
+        message = (
+            f"message {_shown(self.id)} is settled already: got {verb}, "
+            f"{self.settled_by or 'another thread'} came first; settle a message once"
+        )
+        raise UsageError(message)
+
+    def _raise_lost(self) -> NoReturn:
         why = self._lease.fate or "the lease ran out"
         message = (
             f"lease of message {_shown(self.id)} is lost: {why}; expect it to be delivered again, "
@@ -211,14 +306,3 @@ class Message:
 
 def _shown(message_id: MessageId) -> str:
     return f"{message_id.queue_partition}:{message_id.message_offset}"
-
-
-def _delay_ms(delay: float | timedelta) -> int:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if not (isinstance(seconds, int | float) and 0 <= seconds * 1000 <= MAX_REDELIVER_AFTER_MS):
-        message = (
-            f"delay is out of bounds: got {delay!r}, 0 to {MAX_REDELIVER_AFTER_MS // 1000} seconds; "
-            "give seconds or a timedelta"
-        )
-        raise ConfigError(message)
-    return math.ceil(seconds * 1000)

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Producer
@@ -22,17 +23,22 @@ from confluent_kafka import KafkaException, Producer
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.forks import watch
+from kmq_spark.kafka.retention import shortest_retention
+from kmq_spark.kafka.send_options import check_wait, option_headers, wait_ms
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, client_error, make_client, producer_config
 from kmq_spark.kafka.topics import QueueTopics, partition_count
 from kmq_spark.wire.headers import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self
 
     from confluent_kafka import KafkaError
     from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.kafka.retention import Retention
 
     Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
     OnDelivery = Callable[[MessageId | None, KmqError | None], object]
@@ -57,7 +63,7 @@ class QueueProducer:
 
     def __init__(
         self,
-        queue: str,
+        topic: str,
         *,
         bootstrap_servers: str,
         client_id: str = "",
@@ -70,7 +76,7 @@ class QueueProducer:
         Connect and check that the queue topic exists.
 
         Args:
-            queue: Name of the queue.
+            topic: Name of the queue, and of its topic.
             bootstrap_servers: Comma-separated `host:port`.
             client_id: Name in the broker's log and quotas; empty for one of our making.
             max_message_bytes: Largest message, key, value and headers together; as the queue was made with.
@@ -83,13 +89,15 @@ class QueueProducer:
             TopicError: The queue topic does not exist.
             KafkaClientError: The broker cannot be reached within *timeout_ms*.
         """
-        self._topic = QueueTopics(queue).queue_topic
+        self._topics = QueueTopics(topic)
+        self._topic = self._topics.queue_topic
         self._timeout_s = timeout_ms / 1000
         self._max_message_bytes = max_message_bytes
         self._pid = os.getpid()
         self._errors: list[KmqError] = []
         self._sent = 0
         self._closed = threading.Event()
+        self._is_closed = False
         self._producer = make_client(
             Producer,
             producer_config(
@@ -101,9 +109,13 @@ class QueueProducer:
             ),
         )
         if not partition_count(self._producer, self._topic, bootstrap_servers, timeout_ms):
-            message = f"queue {queue!r} has no topic {self._topic!r}; run `kmq queue create {queue}`"
+            message = f"queue {topic!r} has no topic {self._topic!r}; run `kmq queue create {topic}`"
             raise TopicError(message)
-        self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{queue}", daemon=True)
+        self._read_retention = partial(
+            shortest_retention, (self._topic, self._topics.markers_topic), bootstrap_servers, extra, timeout_ms
+        )
+        self._retention: Retention | None = None
+        self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{topic}", daemon=True)
         self._thread.start()
         watch(self)
 
@@ -130,9 +142,16 @@ class QueueProducer:
         headers: Headers | None = None,
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
+        queue: str | None = None,
+        delay: float | timedelta | None = None,
+        at: datetime | float | None = None,
+        ttl: float | timedelta | None = None,
     ) -> None:
         """
         Send a message; returns before it is durable.
+
+        Times count on the broker's clock. The first message with a delay reads how long the topics keep it: those of
+        the queue itself; the markers topics of its groups are not known here.
 
         Args:
             value: Payload; text is encoded as UTF-8.
@@ -141,23 +160,34 @@ class QueueProducer:
             partition: Queue partition, chosen by key or at random by default.
             on_delivery: Called once, in the thread of a later call or in the producer's own: with the message's place,
                 or with the error. Without it, a failure is raised by the next call.
+            queue: Logical queue on this topic, for the consumers of that name alone; 1 to 200 of A-Z a-z 0-9 . _ -.
+            delay: How long it is not handed out, seconds or a timedelta from its append time on; 0 is none.
+            at: When it is handed out instead, an aware datetime or epoch seconds; one that has passed is none.
+            ttl: After which it is not handed out any more, seconds or a timedelta, more than 0, redeliveries included.
 
         Raises:
-            ConfigError: A value has the wrong type, or a header is reserved.
+            ConfigError: A value has the wrong type or is out of bounds, a header is reserved, or the message would wait
+                longer than the topics keep it.
             KafkaClientError: The message is too large, or the client's queue stayed full for *timeout_ms*.
             KmqError: An earlier message without a callback has failed; this one was not sent.
             UsageError: The producer is closed or was made by another process.
         """
-        self._check_usable()
-        self._raise_failed()
+        # Looked at here and only then called: a call that does nothing is a twentieth of a send.
+        if self._is_closed or self._pid != os.getpid():
+            self._check_usable()
+        if self._errors:
+            self._raise_failed()
         if not (isinstance(value, _SENDABLE) and isinstance(key, _SENDABLE)):
             wrong = key if isinstance(value, _SENDABLE) else value
             message = f"message has the wrong type: got {type(wrong).__name__}, bytes, str or None; encode it first"
             raise ConfigError(message)
         report = self._on_report if on_delivery is None else _Report(on_delivery, self._topic)
-        self._produce(
-            value, key, -1 if partition is None else partition, _checked(headers) if headers else None, report
-        )
+        pairs = checked_headers(headers) if headers else None
+        if not (queue is None and delay is None and at is None and ttl is None):
+            asked = option_headers(queue=queue, delay=delay, at=at, ttl=ttl)
+            self._check_wait(wait_ms(delay, at, time.time()))
+            pairs = [*(pairs or ()), *asked]
+        self._produce(value, key, -1 if partition is None else partition, pairs, report)
         self._sent += 1
         if self._sent % SERVE_EVERY == 0:
             self._producer.poll(0)
@@ -198,6 +228,7 @@ class QueueProducer:
         try:
             self.flush(timeout)
         finally:
+            self._is_closed = True
             self._closed.set()
             self._thread.join()
             self._producer.purge()
@@ -234,6 +265,14 @@ class QueueProducer:
                 raise self._refused(error, value) from error
             else:
                 return
+
+    def _check_wait(self, waits_ms: int) -> None:
+        """Refuse what retention would remove before its time; it is read again first: it may have been raised."""
+        if waits_ms == 0:
+            return
+        if self._retention is None or 0 <= self._retention.retention_ms < waits_ms:
+            self._retention = self._read_retention()
+        check_wait(waits_ms, *self._retention)
 
     def _refused(self, error: KafkaException, value: bytes | str | None) -> KmqError:
         if error.args[0].name() == "MSG_SIZE_TOO_LARGE":
@@ -295,7 +334,13 @@ class _Report:
             logger.exception("delivery callback raised", extra={"action": "callback_failed"})
 
 
-def _checked(headers: Headers) -> list[tuple[str, bytes | str | None]]:
+def checked_headers(headers: Headers) -> list[tuple[str, bytes | str | None]]:
+    """
+    Return a sender's headers as pairs.
+
+    Raises:
+        ConfigError: A name or a value has the wrong type, or a name is reserved.
+    """
     pairs = list(headers.items() if hasattr(headers, "items") else headers)
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, bytes | str | None):

@@ -130,7 +130,7 @@ class Redriver:
         config["linger.ms"] = 0
         # The broker judges a whole batch by the topic's limit, and refuses it whole.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
-        self._producer = TransactionalProducer(config, timeout_ms)
+        self._producer = TransactionalProducer(config, timeout_ms, role="redrive")
 
     def close(self) -> None:
         """Give up what is open; a transaction that is not committed by now never will be."""
@@ -177,9 +177,11 @@ class Redriver:
             for record in closing_records(sent, self._topics, outcome, self._redrive_partition_count, self._writer_id):
                 self._producer.send(record)
                 failpoint("redrive.end-sent")
+
+        def check() -> None:
             failpoint("redrive.before-commit")
 
-        self._producer.run(work, [], None, lambda: refusals.count)
+        self._producer.run(work, [], None, lambda: refusals.count, check=check)
         failpoint("redrive.committed")
         summary.transactions += 1
         summary.count(sent)

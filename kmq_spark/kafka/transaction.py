@@ -14,6 +14,7 @@ librdkafka's issues 5456 and 5511 for a call that may never return.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kmq_spark.errors import FencedError, KafkaClientError
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import PASSING_NAMES
 from kmq_spark.kafka.settings import make_client
@@ -66,22 +67,31 @@ class TransactionalProducer:
     Args:
         config: librdkafka settings of a producer, `transactional.id` among them.
         timeout_ms: Bound on each call to the broker.
+        role: Who writes: `tracker`, `consumer`, `redrive`. Named in errors; the crash points here are the tracker's.
 
     Raises:
         ConfigError: librdkafka refuses a setting.
         KafkaClientError: The broker cannot be reached, or refuses the transactional id.
     """
 
-    def __init__(self, config: Mapping[str, str | int | float | bool], timeout_ms: int) -> None:
+    def __init__(
+        self, config: Mapping[str, str | int | float | bool], timeout_ms: int, *, role: str = "tracker"
+    ) -> None:
         """Connect, and fence every older producer of the same transactional id."""
+        self._role = role
         self._timeout_s = timeout_ms / 1000
         self._name = str(config["transactional.id"])
         self._producer = make_client(Producer, config)
         self._failed: KafkaError | None = None
         self._is_given_up = False
-        failpoint("tracker.opening")
+        self._tracker_failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
-        failpoint("tracker.fenced-older")
+        self._tracker_failpoint("tracker.fenced-older")
+
+    @property
+    def client(self) -> Producer:
+        """The client, to be left alone in a child process."""
+        return self._producer
 
     def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
         """
@@ -124,6 +134,7 @@ class TransactionalProducer:
         positions: list[TopicPartition],
         group_metadata: object,
         progress: Callable[[], int] = lambda: 0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Do the work in one transaction and commit it.
@@ -134,6 +145,9 @@ class TransactionalProducer:
             group_metadata: Of the group whose offsets these are, from `Consumer.consumer_group_metadata`.
             progress: A number that grows when an attempt that was aborted has taught the work something: such attempts
                 are not counted, for the next one is another.
+            check: Called when all of it is durable, right before the commit: raises where it must not be committed.
+
+        Whatever else *work* and *check* raise aborts the transaction and is raised here.
 
         Raises:
             FencedError: A newer producer of this transactional id exists, or the broker gave this transaction up.
@@ -142,7 +156,7 @@ class TransactionalProducer:
         attempt, known = 1, progress()
         while True:
             try:
-                self._attempt(work, positions, group_metadata)
+                self._attempt(work, positions, group_metadata, check)
             except _AbortableError as error:
                 self._abort()
                 if (now_known := progress()) > known:
@@ -168,20 +182,34 @@ class TransactionalProducer:
         # No flush: after a fatal error confluent-kafka's raises SystemError, and there is nothing to wait for.
         self._producer.purge()
 
-    def _attempt(self, work: Callable[[], None], positions: list[TopicPartition], group: object) -> None:
+    def _attempt(
+        self,
+        work: Callable[[], None],
+        positions: list[TopicPartition],
+        group: object,
+        check: Callable[[], None],
+    ) -> None:
         self._failed = None
         self._call(lambda _: self._producer.begin_transaction(), "begin a transaction")
         try:
             work()
             self._drain()
+            if positions:
+                self._add_offsets(positions, group)
+                self._tracker_failpoint("tracker.offsets-added")
+            check()
         except KafkaException as error:
             self._raise_translated(error, "produce in a transaction", produced=True)
-        if positions:
-            self._add_offsets(positions, group)
-            failpoint("tracker.offsets-added")
-        failpoint("tracker.before-commit")
+        except (_AbortableError, KafkaClientError, FencedError):
+            raise  # `run` aborts, or this producer is at its end
+        except BaseException:
+            # Left open, it would hold up every reader of its partitions until the broker's time-out.
+            with contextlib.suppress(_AbortableError, KmqError):
+                self._abort()
+            raise
+        self._tracker_failpoint("tracker.before-commit")
         self._call(self._producer.commit_transaction, "commit a transaction")
-        failpoint("tracker.committed")
+        self._tracker_failpoint("tracker.committed")
 
     def _add_offsets(self, positions: list[TopicPartition], group: object) -> None:
         """
@@ -234,6 +262,10 @@ class TransactionalProducer:
         if on_delivery is not None:
             on_delivery(error, record)
 
+    def _tracker_failpoint(self, name: str) -> None:
+        if self._role == "tracker":
+            failpoint(name)
+
     def _abort(self) -> None:
         """Abort, in slices: librdkafka waits for the reports of what it purges, and we are who takes them from it."""
         deadline_s = time.monotonic() + self._timeout_s
@@ -268,7 +300,10 @@ class TransactionalProducer:
         """Raise what the error means; `produced`: a record was refused, which an abort puts right."""
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED_CODES:
-            message = f"cannot {what} as {self._name}: {kafka_error.str()}; a newer one has taken over, stop this one"
+            message = (
+                f"cannot {what} as {self._name}: {kafka_error.str()}; "
+                f"a newer {self._role} has taken over, stop this one"
+            )
             raise FencedError(message) from error
         if kafka_error.txn_requires_abort() or (produced and not kafka_error.fatal()):
             raise _AbortableError(f"{kafka_error.name()}: {kafka_error.str()}") from error

@@ -4,7 +4,8 @@ Run a handler over a queue's messages, in threads, until stopped.
 Rule 1: a handler that returns acknowledges, unless it settled the message itself; one that raises releases.
 Rule 2: the next batch is fetched, and its START under way, while this one is worked on.
 Rule 3: a stop gives back what no handler has seen, uncounted, and waits for the handlers that run.
-Rule 4: no exception of a handler is swallowed: it is logged with its traceback and counted.
+Rule 4: a suspect waits until no handler runs, and is handled alone.
+Rule 5: no exception of a handler is swallowed: it is logged with its traceback and counted.
 
 Source: dramatiq's worker for the drain; SQS's Java messaging library for "return acknowledges".
 """
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from kmq_spark.kafka.batch import Batch
     from kmq_spark.kafka.intake import Intake
-    from kmq_spark.kafka.leases import LeaseTable
     from kmq_spark.kafka.message import Message
 
 logger = logging.getLogger(__name__)
@@ -88,11 +88,9 @@ class Worker:
 
     Args:
         intake: Where messages come from; nobody else may use it during the run.
-        leases: The consumer's leases, for what is held.
         close: Closes the consumer, at the end of the run.
         handler: Called with each message.
         concurrency: Handler threads.
-        max_in_flight: Most messages held at once.
         retry_delay_ms: How long a message rests after its handler raised.
         drain_timeout_ms: How long a stop waits for running handlers; then their messages are released under them.
         max_batch: Most messages fetched at once.
@@ -102,11 +100,9 @@ class Worker:
         self,
         *,
         intake: Intake,
-        leases: LeaseTable,
         close: Callable[[], None],
         handler: Callable[[Message], object],
         concurrency: int,
-        max_in_flight: int,
         retry_delay_ms: int = 1_000,
         drain_timeout_ms: int = 20_000,
         max_batch: int = MAX_BATCH,
@@ -115,14 +111,12 @@ class Worker:
         _check_least(concurrency=(concurrency, 1), max_batch=(max_batch, 1))
         _check_least(retry_delay_ms=(retry_delay_ms, 0), drain_timeout_ms=(drain_timeout_ms, 0))
         self._intake = intake
-        self._leases = leases
         self._close = close
         self._handler = handler
-        self._max_in_flight = max_in_flight
         self._max_batch = max_batch
         self._retry_delay_s = retry_delay_ms / 1000
         self._drain_timeout_s = drain_timeout_ms / 1000
-        self._window = Window(concurrency, max_in_flight)
+        self._window = Window(concurrency, intake.max_in_flight)
         self._ready = HandOver()
         self._under_way: deque[Batch] = deque()
         self._fetched_at = time.monotonic()
@@ -187,7 +181,7 @@ class Worker:
         if self._under_way:
             if not has_fetched or self._under_way[0].is_reported or len(self._under_way) >= MAX_BATCHES_UNDER_WAY:
                 self._ready.put(self._finish_start())
-        elif not has_fetched and self._room() < 1:
+        elif not has_fetched and (self._intake.is_blocked or self._room() < 1):
             self._wait_for_room()
 
     def _room(self) -> int:
@@ -197,7 +191,7 @@ class Worker:
         waiting = len(self._ready) + under_way
         if waiting > self._window.size // 2:
             return 0
-        return min(self._window.size - waiting, self._max_in_flight - self._leases.held_count() - under_way)
+        return min(self._window.size - waiting, self._intake.room().max_messages)
 
     def _fetch(self) -> bool:
         room = min(self._room(), self._max_batch)
@@ -205,11 +199,12 @@ class Worker:
             return False
         # With a batch under way its answer is waited for instead.
         timeout = 0.0 if self._under_way else POLL_S
-        records = self._intake.fetch(room, timeout)
-        self._fetched_at = time.monotonic()
-        if records:
-            self._under_way.append(self._intake.send_start(records))
-        return bool(records)
+        batch = self._intake.take(room, timeout, may_wait=True)
+        if not self._intake.is_blocked:
+            self._fetched_at = time.monotonic()
+        if batch is not None:
+            self._under_way.append(batch)
+        return batch is not None
 
     def _finish_start(self) -> list[Message]:
         batch = self._under_way[0]

@@ -319,3 +319,8 @@ def _place(value: bytes | None) -> MessageId | None:
     if queue_partition > MAX_QUEUE_PARTITION or message_offset > MAX_MESSAGE_OFFSET:
         return None
     return MessageId(queue_partition, message_offset)
+
+
+def read_number(value: bytes | None) -> int | None:
+    """Return the number, at least 0, that a header's value holds; None where there is none that can be read."""
+    return _number(value)

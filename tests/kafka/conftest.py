@@ -79,7 +79,7 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
     return sorted(records, key=lambda record: (record.partition(), record.offset()))
 
 
-def consumer_of(queue: Queue, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
+def consumer_of(queue: Queue, /, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
     """Return a consumer of a queue."""
     return QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, **options)
 
@@ -107,6 +107,16 @@ def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
     return condition()
 
 
+def seen(topic: Queue) -> list[bytes]:
+    """Return what a reader of committed records sees."""
+    return [record.value() for record in read_all(topic.bootstrap_servers, topic.name)]
+
+
+def ended(queue: Queue) -> list[int]:
+    """Return the offsets of the messages that have an END a tracker sees."""
+    return sorted(offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker))
+
+
 @pytest.fixture
 def make_queue(bootstrap_servers: str) -> Callable[..., Queue]:
     """Make queues with names of their own."""
@@ -122,6 +132,12 @@ def make_queue(bootstrap_servers: str) -> Callable[..., Queue]:
 @pytest.fixture
 def queue(make_queue: Callable[..., Queue]) -> Queue:
     """A queue of one partition."""
+    return make_queue()
+
+
+@pytest.fixture
+def results(make_queue: Callable[..., Queue]) -> Queue:
+    """A queue that takes the results of another."""
     return make_queue()
 
 

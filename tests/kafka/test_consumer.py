@@ -50,7 +50,7 @@ def test_one_start_a_partition_and_batch_on_the_markers_partition_of_the_queue_p
     for partition in range(3):
         queue.send(*"abcd", partition=partition)
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: len(consumer._intake._owned) == 3 or not consumer.receive(1, 0.2))
+        assert wait_until(lambda: len(consumer._intake.owned) == 3 or not consumer.receive(1, 0.2))
         receive_all(consumer, 12 - consumer.in_flight_count)
     starts = queue.markers(MarkerType.START)
     assert all(each.marker_partition == each.marker.queue_partition for each in starts)
@@ -179,7 +179,7 @@ def test_full_consumer_receives_nothing_until_something_is_settled(
 def test_receive_waits_for_the_first_message_alone(queue: Queue) -> None:
     """A batch that is not full must not be waited for."""
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: consumer.receive(1, timeout=0.1) == [] and bool(consumer._intake._owned))
+        assert wait_until(lambda: consumer.receive(1, timeout=0.1) == [] and bool(consumer._intake.owned))
         threading.Timer(0.3, queue.send, args="ab").start()
         began_at = time.monotonic()
         assert consumer.receive(100, timeout=8)

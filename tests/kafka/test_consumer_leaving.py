@@ -54,7 +54,7 @@ def test_held_messages_stay_held_when_their_partition_goes_to_another(make_queue
             def rebalanced() -> bool:
                 first.receive(1, 0.1)
                 second.receive(1, 0.1)
-                return len(second._intake._owned) == 1 == len(first._intake._owned)
+                return len(second._intake.owned) == 1 == len(first._intake.owned)
 
             assert wait_until(rebalanced)
             for message in messages:

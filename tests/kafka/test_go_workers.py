@@ -186,7 +186,7 @@ def our_member(stage: Stage, name: str, done: set[bytes]) -> Iterator[None]:
     ended = threading.Event()
 
     def consume() -> None:
-        options = {"group": group_of(name), "group_protocol": "eager", "lease_ms": LEASE_MS}
+        options = {"consumer_group": group_of(name), "group_protocol": "eager", "lease_ms": LEASE_MS}
         with stage.consumer(**options) as consumer:
             while not ended.is_set():
                 for message in consumer.receive(5, timeout=0.3):

@@ -194,7 +194,7 @@ def test_purged_letters_are_ended_and_removed_below_the_lowest_open_one(letters:
     assert letters.open_values() == [b"d"]
 
 
-@pytest.mark.parametrize("point", [*POINTS, "tracker.before-commit"])
+@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("passage", [1, 3])
 def test_killed_redrive_is_run_again_and_every_letter_is_back_exactly_once(
     letters: Letters, point: str, passage: int

@@ -139,27 +139,36 @@ def test_held_count_and_expiry_of_the_table() -> None:
 
 def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -> None:
     old, young = lease_of(1, started_at=0.0), lease_of(2, started_at=9.0)
-    assert list(renewals([old, young], 9.9, 30.0)) == []
-    (renewal,) = renewals([old, young], 10.0, 30.0)
+    assert list(renewals([old, young], 9.9)) == []
+    (renewal,) = renewals([old, young], 10.0)
     assert sorted(renewal.offsets()) == [1, 2]
-    assert list(renewals([old, young], 11.0, 30.0)) == []
-    renewal.durable()
+    assert list(renewals([old, young], 11.0)) == []
+    renewal.durable(now=10.5)
     assert (old.expires_at, young.expires_at) == (40.0, 40.0)
 
 
 def test_lease_is_not_renewed_beyond_its_limit() -> None:
     lease = lease_of(1, limit_s=45.0)
-    assert len(list(renewals([lease], 15.0, 30.0))) == 1
+    assert len(list(renewals([lease], 15.0))) == 1
     # 16 + 30 = 46 > 45
-    assert list(renewals([lease], 26.0, 30.0)) == []
+    assert list(renewals([lease], 26.0)) == []
 
 
 def test_renewal_does_not_revive_a_lease_that_was_ended() -> None:
     lease = lease_of(1)
-    (renewal,) = renewals([lease], 10.0, 30.0)
+    (renewal,) = renewals([lease], 10.0)
     lease.end("the consumer was closed")
-    renewal.durable()
+    renewal.durable(now=10.5)
     assert lease.expires_at == NEVER
+
+
+def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
+    """The message may have been decided before the KEEPALIVE was written: a transaction must not rely on it."""
+    lease = lease_of(1, started_at=0.0)
+    (renewal,) = renewals([lease], 29.0)
+    # 0 + 30 = 30 < 30.5
+    renewal.durable(now=30.5)
+    assert lease.expires_at == 30.0
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**48 - 1), max_size=200))

@@ -1,0 +1,276 @@
+"""
+The queue topic's client: fetch records, keep what nobody has room for yet, seek back, commit, serve the group.
+
+Rule 1: one thread at a time; rebalance callbacks run inside its calls.
+Rule 2: what is fetched and not started waits in the stash, in its order, and no position runs past it.
+Rule 3: the position behind records that were passed over is committed with the next one, or after a while.
+
+Source: KIP-429 for what a rebalance takes away and what it leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.settings import client_error, make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.errors import KmqError
+
+logger = logging.getLogger(__name__)
+
+COMMIT_PASSED_S = 1.0
+"""How long the position behind passed-over records may stay uncommitted: they are read again after a crash, no more."""
+
+SERVE_S = 1.0
+"""How often the group is served while all that is wanted lies in the stash."""
+
+_PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
+"""Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
+
+
+class Fetcher:
+    """
+    The client that reads a queue topic in a group.
+
+    Args:
+        config: librdkafka settings of the consumer.
+        topic: Queue topic.
+        started_positions: Called with the partitions that go to another consumer; returns the positions behind what
+            was started meanwhile.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], topic: str, started_positions: Callable[[set[int]], Mapping[int, int]]
+    ) -> None:
+        """Join the group; partitions come with the first `fetch`."""
+        self._topic = topic
+        self._started_positions = started_positions
+        self.owned: set[int] = set()
+        self._positions: dict[int, int] = {}
+        self._uncommitted: dict[int, int] = {}
+        self._committed_at = time.monotonic()
+        self._served_at = time.monotonic()
+        self._stash: list[KafkaMessage] = []
+        self._error: KmqError | None = None
+        self._paused: set[int] = set()
+        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        self.client = make_client(Consumer, {**config, **callbacks})
+        self.client.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+
+    def fetch(self, max_records: int, timeout: float, *, at_least: int = 1) -> list[KafkaMessage]:
+        """
+        Fetch records, as many as are there, waiting for the first alone.
+
+        Args:
+            max_records: Most records to return, at least 1.
+            timeout: Seconds to wait for the first.
+            at_least: How many to look for, without waiting, where the stash has fewer.
+
+        Returns:
+            At most *max_records*; where the stash has *at_least* as many, nothing is added to these.
+
+        Raises:
+            KmqError: The client reported an error that does not pass by itself.
+        """
+        self._raise_error()
+        if self._uncommitted:
+            self._commit_if_due()
+        wanted = at_least - len(self._stash) if self._stash else max_records
+        if wanted > 0:
+            # Rebalances happen in here, and may take from the stash.
+            records = self._consume(wanted, 0.0 if self._stash else timeout)
+            if self._stash:
+                records, self._stash = self._stash + records, []
+        else:
+            if time.monotonic() - self._served_at > SERVE_S:
+                self.idle(0)
+            records, self._stash = self._stash[:max_records], self._stash[max_records:]
+        return records
+
+    def put_back(self, records: Sequence[KafkaMessage]) -> None:
+        """Let records wait that were fetched and not started."""
+        self._stash = [*records, *self._stash]
+
+    def commit(self, positions: Mapping[int, int], *, at_once: bool) -> None:
+        """
+        Commit positions of partitions that are still ours; the answer is not waited for.
+
+        Args:
+            positions: By partition, behind what was started or passed over.
+            at_once: False where a repeat of what lies before would cost next to nothing.
+        """
+        owned = {partition: offset for partition, offset in positions.items() if partition in self.owned}
+        self._positions.update(owned)
+        self._uncommitted.update(owned)
+        if at_once:
+            self._send_commit()
+        else:
+            self._commit_if_due()
+
+    def committed(self, positions: Mapping[int, int]) -> None:
+        """Take note of positions that were committed by others, in the transaction of their STARTs."""
+        self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
+
+    def idle(self, timeout: float) -> None:
+        """
+        Serve the group without fetching: rebalances go on while there is no room for messages.
+
+        Args:
+            timeout: Seconds to stay here.
+        """
+        running = self.owned - self._paused
+        if running:
+            self.client.pause([TopicPartition(self._topic, partition) for partition in running])
+            self._paused |= running
+        self._served_at = time.monotonic()
+        record = self.client.poll(timeout)
+        if record is not None:
+            self._stash += self._good([record])
+
+    def seek_back(self, first_offsets: Mapping[int, int]) -> None:
+        """
+        Have records fetched again.
+
+        Args:
+            first_offsets: By partition, the first of them.
+
+        Raises:
+            KmqError: It is not possible; this client must not go on.
+        """
+        self._stash = [record for record in self._stash if record.partition() not in first_offsets]
+        for partition, offset in first_offsets.items():
+            if partition in self.owned:
+                self._seek(TopicPartition(self._topic, partition, offset))
+
+    def close(self) -> None:
+        """Commit and leave the group."""
+        try:
+            # Runs `_on_revoke`.
+            self.client.close()
+        except KafkaException as error:
+            raise client_error(error, f"cannot leave the group of {self._topic}") from error
+
+    def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
+        if self._paused:
+            self._resume()
+        try:
+            records = self.client.consume(max_records, 0)
+            if not records and timeout > 0:
+                # A full batch would be waited for to the end of the time-out; the first record ends the wait here.
+                records = self.client.consume(1, timeout)
+                if records and max_records > 1:
+                    records += self.client.consume(max_records - 1, 0)
+        except KafkaException as error:
+            raise client_error(error, f"cannot receive from {self._topic}") from error
+        self._served_at = time.monotonic()
+        good = self._good(records)
+        if good:
+            failpoint("consumer.fetched")
+        elif not self._stash:
+            self._raise_error()
+        return good
+
+    def _good(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
+        """Return the records that are no errors, and keep an error that does not pass by itself for the next fetch."""
+        good = [record for record in records if record.error() is None]
+        if len(good) < len(records):
+            for record in records:
+                error = record.error()
+                if error is not None and error.name() not in _PASSING:
+                    self._error = client_error(error, f"cannot receive from {self._topic}")
+        return good
+
+    def _commit_if_due(self) -> None:
+        if time.monotonic() - self._committed_at > COMMIT_PASSED_S:
+            self._send_commit()
+
+    def _send_commit(self) -> None:
+        if not self._uncommitted:
+            return
+        positions, self._uncommitted = self._uncommitted, {}
+        self._committed_at = time.monotonic()
+        try:
+            self.client.commit(offsets=self._offsets(positions), asynchronous=True)
+            failpoint("consumer.commit-sent")
+        except KafkaException as error:
+            self._log_commit(error.args[0])
+
+    def _seek(self, position: TopicPartition) -> None:
+        try:
+            self.client.seek(position)
+        except KafkaException as error:
+            # Going on from here would skip messages, and the next commit would lose them: only a new consumer,
+            # which begins at the committed position, is right.
+            raise client_error(error, f"cannot seek {self._topic} back; close this consumer, make a new one") from error
+
+    def _resume(self) -> None:
+        self.client.resume([TopicPartition(self._topic, partition) for partition in self._paused])
+        self._paused.clear()
+
+    def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
+
+    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.owned.update(each.partition for each in partitions)
+        self._log_rebalance("got", partitions)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commit what was handed out, or is about to be, before the next owner looks for the position."""
+        gone = {each.partition for each in partitions}
+        self._positions.update(self._started_positions(gone))
+        positions = {partition: offset for partition, offset in self._positions.items() if partition in gone}
+        if positions:
+            try:
+                consumer.commit(offsets=self._offsets(positions), asynchronous=False)
+            except KafkaException as error:
+                self._log_commit(error.args[0])
+        self._forget(gone)
+        self._log_rebalance("gave up", partitions)
+
+    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commit nothing: the partitions have another owner already."""
+        self._forget({each.partition for each in partitions})
+        self._log_rebalance("lost", partitions)
+
+    def _forget(self, partitions: set[int]) -> None:
+        self.owned -= partitions
+        self._paused -= partitions
+        self._stash = [record for record in self._stash if record.partition() not in partitions]
+        for partition in partitions:
+            self._positions.pop(partition, None)
+            self._uncommitted.pop(partition, None)
+
+    def _log_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
+        numbers = sorted(each.partition for each in partitions)
+        logger.info("%s partitions %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
+
+    def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
+        if error is not None:
+            self._log_commit(error)
+            return
+        failpoint("consumer.commit-done")
+
+    def _log_commit(self, error: KafkaError) -> None:
+        # The next commit carries the position too; until then a crash would deliver the messages behind it again.
+        logger.warning("cannot commit positions of %s: %s", self._topic, error.str(), extra={"action": "commit_failed"})
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:
+            self._error = client_error(error, f"cannot receive from {self._topic}")
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

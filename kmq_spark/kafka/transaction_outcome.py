@@ -1,0 +1,67 @@
+"""
+Find out from the log whether a transaction was committed whose commit had no answer.
+
+Rule 1: the log decides: an END of the transaction that a reader of committed records sees was committed, and all of the
+transaction with it; one that such a reader passes over never was.
+Rule 2: no answer before the transaction has ended on the broker: a reader waits in front of an open one, ours or any
+other's.
+
+Source: KIP-98, "last stable offset".
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.kafka.settings import client_error, make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PAUSE_S = 0.1
+
+
+def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: int, timeout_ms: int) -> bool:
+    """
+    Say whether a record of an ended transaction was committed.
+
+    Args:
+        config: librdkafka settings of a reader, see `settings.reader_config`.
+        topic: Where the record was written.
+        partition: Where the record was written.
+        offset: Where the record was written, from its delivery report.
+        timeout_ms: How long to wait for the transaction to end on the broker.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached, or the transaction did not end in time.
+    """
+    _wait_until_stable(config, TopicPartition(topic, partition), offset, timeout_ms / 1000)
+    reader = PayloadReader(config, topic, timeout_ms)
+    try:
+        return any(payload.message is not None for payload in reader.read({partition: [offset]}))
+    finally:
+        reader.close()
+
+
+def _wait_until_stable(config: Mapping[str, Any], place: TopicPartition, offset: int, timeout_s: float) -> None:
+    """Wait until everything up to *offset* is decided: a reader of committed records is told no end beyond that."""
+    deadline_s = time.monotonic() + timeout_s
+    consumer = make_client(Consumer, dict(config))
+    try:
+        while consumer.get_watermark_offsets(place, timeout=timeout_s, cached=False)[1] <= offset:
+            if time.monotonic() > deadline_s:
+                message = (
+                    f"cannot read {place.topic}[{place.partition}]@{offset}: a transaction before it has been open for "
+                    f"{timeout_s:g} s; check the broker"
+                )
+                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            time.sleep(_PAUSE_S)
+    except KafkaException as error:
+        raise client_error(error, f"cannot read {place.topic}") from error
+    finally:
+        consumer.close()

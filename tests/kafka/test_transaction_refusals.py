@@ -1,0 +1,126 @@
+"""Transactions of a consumer that cannot be: told at once, nothing written, and the block can be tried again."""
+
+# ruff: noqa: PT012, SIM117  # the error comes at the end of a block, which holds what the block is for
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kmq_spark.errors import (
+    ConfigError,
+    KafkaClientError,
+    TopicError,
+    TransactionError,
+    UsageError,
+)
+from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen
+
+pytestmark = pytest.mark.kafka
+
+
+def test_unknown_topic_is_told_at_once_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        with (
+            pytest.raises(TopicError, match="topic 'not-there' does not exist; create it"),
+            consumer.transaction() as tx,
+        ):
+            tx.ack(message)
+            tx.send("not-there", "r")
+        with pytest.raises(TopicError, match=r"got partition 7 of .*, 0 to 0"), consumer.transaction() as tx:
+            tx.send(results.name, "r", partition=7)
+        with consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(message)
+    assert (seen(results), ended(queue)) == ([b"r"], [0])
+
+
+def test_oversize_result_is_told_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
+    """The broker refuses it: nothing is written, the message stays held, and nobody tries for a minute."""
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        began_at = time.monotonic()
+        with pytest.raises(TransactionError, match="the broker refuses a result of") as raised:
+            with consumer.transaction() as tx:  # the error comes at its end
+                tx.send(results.name, bytes(1_200_000))
+                tx.ack(message)
+        assert time.monotonic() - began_at < 5
+        assert (raised.value.code, raised.value.nothing_written) == ("MSG_SIZE_TOO_LARGE", True)
+        assert not message.is_settled
+        with consumer.transaction() as tx:
+            tx.send(results.name, "smaller")
+            tx.ack(message)
+    assert (seen(results), ended(queue)) == ([b"smaller"], [0])
+
+
+def test_transaction_that_is_too_large_is_refused_while_it_is_recorded(queue: Queue, results: Queue) -> None:
+    with consumer_of(queue) as consumer, consumer.transaction() as tx:
+        for _ in range(32):
+            tx.send(results.name, bytes(1_000_000))
+        with pytest.raises(KafkaClientError, match=r"transaction is too large: got .* in 34 results"):
+            for _ in range(2):
+                tx.send(results.name, bytes(1_000_000))
+        tx.results.clear()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"value": 1}, "value of a result has the wrong type: got int"),
+        ({"value": "x", "key": 1.5}, "key of a result has the wrong type: got float"),
+        ({"value": "x", "headers": {"kmq-origin": "1:2"}}, "header name is reserved"),
+    ],
+)
+def test_wrong_result_is_refused_while_it_is_recorded(
+    queue: Queue, results: Queue, arguments: dict[str, Any], message: str
+) -> None:
+    with consumer_of(queue) as consumer, consumer.transaction() as tx, pytest.raises(ConfigError, match=message):
+        tx.send(results.name, **arguments)
+
+
+def test_misuse_of_a_block_is_told(queue: Queue, results: Queue) -> None:
+    """A block in a block, a call after the end, a message that was settled otherwise."""
+    queue.send("a", "b")
+    with consumer_of(queue) as consumer:
+        first, second = receive_all(consumer, 2)
+        with consumer.transaction() as tx:
+            with pytest.raises(UsageError, match="a transaction is open in this thread"), consumer.transaction():
+                pass
+            tx.ack(first)
+            tx.ack(first)
+        with pytest.raises(UsageError, match="transaction has ended"):
+            tx.send(results.name, "r")
+        with pytest.raises(UsageError, match="settled already: got an ack in a transaction, ack came first"):
+            with consumer.transaction() as tx:  # clear as it stands
+                tx.ack(first)
+        with pytest.raises(UsageError, match="settled already: got ack, release came first"):
+            with consumer.transaction() as tx:  # as above
+                tx.ack(second)
+                tx.send(results.name, "r")
+                second.release()
+    with pytest.raises(UsageError, match="consumer is closed"), consumer.transaction():
+        pass
+    assert (seen(results), ended(queue)) == ([], [0])
+
+
+def test_result_topic_that_grows_or_comes_later_is_found(queue: Queue) -> None:
+    """A topic that was not there is asked for again."""
+    name = f"{queue.name}.later"
+    with consumer_of(queue) as consumer:
+        with pytest.raises(TopicError), consumer.transaction() as tx:
+            tx.send(name, "r")
+        admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result()
+        with consumer.transaction() as tx:
+            until = time.monotonic() + 10
+            while not tx.results and time.monotonic() < until:
+                with contextlib.suppress(TopicError):
+                    tx.send(name, "r")
+    assert len(read_all(queue.bootstrap_servers, name)) == 1
