@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,8 +24,6 @@ from kmq_spark.wire.codec import decode_marker, encode_marker
 from kmq_spark.wire.headers import Headers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
@@ -33,6 +33,8 @@ RECORD_SCHEMA = (
     "headers array<struct<key: string, value: binary>>"
 )
 """The columns of Spark's Kafka source that a ledger uses."""
+
+ROOT = Path(__file__).parents[2]
 
 SAMPLE_ENDS_AT_MS = 1_750_000_000_000
 
@@ -279,3 +281,22 @@ def test_messages_of_a_queue_are_read_once_however_many_groups_there_are() -> No
 def test_sample_hour_is_the_same_every_time() -> None:
     assert sample_hour().records == sample_hour().records
     assert max(record.at_ms for record in sample_hour().records["markers"]) < HOUR_MS
+
+
+def test_notebook_runs_from_its_first_cell_to_its_last(
+    spark: SparkSession, sample: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a ledger that is named; each of its four pictures is drawn and nothing in them is early or missing."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("KMQ_LEDGER", sample.folder)
+    notebook = json.loads((ROOT / "notebooks" / "ledger.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102  # our own notebook
+    drawn = [len(names["plt"].figure(number).axes) for number in names["plt"].get_fignums()]
+    names["plt"].close("all")
+    assert drawn == [1, 2, 2, 1]
+    assert (names["early"], names["totals"][0]["missing"]) == (0, 0)
+    assert len(names["redelivered"]) > 200
+    assert names["dead"].letters.sum() == len(sample_hour().records["dead_letters"])
