@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from kmq_spark.errors import ConfigError, KmqError, UsageError
@@ -27,6 +26,7 @@ from kmq_spark.kafka.intake import Intake
 from kmq_spark.kafka.leases import LeaseTable, Settled, Verb
 from kmq_spark.kafka.marker_producer import MarkerProducer
 from kmq_spark.kafka.marker_writer import MarkerWriter
+from kmq_spark.kafka.receiver import Receiver
 from kmq_spark.kafka.result_transaction import ResultTransactions
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
 from kmq_spark.kafka.start_writer import transactional_starts
@@ -39,22 +39,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from kmq_spark.kafka.batch import Batch
     from kmq_spark.kafka.leases import Lease
     from kmq_spark.kafka.message import Message
     from kmq_spark.kafka.transaction_record import Transaction
     from kmq_spark.kafka.worker import RunSummary
 
 logger = logging.getLogger(__name__)
-
-_FULL_LOG_S = 60.0
-"""How often a receiver that has no room is told so."""
-
-_FULL_PAUSE_S = 0.005
-"""How often a receiver that has no room looks for some."""
-
-_SERVE_S = 1.0
-"""How often the group is served while there is no room."""
 
 
 class QueueConsumer:
@@ -65,7 +55,6 @@ class QueueConsumer:
     """
 
     _is_closed = _is_stopped = False
-    _full_logged_at = float("-inf")
     _worker: Worker | None = None
 
     def __init__(
@@ -81,6 +70,7 @@ class QueueConsumer:
         max_lease_ms: int | None = None,
         max_in_flight: int = 1_000,
         max_in_flight_bytes: int = 64 * 1024 * 1024,
+        prefetch: int = 0,
         isolate_after: int = 2,
         keep_alive: bool = True,
         consumer_id: str | None = None,
@@ -109,6 +99,8 @@ class QueueConsumer:
                 is less. A handler that hangs loses its message then.
             max_in_flight: Most messages held at once.
             max_in_flight_bytes: Most bytes of values held at once; one message may be larger than that.
+            prefetch: Batches that `receive` fetches ahead, of at most as many messages as were asked for: faster, and
+                what was not asked for by the end is given back uncounted. 0 holds nothing beyond what was asked for.
             isolate_after: Deliveries of a message that ended without a word, as when a process dies, after which it is
                 handed out alone, nothing else being held; 0 for never. Half of the queue's `max_deliveries` is right.
             keep_alive: Whether leases are renewed in the background while messages are held.
@@ -126,7 +118,7 @@ class QueueConsumer:
         """
         self._topics = QueueTopics(topic, group)
         check_logical_queue(queue)
-        check_bounds(isolate_after=isolate_after, ack_linger_ms=ack_linger_ms)
+        check_bounds(isolate_after=isolate_after, ack_linger_ms=ack_linger_ms, prefetch=prefetch)
         limits = limits_of(lease_ms, max_lease_ms, start_timeout_ms, max_in_flight, max_in_flight_bytes)
         self.consumer_id = consumer_id or new_client_id("consumer")
         self.max_in_flight = max_in_flight
@@ -154,6 +146,7 @@ class QueueConsumer:
             limits=limits,
             starts=transactional_starts(*identity, start_timeout_ms) if start_in_transaction else None,
         )
+        self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer = MarkerWriter(
             self._producer,
             self._leases,
@@ -202,7 +195,7 @@ class QueueConsumer:
             `max_in_flight_bytes` are held, or while a suspect is.
 
         Raises:
-            ConfigError: A value is out of bounds.
+            ConfigError: A value is out of bounds, or *lease* goes with `prefetch`.
             KmqError: A START could not be made durable; nothing was handed out, the messages will be fetched again.
             UsageError: The consumer is closed, was made by another process, or receives in another thread already.
         """
@@ -213,9 +206,12 @@ class QueueConsumer:
             )
             raise ConfigError(message)
         lease_s = None if lease is None else milliseconds("lease", lease, MIN_LEASE_MS) / 1000
+        if lease_s is not None and self._receiver.prefetches:
+            message = f"lease does not go with prefetch: got {lease!r}; what is prefetched has the consumer's lease_ms"
+            raise ConfigError(message)
         self._check_usable()
         with self._one_receiver():
-            return self._receive(max_messages, timeout, lease_s)
+            return self._receiver.receive(max_messages, timeout, lease_s)
 
     def run(
         self,
@@ -320,6 +316,7 @@ class QueueConsumer:
             return
         self._is_closed = True
         self._transactions.close(timeout)
+        self._receiver.give_back_unseen()
         try:
             # Positions first: a message that is released before its position is committed would come twice.
             self._intake.close()
@@ -337,52 +334,6 @@ class QueueConsumer:
             yield
         finally:
             self._receiving.release()
-
-    def _receive(self, max_messages: int, timeout: float, lease_s: float | None) -> list[Message]:
-        until = time.monotonic() + timeout
-        while True:
-            messages: list[Message] = []
-            if self._wait_for_room(until):
-                left = max(0.0, until - time.monotonic())
-                batch = self._intake.take(max_messages, left, lease_s=lease_s)
-                messages = [] if batch is None else self._finish(batch)
-            # There may be none in a batch: records for others, or for later, or whose time is over.
-            if messages or time.monotonic() >= until:
-                return messages
-            if self._intake.is_blocked:
-                time.sleep(min(_FULL_PAUSE_S, max(0.0, until - time.monotonic())))
-
-    def _finish(self, batch: Batch) -> list[Message]:
-        try:
-            self._intake.wait_until_durable(batch)
-        except BaseException:
-            # Ctrl+C in the middle of the wait, for one: nobody has these messages, so they are fetched again.
-            self._intake.give_back()
-            raise
-        self._intake.commit(batch)
-        return batch.messages
-
-    def _wait_for_room(self, until: float) -> bool:
-        served_at = time.monotonic()
-        while self._intake.room().max_messages < 1:
-            now = time.monotonic()
-            if now >= until:
-                self._log_full(now)
-                return False
-            if now - served_at > _SERVE_S:
-                served_at = now
-                self._intake.idle(0)
-            time.sleep(min(_FULL_PAUSE_S, until - now))
-        return True
-
-    def _log_full(self, now: float) -> None:
-        held_count = self._leases.held_count()
-        if now - self._full_logged_at > _FULL_LOG_S and held_count:
-            self._full_logged_at = now
-            logger.warning(
-                "receiving nothing: %d messages are held, max_in_flight is %d; settle messages or raise it",
-                held_count, self.max_in_flight, extra={"action": "in_flight_full"},
-            )  # fmt: skip
 
     @staticmethod
     def _give_back(lease: Lease) -> None:

@@ -33,6 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "max_lease_ms": (MIN_LEASE_MS, MAX_REDELIVER_AFTER_MS),
     "max_in_flight": (1, 10_000_000),
     "max_in_flight_bytes": (1, 2**40),
+    "prefetch": (0, 16),
     "isolate_after": (0, 10_000),
     "ack_linger_ms": (0, 1_000),
 }

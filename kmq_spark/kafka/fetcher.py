@@ -15,14 +15,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.errors import KmqError
 
@@ -36,6 +35,9 @@ SERVE_S = 1.0
 
 _PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
 """Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
+
+
+_ERROR = KafkaMessage.error
 
 
 class Fetcher:
@@ -182,13 +184,13 @@ class Fetcher:
 
     def _good(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
         """Return the records that are no errors, and keep an error that does not pass by itself for the next fetch."""
-        good = [record for record in records if record.error() is None]
-        if len(good) < len(records):
-            for record in records:
-                error = record.error()
-                if error is not None and error.name() not in _PASSING:
-                    self._error = client_error(error, f"cannot receive from {self._topic}")
-        return good
+        if not any(map(_ERROR, records)):
+            return records
+        for record in records:
+            error = record.error()
+            if error is not None and error.name() not in _PASSING:
+                self._error = client_error(error, f"cannot receive from {self._topic}")
+        return [record for record in records if record.error() is None]
 
     def _commit_if_due(self) -> None:
         if time.monotonic() - self._committed_at > COMMIT_PASSED_S:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from confluent_kafka import Message as KafkaMessage
+
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.failpoints import failpoint
@@ -23,18 +25,19 @@ from kmq_spark.kafka.admission import Portion, Room, Verdict, count_that_fits, p
 from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of
 from kmq_spark.kafka.fetcher import Fetcher
 from kmq_spark.kafka.isolation import Isolation
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.kafka.marker_ranges import cut_ranges, ranges_of_fetched
 from kmq_spark.kafka.start_writer import PlainStarts, StartWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Consumer
-    from confluent_kafka import Message as KafkaMessage
 
     from kmq_spark.kafka.admission import Admission, Door
     from kmq_spark.kafka.leases import LeaseTable
     from kmq_spark.kafka.marker_producer import MarkerProducer
+
+_HEADERS = KafkaMessage.headers
 
 REPORT_GRACE_S = 2.0
 """librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
@@ -165,7 +168,7 @@ class Intake:
         records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
         if not records:
             return None
-        headers = [record.headers() for record in records]
+        headers = list(map(_HEADERS, records))
         if any(headers) or not self._door.is_open:
             return self._take_sorted(records, headers, room, lease_s, may_wait=may_wait)
         self._look_count = 1
@@ -307,7 +310,7 @@ class Intake:
                 batch.on_report_of(lease),
             )
             for lease in batch.leases
-            for ranges in cut_ranges(lease.offsets)
+            for ranges in ranges_of_fetched(lease.offsets)
         ]
         batch.expect(len(starts) + len(deferrals))
         self._started.append(batch)

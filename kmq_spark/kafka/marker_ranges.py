@@ -14,12 +14,26 @@ from kmq_spark.core.in_flight import ranges_of
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
 MAX_RANGES_PER_MARKER = 5_000
 """A range takes at most 18 bytes on the wire, so 5,000 of them 90,000."""
+
+
+def ranges_of_fetched(offsets: Sequence[int]) -> Iterable[tuple[OffsetRange, ...]]:
+    """
+    Return the ranges of each marker that covers offsets which were just fetched.
+
+    Args:
+        offsets: Message offsets of one queue partition, ascending, not empty.
+    """
+    first, count = offsets[0], len(offsets)
+    # Nearly always without a hole: nothing is to be looked for then.
+    if offsets[-1] - first + 1 == count <= MAX_MESSAGES_PER_MARKER:
+        return ((OffsetRange(first, count),),)
+    return cut_ranges(offsets)
 
 
 def cut_ranges(offsets: Sequence[int] | npt.NDArray[np.int64]) -> Iterator[tuple[OffsetRange, ...]]:
