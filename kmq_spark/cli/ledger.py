@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,8 @@ from kmq_spark.config import plain
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
     from kmq_spark.config import Settings
@@ -196,7 +199,21 @@ def _session(master: str, driver_memory: str) -> SparkSession:
     if SUBMITTED_MARKS & os.environ.keys():
         return build_session("kmq-ledger", settings=delta_settings(is_local=False))
     settings = session_settings(jar_paths("spark"), driver_memory) | delta_settings()
-    return build_session("kmq-ledger", master=master, settings=settings)
+    with _stdout_as_stderr():
+        return build_session("kmq-ledger", master=master, settings=settings)
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Let a process that is started here, the JVM, write to stderr what it would write to stdout: VACUUM prints."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: tuple[int, int] | None) -> DataFrame:
@@ -206,7 +223,8 @@ def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place
     catalog = settings.ledger.catalog
     ledger.open_ledger(spark, "" if catalog else settings.ledger.dir, catalog=catalog)
     if place is not None:
-        return ledger.story(spark, queue, *place)
+        # What was asked for need not be told in every row.
+        return ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step")
     return ledger.of_queue(ledger.ask(spark, view), queue)
 
 

@@ -114,7 +114,11 @@ def test_redelivery_for_one_group_is_no_work_for_another(stage: Stage) -> None:
         try:
             assert tracker.wait_ready(60)
             stage.send("a", "b")
-            options: dict[str, Any] = {"bootstrap_servers": stage.bootstrap_servers, "lease_ms": 2_000, "keep_alive": False}
+            options: dict[str, Any] = {
+                "bootstrap_servers": stage.bootstrap_servers,
+                "lease_ms": 2_000,
+                "keep_alive": False,
+            }
             with stage.consumer() as own, QueueConsumer(stage.queue, group="billing", **options) as theirs:
                 assert len(receive_all(own, 2)) == 2  # dropped
                 for message in receive_all(theirs, 2):

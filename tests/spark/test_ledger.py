@@ -26,7 +26,7 @@ from kmq_spark.wire.headers import Headers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 RECORD_SCHEMA = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
