@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test unit integration faults faults-short check format lock clean
+.PHONY: help setup demo test test-slow unit integration faults faults-short check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -16,13 +16,16 @@ setup: .venv/.jars ## make .venv with the locked packages, and fetch the locked 
 demo: setup ## show everything on a Kafka broker of its own
 	@$(BIN)/kmq demo
 
-test: unit integration ## run the tests, quickest first
+test: unit integration faults-short ## run the tests, quickest first
+
+test-slow: .venv/.dev .venv/.jars ## run those that take long by themselves, some minutes more
+	@$(PYTEST) -m slow
 
 unit: .venv/.dev ## run the tests that need no JVM
 	@$(PYTEST) -m "not spark and not kafka and not faults"
 
 integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
-	@$(PYTEST) -m "(spark or kafka) and not faults"
+	@$(PYTEST) -m "(spark or kafka) and not faults and not slow"
 
 faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/results.json and results.md
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run

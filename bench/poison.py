@@ -3,8 +3,8 @@ Measure what poison costs the good messages: their rate with a fifth of all mess
 
     .venv/bin/python -m bench.poison [good messages, default 4000]
 
-`raises`: the handler raises at once. `silent`: nobody ever answers for it, so its lease runs out; it becomes a suspect and
-is handed out alone. Both rounds have a tracker, eight handler threads and 4 ms of work a message.
+`raises`: the handler raises at once. `silent`: nobody ever answers for it, so its lease runs out; it becomes a suspect
+and is handed out alone. Both rounds have a tracker, eight handler threads and 4 ms of work a message.
 """
 
 from __future__ import annotations

@@ -51,11 +51,16 @@ class Bench:
         return create_queue(name, bootstrap_servers=self.broker.bootstrap_servers, partitions=partitions).topics
 
     @contextmanager
-    def tracking(self, queue: QueueTopics, **settings: Any) -> Iterator[QueueTracker]:  # noqa: ANN401  # of [tracker]
+    def tracking(
+        self,
+        queue: QueueTopics,
+        max_deliveries: int = 0,
+        **settings: Any,  # noqa: ANN401  # of [tracker]
+    ) -> Iterator[QueueTracker]:
         """Run a tracker for the time of a block."""
         flags: dict[str, dict[str, Any]] = {
             "kafka": {"bootstrap_servers": self.broker.bootstrap_servers},
-            "queue": {"max_deliveries": 0},
+            "queue": {"max_deliveries": max_deliveries},
             "tracker": {"checkpoint_dir": str(self.folder), **settings},
         }
         tracker = QueueTracker(self.spark, queue.queue, load_settings(None, flags))

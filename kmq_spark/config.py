@@ -167,7 +167,7 @@ class TrackerSettings(_Section):
 class LedgerSettings(_Section):
     """`[ledger]`: what happened to every message, in Delta tables."""
 
-    queues: tuple[QueueName, ...] = ()
+    queues: tuple[TrackedName, ...] = ()
     """Queues of this application; none: those of `[tracker]`. Arguments of `kmq ledger run` go before both."""
 
     dir: str = "ledger"
@@ -204,6 +204,19 @@ class LedgerSettings(_Section):
     """How many times in a row a failed query is started again before the process ends with an error."""
 
 
+class MetricsSettings(_Section):
+    """`[metrics]`: numbers of the tracker for Prometheus."""
+
+    port: int = Field(default=0, ge=0, le=65_535)
+    """Where the tracker serves `/metrics`; 0 = it does not."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on; loopback, since the page tells names of queues to whoever asks."""
+
+    interval_ms: int = Field(default=10_000, ge=500, le=3_600_000)
+    """How often the topics are looked at for what the tracker does not fold: ready, lag, dead letters."""
+
+
 class Settings(BaseSettings):
     """
     Everything that can be set.
@@ -220,6 +233,7 @@ class Settings(BaseSettings):
     consumer: ConsumerSettings = ConsumerSettings()
     tracker: TrackerSettings = TrackerSettings()
     ledger: LedgerSettings = LedgerSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -34,8 +34,10 @@ from kmq_spark.kafka.settings import marker_producer_config
 from kmq_spark.kafka.ticker import Ticker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.spark.fold_rows import FoldSettings
+from kmq_spark.spark.progress import batch_s, read_to
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
+from kmq_spark.tracker_metrics import serving_metrics
 from kmq_spark.tracker_stats import TrackerStats
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.redelivery import Sent
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +85,25 @@ class QueueTracker:
         self._upkeep_failure: KmqError | None = None
         self._failures_in_a_row = 0
         self._has_opened = False
+        self._query: StreamingQuery | None = None
+        self._sender: RedeliverySender | None = None
         self.stats = TrackerStats()
+        self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
 
     @property
     def queue(self) -> str:
         """Name of the queue, or `queue@group`."""
         return self._queue
+
+    @property
+    def committed_at_s(self) -> float:
+        """When it last committed, epoch seconds of this host; 0 before the first."""
+        return 0.0 if self._sender is None else self._sender.committed_at_epoch_s
+
+    @property
+    def batch_s(self) -> float | None:
+        """How long the newest batch took, seconds; None before the first."""
+        return None if self._query is None else batch_s(self._query)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the first batch was carried out; return whether it was."""
@@ -172,6 +188,7 @@ class QueueTracker:
         sender = RedeliverySender(
             layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits, rules=self._rules()
         )
+        self._sender = sender
         try:
             resume = sender.open()
             self._has_opened = True
@@ -215,7 +232,7 @@ class QueueTracker:
             ):
                 message = f"cannot write TICKs for {self._queue} in time; check the broker"
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-            query = self._start_query(sender, ticker, resume)
+            query = self._query = self._start_query(sender, ticker, resume)
             ticker.on_pause = lambda: self._keep_up(sender, query)
             self._await(query)
         finally:
@@ -273,6 +290,8 @@ class QueueTracker:
                     self._failure = error
                     raise
                 self.stats.add(outcomes, sent)
+                if self.on_batch is not None:
+                    self.on_batch(outcomes, sent)
                 catch_up.observe(outcomes)
                 self._failures_in_a_row = 0
                 self._ready.set()
@@ -289,7 +308,7 @@ class QueueTracker:
     def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
         try:
-            sender.commit_read_to(_read_to(query))
+            sender.commit_read_to(read_to(query))
         except KmqError as error:
             self._upkeep_failure = error
 
@@ -321,16 +340,6 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _read_to(query: StreamingQuery) -> dict[int, int]:
-    """Return the first marker offset that the last finished batch did not read, by markers partition."""
-    progress = query.lastProgress
-    if progress is None or not progress.sources:
-        return {}
-    end = progress.sources[0].endOffset
-    by_topic = json.loads(end) if isinstance(end, str) else (end or {})
-    return {int(partition): int(offset) for offsets in by_topic.values() for partition, offset in offsets.items()}
-
-
 class TrackerService:
     """
     Several queues in one Spark application, a query, a checkpoint and a transactional id each.
@@ -343,6 +352,7 @@ class TrackerService:
 
     def __init__(self, spark: SparkSession, queues: Sequence[str], settings: Settings) -> None:
         """Make a tracker for each queue."""
+        self._settings = settings
         self.trackers = [QueueTracker(spark, queue, settings) for queue in queues]
         self._ended = threading.Event()
         self._errors: list[BaseException] = []
@@ -363,12 +373,13 @@ class TrackerService:
             threading.Thread(target=self._run_one, args=(tracker,), name=f"kmq-tracker-{tracker.queue}")
             for tracker in self.trackers
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            # In slices, so that a signal handler of the main thread gets its turn.
-            while thread.is_alive():
-                thread.join(0.2)
+        with serving_metrics(self.trackers, self._settings):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                # In slices, so that a signal handler of the main thread gets its turn.
+                while thread.is_alive():
+                    thread.join(0.2)
         if self._errors:
             raise self._errors[0]
 

@@ -1,5 +1,5 @@
 """
-What every command shares: connection options, output forms, exit codes, logs.
+What every command shares: connection options, exit codes, logs.
 
 Rule 1: exit 0 well, 1 failed, 2 usage, 3 unhealthy; an error is one line on stderr, never a traceback.
 Rule 2: data goes to stdout, everything else to stderr.
@@ -11,19 +11,24 @@ import functools
 import json
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.errors import ConfigError, KmqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED, EXIT_USAGE, EXIT_UNHEALTHY = 1, 2, 3
+
+SECRET = re.compile(r"password|secret|token|credential|jaas|\.key\.|\.pem$", re.IGNORECASE)
+"""Keys whose value `ps` should not show."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +47,9 @@ ClientSetting = Annotated[
     list[str] | None,
     typer.Option("-X", help="One librdkafka setting, key=value; may be repeated.", metavar="KEY=VALUE"),
 ]
+TimeoutMs = Annotated[
+    int | None, typer.Option("--timeout-ms", help="Longest wait for an answer of the broker.", metavar="MS")
+]
 
 
 def settings_from(
@@ -49,33 +57,51 @@ def settings_from(
     bootstrap_server: str | None,
     command_config: Path | None,
     client_settings: list[str] | None,
+    timeout_ms: int | None = None,
     **flags: Mapping[str, Any],
 ) -> Settings:
     """
     Put the settings together from a command's options.
 
+    Client settings may go by the Java client's names or by librdkafka's: both clients get them by their own.
+
     Raises:
         ConfigError: A source cannot be read or a value is not allowed.
     """
-    extra = {**_properties(command_config), **dict(_pair(text, "-X") for text in client_settings or [])}
+    pairs = dict(_pair(text, "-X") for text in client_settings or [])
+    _warn_of_secrets(pairs)
+    given = {**_properties(command_config), **pairs}
+    # Kafka's own tools take the address from the file too, where no flag gives it.
+    address = given.pop("bootstrap.servers", None)
     kafka: dict[str, Any] = {
-        # Kafka's own tools take the address from the file too, where no flag gives it.
-        "bootstrap_servers": bootstrap_server or extra.pop("bootstrap.servers", None),
-        "extra": extra or None,
+        "bootstrap_servers": bootstrap_server or address,
+        "extra": to_librdkafka(given) or None,
+        "spark_extra": to_java(given) or None,
+        "timeout_ms": timeout_ms,
     }
     return load_settings(config, {"kafka": kafka, **flags})
+
+
+def _warn_of_secrets(pairs: Mapping[str, str]) -> None:
+    for key in pairs:
+        if SECRET.search(key):
+            typer.echo(
+                f"kmq: warning: -X {key}=… is shown to everybody by `ps`; put it into a file of mode 0600 "
+                "(--command-config) or into KMQ_KAFKA__EXTRA",
+                err=True,
+            )
 
 
 def _properties(file: Path | None) -> dict[str, str]:
     if file is None:
         return {}
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        message = f"cannot read the client properties: got {str(file)!r}: {error.strerror}; give an existing file"
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        message = f"cannot read the client properties: got {str(file)!r}: {why}; give an existing file"
         raise ConfigError(message) from error
-    kept = (line.strip() for line in lines)
-    return dict(_pair(line, str(file)) for line in kept if line and not line.startswith(("#", "!")))
+    return parse_properties(text, str(file))
 
 
 def _pair(text: str, source: str) -> tuple[str, str]:

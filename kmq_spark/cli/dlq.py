@@ -23,7 +23,9 @@ from kmq_spark.cli.common import (
     settings_from,
     told_clearly,
 )
-from kmq_spark.cli.dlq_view import OutputForm, print_letters, print_summary, print_whole
+from kmq_spark.cli.dlq_view import print_letters, print_summary, print_whole
+from kmq_spark.cli.output import Output as Form
+from kmq_spark.cli.output import OutputForm
 from kmq_spark.config import plain
 from kmq_spark.errors import ConfigError
 
@@ -54,7 +56,6 @@ OlderThan = Annotated[
 NewerThan = Annotated[str | None, typer.Option(help="Dead for less, as --older-than.", metavar="AGO")]
 Everything = Annotated[bool, typer.Option("--all", help="All open dead letters.")]
 Limit = Annotated[int | None, typer.Option(help="Most dead letters, at least 1.", metavar="N")]
-Form = Annotated[OutputForm, typer.Option("-o", "--output", help="Form of the output.")]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; without, only tell what would be done.")]
 MaxBytes = Annotated[int, typer.Option(min=1, help="What is shown of a key, a value or a header.", metavar="N")]
 

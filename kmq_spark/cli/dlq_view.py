@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,62 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kmq_spark.cli.output import PIPE_WIDTH, OutputForm, json_bytes, shown
+from kmq_spark.inspection.spans import instant
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kmq_spark.kafka.redrive import RedriveSummary
     from kmq_spark.wire.dead_letter import DeadLetter
-
-PIPE_WIDTH = 200
-"""Characters of a line where nobody's terminal says how wide it is."""
-
-
-class OutputForm(StrEnum):
-    """What `-o` takes."""
-
-    TABLE = "table"
-    JSON = "json"
-    JSONL = "jsonl"
-
-
-def shown(value: bytes | str | None, max_bytes: int = 0) -> str:
-    """
-    Return bytes or text as a terminal may have them.
-
-    Args:
-        value: As it came from the log.
-        max_bytes: What is shown at most; 0 = all.
-
-    Returns:
-        The text where it is UTF-8, hex otherwise; `-` for nothing. Control and other unprintable characters are
-        escaped, line breaks too.
-    """
-    if value is None:
-        return "-"
-    text, is_cut = _text_of(value.encode("utf-8", "replace") if isinstance(value, str) else value, max_bytes)
-    return "".join(each if each.isprintable() else _escaped(each) for each in text) + ("…" if is_cut else "")
-
-
-def _text_of(value: bytes, max_bytes: int) -> tuple[str, bool]:
-    part = value[:max_bytes] if max_bytes else value
-    is_cut = len(part) < len(value)
-    for drop in range(4 if is_cut else 1):
-        try:  # a cut may go through a character
-            return part[: len(part) - drop].decode("utf-8"), is_cut
-        except UnicodeDecodeError:
-            continue
-    return f"0x{part.hex()}", is_cut
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def instant(at_ms: int | None) -> str:
-    """Return epoch milliseconds as people read them, in UTC."""
-    if at_ms is None or not 0 <= at_ms < 253_402_300_800_000:  # noqa: PLR2004  # the year 10000
-        return "-"
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(" ", "milliseconds").replace("+00:00", "Z")
 
 
 def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[str, Any]:
@@ -90,25 +40,13 @@ def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[s
         "attempts_ms": list(letter.attempts_ms),
         "dead_at_ms": letter.dead_at_ms,
         "problem": letter.problem or None,
-        **_bytes_json("key", letter.key, max_bytes),
-        **_bytes_json("value", letter.value, max_bytes),
+        **json_bytes("key", letter.key, max_bytes),
+        **json_bytes("value", letter.value, max_bytes),
         "value_bytes": len(letter.value) if letter.value is not None else None,
     }
     if with_headers:
-        found["headers"] = [{"name": name, **_bytes_json("value", value, max_bytes)} for name, value in letter.headers]
+        found["headers"] = [{"name": name, **json_bytes("value", value, max_bytes)} for name, value in letter.headers]
     return found
-
-
-def _bytes_json(name: str, value: bytes | None, max_bytes: int) -> dict[str, str | None]:
-    if value is None:
-        return {name: None}
-    text, is_cut = _text_of(value, max_bytes)
-    cut: dict[str, Any] = {f"{name}_is_cut": True} if is_cut else {}
-    return {f"{name}_hex": text[2:], **cut} if _is_hex(text, value) else {name: text, **cut}
-
-
-def _is_hex(text: str, value: bytes) -> bool:
-    return text.startswith("0x") and not value.startswith(b"0x")
 
 
 def print_letters(letters: Iterable[DeadLetter], form: OutputForm, max_bytes: int) -> int:

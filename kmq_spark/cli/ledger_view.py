@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.dlq_view import OutputForm, shown
+from kmq_spark.cli.output import OutputForm, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

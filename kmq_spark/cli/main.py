@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from kmq_spark.cli import broker, demo, dlq, failpoints, ledger, queue, tracker
+from kmq_spark.cli import acls, broker, demo, dlq, doctor, failpoints, ledger, message, pipes, queue, top, tracker
+from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
+from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
 from kmq_spark.cli.one_line import OneLineGroup
 
 app = typer.Typer(
@@ -21,6 +23,12 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(ledger.app, name="ledger")
 app.command("up")(broker.up)
 app.command("demo")(demo.demo)
+app.add_typer(message.app, name="message")
+app.command("send")(pipes.send)
+app.command("receive")(pipes.receive)
+app.command("acls")(acls.acls)
+app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
 app.command("failpoints")(failpoints.failpoints)
 
 

@@ -14,6 +14,7 @@ from kmq_spark.cli.common import (
     ClientSetting,
     CommandConfig,
     ConfigFile,
+    TimeoutMs,
     print_json,
     set_up_logs,
     settings_from,
@@ -59,6 +60,8 @@ def run(
     max_deliveries: Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")] = None,
     master: Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")] = "local[2]",
     driver_memory: Annotated[str, typer.Option(help="Heap of the Spark driver.")] = "2g",
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; default: no.")] = None,
+    timeout_ms: TimeoutMs = None,
     events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")] = False,
     log_level: Annotated[str, typer.Option(help="Level of our own log.")] = "INFO",
 ) -> None:
@@ -69,6 +72,8 @@ def run(
         bootstrap_server,
         command_config,
         client_settings,
+        timeout_ms,
+        metrics={"port": metrics_port},
         tracker={"checkpoint_dir": checkpoint_dir, "trigger": trigger, "queues": tuple(queues) if queues else None},
         queue={"max_deliveries": max_deliveries},
     )

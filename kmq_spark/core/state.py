@@ -95,6 +95,7 @@ class Status:
         next_deadline_at_ms: Earliest deadline in flight, -1 where a rejected message waits for a TICK; None where
             nothing is in flight.
         counters: See `Counters`.
+        state_bytes: Size of the state as it is kept; 0 where nobody has measured it.
     """
 
     next_marker_offset: int
@@ -103,6 +104,7 @@ class Status:
     needed_marker_offset: int
     next_deadline_at_ms: int | None
     counters: Mapping[str, int]
+    state_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as JSON can hold it."""

@@ -24,8 +24,8 @@ _FENCED_NAMES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH
 PASSING_NAMES = frozenset(
     {
         *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
-        # A broker that goes away with a request under way.
-        *("_DESTROY_BROKER", "NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"),
+        # A broker that goes away with a request under way; a partition that has no leader just then.
+        *("_NOENT", "_DESTROY_BROKER", "NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"),
         *("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"),
         *("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR"),
     }
@@ -37,6 +37,7 @@ _MISSING_NAMES = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN
 _ADVICE = {
     "_TRANSPORT": "check that the broker runs, and [kafka] bootstrap_servers and security.protocol",
     "_ALL_BROKERS_DOWN": "check that the broker runs, and [kafka] bootstrap_servers and security.protocol",
+    "_NOENT": "check that the brokers run: a partition has no leader",
     "_RESOLVE": "check the host names in [kafka] bootstrap_servers",
     "_TIMED_OUT": "check that the broker runs, and [kafka] bootstrap_servers",
     "_MSG_TIMED_OUT": "check the broker; the record may or may not have been written",

@@ -62,7 +62,9 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
     )
 
 
-def run_worker(settings: Settings, queue: str, handler: Callable[[Message], object]) -> RunSummary:
+def run_worker(
+    settings: Settings, queue: str, handler: Callable[[Message], object], *, metrics_port: int | None = None
+) -> RunSummary:
     """
     Run a handler over a queue until stopped, as `[consumer]` says.
 
@@ -70,6 +72,7 @@ def run_worker(settings: Settings, queue: str, handler: Callable[[Message], obje
         settings: From `kmq_spark.config.load_settings`.
         queue: Name of the queue.
         handler: As for `QueueConsumer.run`.
+        metrics_port: As for `QueueConsumer.run`.
 
     Returns:
         What was done.
@@ -83,4 +86,5 @@ def run_worker(settings: Settings, queue: str, handler: Callable[[Message], obje
         concurrency=wanted.concurrency,
         retry_delay_ms=wanted.retry_delay_ms,
         drain_timeout_ms=wanted.drain_timeout_ms,
+        metrics_port=metrics_port,
     )

@@ -32,6 +32,7 @@ from kmq_spark.kafka.settings import consumer_config, marker_producer_config, ne
 from kmq_spark.kafka.start_writer import transactional_starts
 from kmq_spark.kafka.topics import QueueTopics
 from kmq_spark.kafka.worker import MAX_BATCH, Worker
+from kmq_spark.metrics.worker import serving_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -221,6 +222,8 @@ class QueueConsumer:
         retry_delay_ms: int = 1_000,
         drain_timeout_ms: int = 20_000,
         max_batch: int = MAX_BATCH,
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
     ) -> RunSummary:
         """
         Call a handler for each message, in threads, until stopped; then close.
@@ -235,12 +238,14 @@ class QueueConsumer:
             retry_delay_ms: How long a message rests after its handler raised; the queue's backoff is added to it.
             drain_timeout_ms: How long a stop waits for running handlers; then their messages are released.
             max_batch: Most messages fetched at once.
+            metrics_port: Serve Prometheus metrics there meanwhile; needs the extra `metrics`. 0 takes a free port.
+            metrics_host: Address to listen on for them; loopback by default.
 
         Returns:
             What was done.
 
         Raises:
-            ConfigError: A value is out of bounds.
+            ConfigError: A value is out of bounds, or the metrics cannot be served.
             KmqError: The client failed for good, or the last markers could not be written.
             UsageError: As `receive`.
         """
@@ -254,7 +259,10 @@ class QueueConsumer:
             drain_timeout_ms=drain_timeout_ms,
             max_batch=max_batch,
         )
-        with self._one_receiver():
+        numbers = serving_worker(
+            str(self._topics), metrics_port, metrics_host, worker.handed_out_count, worker.acked_count
+        )
+        with self._one_receiver(), numbers:
             self._worker = worker
             if self._is_stopped:
                 worker.stop()

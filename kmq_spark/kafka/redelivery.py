@@ -147,6 +147,7 @@ class RedeliverySender:
         self._committed: dict[int, Position] = {}
         self._told: frozenset[int] = frozenset()  # partitions whose state was told since `open`
         self._committed_at_s = 0.0
+        self.committed_at_epoch_s = 0.0
         self._lock = threading.Lock()  # batches and upkeep come from different threads, transactions from one at a time
 
     def _writing(self, layout: QueueLayout, bootstrap_servers: str, extra: Mapping[str, str] | None) -> dict[str, Any]:
@@ -335,7 +336,7 @@ class RedeliverySender:
             raise self._by_whom(error) from error
         self._committed |= committing
         if committing:
-            self._committed_at_s = time.monotonic()
+            self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
         sent.redelivered += attempt.redelivered
         sent.expired += attempt.expired
         sent.dead_lettered += attempt.dead_lettered

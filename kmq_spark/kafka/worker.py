@@ -138,6 +138,14 @@ class Worker:
         """Ask the run to end; returns at once."""
         self._stopping.set()
 
+    def handed_out_count(self) -> int:
+        """Return how many messages handlers were given so far."""
+        return self._ready.taken_count
+
+    def acked_count(self) -> int:
+        """Return how many messages were acknowledged so far."""
+        return sum([counts.acked for counts in self._counts])
+
     def run(self) -> RunSummary:
         """
         Receive and handle until stopped, then close the consumer.
@@ -322,8 +330,8 @@ def _frozen_imports() -> Iterator[None]:
     """
     Spare the collector what lives as long as the process.
 
-    Thousands of messages live for the time of a batch, so full collections come often, and each would walk through every
-    module that was ever imported: a third of the time of a fast handler.
+    Thousands of messages live for the time of a batch, so full collections come often, and each would walk through all
+    that was ever imported: a third of the time of a fast handler.
     """
     gc.collect()
     gc.freeze()

@@ -128,9 +128,11 @@ def fold_rows(
             marker = _read(value, settings.markers_topic, marker_partition, marker_offset, unreadable)
             markers.append(LoggedMarker(marker_offset, appended_at_ms, marker))
     result = fold(before, markers, settings.rules(marker_partition))
-    state.update((result.state.to_bytes(),))
+    blob = result.state.to_bytes()
+    state.update((blob,))
     failpoint("tracker.state-updated")
-    yield output_frame(marker_partition, result.decisions, result.status, unreadable)
+    status = replace(result.status, state_bytes=len(blob))
+    yield output_frame(marker_partition, result.decisions, status, unreadable)
 
 
 def _read(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.message import Message
     from kmq_spark.kafka.topics import QueueLayout
 
-LEASE_MS = 2_000
+LEASE_MS = 3_000
 
 
 class Stage:

@@ -106,6 +106,7 @@ def test_unreachable_broker_at_the_start_is_told_at_once(stage: Stage) -> None:
     assert tracker.stats.restarts == 0
 
 
+@pytest.mark.slow
 def test_partitions_that_come_under_a_running_tracker_are_served(stage: Stage) -> None:
     """Grown from 2 to 4: new messages are redelivered there too, and the tracker is not even started again."""
     topics = stage.layout.topics
@@ -141,6 +142,7 @@ def is_tick(record: object) -> bool:
     return decode_marker(record.value()).type is MarkerType.TICK  # type: ignore[attr-defined]  # a client's record
 
 
+@pytest.mark.slow
 def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     """Killed under it and started again: the tracker resumes by itself, nothing is lost, nothing is sent twice."""
     with EmbeddedBroker() as broker:

@@ -48,6 +48,7 @@ def _read_one(servers: str, topic: str) -> bytes | None:
         consumer.close()
 
 
+@pytest.mark.slow
 def test_broker_starts_whatever_its_cluster_id_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """One id in 64 begins with a dash, which Kafka's tool takes for an option unless told otherwise."""
     monkeypatch.setattr("kmq_spark.local.broker.uuid.uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
@@ -83,6 +84,7 @@ def test_broker_listens_on_loopback_alone_and_keeps_its_data_private(broker: Emb
     assert stat.S_IMODE(broker.data_dir.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "data") as broker:
         servers, first_pid = broker.bootstrap_servers, broker.pid
@@ -110,6 +112,7 @@ def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> 
         assert "kept" in AdminClient({"bootstrap.servers": later.bootstrap_servers}).list_topics(timeout=10).topics
 
 
+@pytest.mark.slow
 def test_temporary_data_go_with_the_broker() -> None:
     with EmbeddedBroker() as broker:
         data_dir = broker.data_dir
@@ -130,6 +133,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["running", "paused"])
 def test_broker_dies_with_its_parent_killed_by_9(state: str) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, state], stdout=subprocess.PIPE, text=True)
@@ -153,6 +157,7 @@ def test_broker_dies_with_its_supervisor() -> None:
         assert _is_gone_soon(broker.pid)
 
 
+@pytest.mark.slow
 def test_taken_port_is_told_with_the_brokers_last_words() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

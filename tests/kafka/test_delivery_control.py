@@ -201,7 +201,7 @@ app(["tracker", "run", sys.argv[1], "--bootstrap-server", sys.argv[2], "--checkp
 """
 
 
-@pytest.mark.parametrize("point", ["tracker.end-sent", "tracker.committed"])
+@pytest.mark.parametrize("point", [pytest.param("tracker.end-sent", marks=pytest.mark.slow), "tracker.committed"])
 def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
     stage: Stage, log: Log, tmp_path: Path, point: str
 ) -> None:

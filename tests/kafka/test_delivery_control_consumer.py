@@ -319,7 +319,14 @@ def run_program(queue: Queue, start_new: Callable[..., subprocess.Popen[str]], *
     return out
 
 
-@pytest.mark.parametrize("point", ["consumer.deferral-sent", "consumer.start-sent", "consumer.start-durable"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("consumer.deferral-sent", marks=pytest.mark.slow),
+        pytest.param("consumer.start-sent", marks=pytest.mark.slow),
+        "consumer.start-durable",
+    ],
+)
 def test_consumer_killed_while_it_defers_loses_no_message(queue: Queue, point: str) -> None:
     """The position is behind a deferral only once that is durable; one written twice is the same deferral."""
     write(queue, *"abc", delay_ms=60_000)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -56,6 +56,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_message_that_kills_its_process_is_handed_out_alone_and_ends_in_the_dead_letter_topic(stage: Stage) -> None:
     """Three deliveries, three processes; innocents that were held with it are done by whoever comes next."""
     stage.send("killer", *(f"good {number}" for number in range(6)))
@@ -114,12 +115,10 @@ def test_redelivery_for_one_group_is_no_work_for_another(stage: Stage) -> None:
         try:
             assert tracker.wait_ready(60)
             stage.send("a", "b")
-            options: dict[str, Any] = {
-                "bootstrap_servers": stage.bootstrap_servers,
-                "lease_ms": 2_000,
-                "keep_alive": False,
-            }
-            with stage.consumer() as own, QueueConsumer(stage.queue, group="billing", **options) as theirs:
+            servers = stage.bootstrap_servers
+            with stage.consumer() as own, QueueConsumer(
+                stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000
+            ) as theirs:  # fmt: skip
                 assert len(receive_all(own, 2)) == 2  # dropped
                 for message in receive_all(theirs, 2):
                     message.ack()

@@ -12,6 +12,7 @@ import pytest
 
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.topics import create_queue
+from tests.kafka.conftest import read_all
 
 pytestmark = pytest.mark.kafka
 
@@ -32,8 +33,9 @@ def test_readme_example_runs_as_it_stands(
     bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Producer and worker of the README: 98 messages acknowledged, one rejected, one given back for later."""
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    example, control = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     create_queue("orders", bootstrap_servers=bootstrap_servers, partitions=2)
+    create_queue("sent-emails", bootstrap_servers=bootstrap_servers, partitions=1)
     summaries = []
     run = QueueConsumer.run
 
@@ -53,6 +55,9 @@ def test_readme_example_runs_as_it_stands(
         watcher.join()
 
     monkeypatch.setattr(QueueConsumer, "run", run_until_settled)
-    exec(compile(example.replace("localhost:9092", bootstrap_servers), "README.md", "exec"), {})  # noqa: S102  # our own
+    names: dict[str, Any] = {}
+    for code in (example, control):
+        exec(compile(code.replace("localhost:9092", bootstrap_servers), "README.md", "exec"), names)  # noqa: S102  # our own
     (summary,) = summaries
     assert (summary.acked, summary.rejected, summary.released) == (98, 1, 1)
+    assert [record.value() for record in read_all(bootstrap_servers, "sent-emails")] == [b"hello"]

@@ -126,6 +126,7 @@ def worker_process(stage: Stage, name: str) -> Iterator[subprocess.Popen[bytes]]
         worker.communicate()
 
 
+@pytest.mark.slow
 def test_killed_go_workers_message_comes_again_once_and_its_keep_alive_held_it_till_then(stage: Stage) -> None:
     """`kill -9` of a worker that holds a message for several leases: redelivered after the last KEEPALIVE, once."""
     held = queue_id("held")

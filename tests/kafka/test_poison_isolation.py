@@ -105,6 +105,7 @@ def test_run_handles_a_suspect_while_no_other_handler_runs(queue: Queue) -> None
     assert deferrals(queue) == []
 
 
+@pytest.mark.slow
 def test_suspects_get_a_bounded_share_of_the_time_while_good_messages_wait(queue: Queue) -> None:
     """A fifth of the messages are suspects that never answer for half a second; good ones are done meanwhile."""
     for number in range(10):

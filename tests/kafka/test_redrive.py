@@ -195,7 +195,7 @@ def test_purged_letters_are_ended_and_removed_below_the_lowest_open_one(letters:
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("passage", [1, 3])
+@pytest.mark.parametrize("passage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_killed_redrive_is_run_again_and_every_letter_is_back_exactly_once(
     letters: Letters, point: str, passage: int
 ) -> None:

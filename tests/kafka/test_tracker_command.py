@@ -108,6 +108,7 @@ def test_ctrl_c_ends_the_tracker_within_seconds_and_well(
     assert f"tracker of {queue.name} ended" in tracker.errors()
 
 
+@pytest.mark.slow
 def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[..., Tracker], tmp_path: Path) -> None:
     tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
     time.sleep(2.0)
@@ -118,6 +119,7 @@ def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[...
     assert seconds < 30
 
 
+@pytest.mark.slow
 def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
@@ -169,6 +171,7 @@ def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..
     assert line.endswith("; did you mean 'checkpoint_dir'?")
 
 
+@pytest.mark.slow
 def test_failing_query_is_told_in_a_line_each_time_and_ends_after_the_limit(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ SECRET = "canary-7f3a"
 COMMANDS = [
     (), ("queue",), ("queue", "create"), ("queue", "describe"), ("tracker",), ("tracker", "run"), ("up",), ("demo",),
     ("failpoints",), ("dlq",), ("dlq", "list"), ("dlq", "show"), ("dlq", "redrive"), ("dlq", "purge"),
+    ("queue", "list"), ("queue", "peek"), ("send",), ("receive",), ("message",), ("message", "show"), ("doctor",),
+    ("top",),    ("tracker", "status"), ("acls",),
 ]  # fmt: skip
 
 
@@ -82,6 +84,14 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
         (["dlq", "list", "q", "--older-than", "2d", "--newer-than", "2h"], "filter can match nothing: got dead_after"),
         (["dlq", "list", "q", "--limit", "0"], "limit is not allowed: got 0, at least 1"),
         (["dlq", "list", "q", "-o", "xml"], "invalid value for '-o'"),
+        (["message", "show", "q", "7"], "message id is not allowed: got '7', partition:offset as in 0:42"),
+        (["top", "q", "q"], "a queue is named more than once: got 'q'"),
+        (["top", "a b"], "queue name is not allowed: got 'a b'"),
+        (["doctor", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
+        (["queue", "peek", "q", "-n", "0"], "invalid value for '-n'"),
+        (["acls", "q", "--part", "nobody"], "part is not allowed: got 'nobody', one of producer, consumer"),
+        (["queue", "list", "-X", "interceptor.classes=x.Y"], "setting interceptor.classes is not allowed: it loads"),
+        (["tracker", "run", "a", "--metrics-port", "70000"], "setting metrics.port is not allowed: got 70000"),
         (["tracker", "run"], "no queue is named: got none, at least one"),
         (["tracker", "run", "a b"], "setting tracker.queues.0 is not allowed: got 'a b'"),
         (["tracker", "run", "a", "--trigger", "once"], "input should be 'processing-time' or 'available-now'"),
@@ -99,6 +109,23 @@ def test_client_properties_that_are_wrong_are_told_without_their_text(tmp_path: 
     line = one_line(kmq("queue", "describe", "q", "--command-config", str(file)), 2)
     assert f"a client setting in {file} has no key or no '='" in line
     assert SECRET not in line
+
+
+def test_secret_on_the_command_line_is_warned_of() -> None:
+    """`ps` shows it to everybody; the warning does not repeat it."""
+    result = kmq("queue", "list", "-X", f"sasl.password={SECRET}", "-X", "acks=1")
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith("kmq: warning: -X sasl.password=… is shown to everybody by `ps`; put it into a file")
+    assert "acks would break a guarantee" in error
+    assert SECRET not in result.output
+
+
+def test_acls_are_commands_that_name_the_queue_s_own_resources() -> None:
+    commands = kmq("acls", "orders@billing", "--part", "tracker").stdout.splitlines()
+    assert commands[0] == "# tracker"
+    assert all("--allow-principal User:kmq-tracker " in command for command in commands[1:])
+    assert any("--topic orders.group-billing.markers" in command for command in commands)
+    assert any("--transactional-id kmq.orders.group-billing.tracker" in command for command in commands)
 
 
 def test_unknown_key_of_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None:
@@ -120,8 +147,9 @@ def test_unknown_variable_of_the_environment_is_told_with_a_suggestion() -> None
 def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, ...]) -> None:
     """The tracker says so before it starts a JVM."""
     began_at = time.monotonic()
-    arguments = [*command, "orders", "--bootstrap-server", "127.0.0.1:1", "-X", f"sasl.password={SECRET}"]
-    line = one_line(kmq(*arguments, env={"KMQ_KAFKA__TIMEOUT_MS": "1000"}), 1)
+    arguments = [*command, "orders", "--bootstrap-server", "127.0.0.1:1"]
+    secret = {"KMQ_KAFKA__EXTRA": f'{{"sasl.password": "{SECRET}"}}'}
+    line = one_line(kmq(*arguments, env={"KMQ_KAFKA__TIMEOUT_MS": "1000", **secret}), 1)
     assert time.monotonic() - began_at < 3
     assert "cannot reach broker at 127.0.0.1:1: " in line
     assert "; check that the broker runs, and [kafka] bootstrap_servers" in line

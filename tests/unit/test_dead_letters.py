@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.cli.dlq_view import as_json, instant, shown
+from kmq_spark.cli.dlq_view import as_json
+from kmq_spark.cli.output import shown
 from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.markers import MessageId, OffsetRange
 from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.spans import instant
 from kmq_spark.kafka.redrive_records import BY_KEY, redriven_record
 from kmq_spark.kafka.topics import QueueTopics
 from kmq_spark.wire.dead_letter import DeadLetter, DeadLetterFilter, dead_letter_of, filter_of, parse_id

@@ -1,0 +1,112 @@
+"""
+`kmq acls`: what each part may do and nothing more, as the commands that grant it.
+
+Rule 1: one table, read by this command and by the test that runs every part under it.
+
+Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.output import Output, OutputForm, print_rows, table
+from kmq_spark.cli.queue import Name
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.kafka.topics import QueueTopics
+
+PARTS = ("producer", "consumer", "tracker", "dlq-operator", "viewer", "creator")
+
+
+class Grant(NamedTuple):
+    """One row: a part may do these operations on a resource."""
+
+    part: str
+    resource: str
+    name: str
+    operations: tuple[str, ...]
+    is_prefix: bool = False
+
+
+def grants(topics: QueueTopics) -> Iterator[Grant]:
+    """
+    Yield what the parts of a queue need.
+
+    Args:
+        topics: Names of the queue.
+
+    Source: reliability.md, S2.
+    """
+    queue, markers, letters, redrive = (
+        topics.queue_topic, topics.markers_topic, topics.dead_letter_topic, topics.redrive_topic,
+    )  # fmt: skip
+    yield Grant("producer", "topic", queue, ("Write", "Describe"))
+    # The retention of the queue bounds a message's delay.
+    yield Grant("producer", "topic", markers, ("Describe",))
+    yield Grant("consumer", "topic", queue, ("Read", "Describe"))
+    yield Grant("consumer", "topic", markers, ("Write", "Describe"))
+    yield Grant("consumer", "group", topics.consumer_group, ("Read", "Describe"), is_prefix=True)
+    yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
+    yield Grant("tracker", "topic", markers, ("Read", "Write", "Describe", "DescribeConfigs"))
+    yield Grant("tracker", "topic", letters, ("Write", "Describe", "DescribeConfigs"))
+    # Spark's source makes up groups below the tracker's.
+    yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"), is_prefix=True)
+    yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
+    yield Grant("dlq-operator", "topic", queue, ("Write", "Describe", "DescribeConfigs"))
+    yield Grant("dlq-operator", "topic", markers, ("Describe", "DescribeConfigs"))
+    yield Grant("dlq-operator", "topic", letters, ("Read", "Describe", "DescribeConfigs"))
+    yield Grant("dlq-operator", "topic", redrive, ("Read", "Write", "Describe", "DescribeConfigs"))
+    yield Grant("dlq-operator", "group", topics.redrive_id, ("Read", "Describe"))
+    yield Grant("dlq-operator", "transactional-id", topics.redrive_id, ("Write", "Describe"))
+    for topic in (queue, markers, letters, redrive):
+        yield Grant("viewer", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
+    yield Grant("viewer", "group", topics.consumer_group, ("Describe",), is_prefix=True)
+    for topic in (queue, markers, letters, redrive):
+        yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs"))
+
+
+@told_clearly
+def acls(
+    name: Name,
+    print_them: Annotated[bool, typer.Option("--print", help="Print them; nothing else can be done.")] = True,
+    part: Annotated[
+        list[str] | None, typer.Option(help=f"Only this part: {', '.join(PARTS)}; may be repeated.", metavar="PART")
+    ] = None,
+    principal: Annotated[str, typer.Option(help="Whom to grant it; {part} stands for the part.")] = "User:kmq-{part}",
+    output: Output = OutputForm.TABLE,
+) -> None:
+    """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
+    from kmq_spark.kafka.topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    del print_them  # the only thing this command does; the flag is there because Kafka's users expect to ask for it
+    for each in part or ():
+        if each not in PARTS:
+            message = f"part is not allowed: got {each!r}, one of {', '.join(PARTS)}; correct --part"
+            raise ConfigError(message)
+    wanted = [grant for grant in grants(QueueTopics.parse(name)) if not part or grant.part in part]
+    if output is not OutputForm.TABLE:
+        print_rows(output, [grant._asdict() for grant in wanted], table)  # type: ignore[arg-type]  # never called
+        return
+    before = ""
+    for grant in wanted:
+        if grant.part != before:
+            typer.echo(f"{'' if not before else chr(10)}# {grant.part}")
+            before = grant.part
+        typer.echo(_command(grant, principal.replace("{part}", grant.part)))
+
+
+def _command(grant: Grant, principal: str) -> str:
+    operations = " ".join(f"--operation {operation}" for operation in grant.operations)
+    pattern = " --resource-pattern-type prefixed" if grant.is_prefix else ""
+    return (
+        f'kafka-acls.sh --bootstrap-server "$BOOTSTRAP" --command-config "$ADMIN" --add '
+        f"--allow-principal {shlex.quote(principal)} {operations} --{grant.resource} {grant.name}{pattern}"
+    )

@@ -1,0 +1,43 @@
+"""
+The tracker's checkpoint folder, seen from the command line.
+
+Rule 1: nothing is opened for writing; what is not on this machine is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kmq_spark.inspection.facts import CheckpointFacts
+
+
+def look_at_checkpoint(checkpoint_dir: str, queue: str) -> CheckpointFacts | None:
+    """
+    Return what a checkpoint folder tells.
+
+    Args:
+        checkpoint_dir: As in `[tracker] checkpoint_dir`: a path, or an address of one of the cluster's file systems.
+        queue: Whose tracker.
+
+    Returns:
+        None where there is no such folder here: the tracker may run elsewhere.
+    """
+    address = f"{checkpoint_dir.rstrip('/')}/{queue}"
+    scheme = urlsplit(checkpoint_dir).scheme
+    if scheme not in {"", "file"}:
+        return CheckpointFacts(address, is_local=False)
+    folder = Path(urlsplit(address).path if scheme else address)
+    try:
+        if not folder.exists():
+            return None
+        if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return CheckpointFacts(address, "no folder that this user may read and write")
+        commits = folder / "commits"
+        names = [int(each.name) for each in commits.iterdir() if each.name.isdigit()] if commits.is_dir() else []
+        if not names:
+            return CheckpointFacts(address)
+        return CheckpointFacts(address, last_batch_at_ms=int((commits / str(max(names))).stat().st_mtime * 1000))
+    except OSError as error:
+        return CheckpointFacts(address, error.strerror or "cannot be read")

@@ -1,0 +1,132 @@
+"""`kmq doctor`: what is wrong with a queue, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kmq_spark.cli.common import (
+    EXIT_UNHEALTHY,
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    TimeoutMs,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.cli.looking import inspector_of, reading
+from kmq_spark.cli.output import Output, OutputForm, print_rows, rendered, shown, table
+from kmq_spark.errors import KafkaClientError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kmq_spark.config import Settings
+    from kmq_spark.inspection.facts import QueueFacts
+    from kmq_spark.inspection.findings import Finding
+
+ONE_HOUR_MS = 60 * 60 * 1000
+
+_SIGNS = {"ok": "ok", "warning": "WARN", "unhealthy": "FAIL"}
+
+
+@told_clearly
+def doctor(
+    name: Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")],
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    output: Output = OutputForm.TABLE,
+    checkpoint_dir: Annotated[
+        str | None, typer.Option(help="The tracker's checkpoint folder, to look at it too.")
+    ] = None,
+) -> None:
+    """Check a queue from its broker to its dead letters, and name each repair. Exit code 3: unhealthy."""
+    from kmq_spark.inspection.findings import is_unhealthy  # noqa: PLC0415  # `kmq --help` must not wait for numpy
+
+    settings = settings_from(
+        config, bootstrap_server, command_config, client_settings, timeout_ms,
+        tracker={"checkpoint_dir": checkpoint_dir},
+    )  # fmt: skip
+    found = _findings(name, settings)
+    print_rows(output, [asdict(finding) for finding in found], lambda: _as_table(found))
+    if output is OutputForm.TABLE:
+        typer.echo(_repairs(found))
+    if is_unhealthy(found):
+        raise typer.Exit(EXIT_UNHEALTHY)
+
+
+def _findings(name: str, settings: Settings) -> list[Finding]:
+    from kmq_spark.inspection.findings import Finding, Level, examine  # noqa: PLC0415  # as above
+
+    try:
+        return examine(gather(name, settings))
+    except KafkaClientError as error:
+        what, _, repair = str(error).rpartition("; ")
+        return [Finding("broker", Level.UNHEALTHY, what, repair)]
+
+
+def gather(name: str, settings: Settings) -> QueueFacts:
+    """
+    Find out everything that the checks look at.
+
+    Args:
+        name: Queue.
+        settings: Address, lease and limit of the queue, checkpoint folder.
+
+    Raises:
+        ConfigError: The name is not allowed.
+        KafkaClientError: The broker cannot be reached, or does not answer in time.
+    """
+    from kmq_spark.cli.checkpoint import look_at_checkpoint  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts  # noqa: PLC0415  # as above
+
+    rules = settings.for_queue(name)
+    with inspector_of(name, settings) as inspector:
+        topics, cluster = inspector.topics, inspector.cluster
+        brokers = cluster.facts()
+        queue, markers, letters = cluster.topics(topics.all_topics).values()
+        exists = bool(queue.partition_count and markers.partition_count)
+        with reading(name) as told:
+            views = inspector.look(told) if exists else {}
+        consumers = cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
+        now_ms = int(time.time() * 1000)
+        recent = cluster.offsets_at(letters.name, letters.end, now_ms - ONE_HOUR_MS)
+        return QueueFacts(
+            queue=name,
+            now_ms=now_ms,
+            cluster=brokers,
+            queue_topic=queue,
+            markers_topic=markers,
+            dead_letter_topic=letters,
+            consumers=consumers,
+            tracker=inspector.tracker(markers) if exists else TrackerFacts(topics.tracker_group),
+            ready=inspector.ready(queue, consumers.positions),
+            dead_letters=inspector.dead_letters(letters),
+            new_dead_letters=inspector.backlog(letters.name, recent, letters.end).count,
+            views=views,
+            lease_ms=rules.lease_ms,
+            max_deliveries=rules.max_deliveries,
+            checkpoint=look_at_checkpoint(settings.tracker.checkpoint_dir, name),
+        )
+
+
+def _as_table(found: list[Finding]) -> Table:
+    return table(
+        ("", "CHECK", "FOUND"),
+        [(_SIGNS[finding.level.value], finding.check, shown(finding.what)) for finding in found],
+    )
+
+
+def _repairs(found: list[Finding]) -> str:
+    bad = [finding for finding in found if finding.repair]
+    if not bad:
+        return "\nhealthy"
+    rows = [(f"{number}.", finding.check, finding.repair) for number, finding in enumerate(bad, 1)]
+    return "\n" + rendered(table(("", "CHECK", "WHAT TO DO"), rows))

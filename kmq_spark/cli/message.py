@@ -1,0 +1,108 @@
+"""`kmq message show`: what happened to one message."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kmq_spark.cli.common import (
+    EXIT_FAILED,
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    TimeoutMs,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.cli.looking import inspector_of, reading
+from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
+from kmq_spark.core.markers import MessageId
+from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.spans import instant
+from kmq_spark.inspection.story import shortened
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kmq_spark.inspection.story import Content, Event
+
+app = typer.Typer(help="One message.", no_args_is_help=True)
+
+SHOWN_BYTES = 1_000
+
+_ID = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
+
+
+@app.callback()
+def _message() -> None:
+    """One message."""
+
+
+@app.command("show")
+@told_clearly
+def show(
+    name: Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")],
+    message_id: Annotated[str, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O")],
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    output: Output = OutputForm.TABLE,
+    max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
+) -> None:
+    """Tell a message's story from its first copy on: sent, started, kept alive, ended, redelivered, dead, redriven."""
+    from kmq_spark.kafka.storyteller import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    wanted = _parsed(message_id)
+    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    with inspector_of(name, settings) as inspector, reading(name) as told:
+        content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
+    if not events:
+        typer.echo(f"kmq: nothing is known of {message_id} of {name}: it never was, or retention removed it", err=True)
+        raise typer.Exit(EXIT_FAILED)
+    rows = [dict(zip(("at_ms", "place", "what", "by"), event, strict=True)) for event in events]
+    if output is OutputForm.TABLE:
+        typer.echo(_head(message_id, content, max_bytes))
+    print_rows(output, rows, lambda: _events(events))
+
+
+def _parsed(text: str) -> MessageId:
+    found = _ID.fullmatch(text)
+    if found is None:
+        message = f"message id is not allowed: got {text!r}, partition:offset as in 0:42; see `kmq queue peek`"
+        raise ConfigError(message)
+    return MessageId(int(found[1]), int(found[2]))
+
+
+def _head(message_id: str, content: Content | None, max_bytes: int) -> str:
+    if content is None:
+        return f"message  {message_id}, its payload is gone\n"
+    value = content.value
+    size = 0 if value is None else len(value)
+    lines: list[tuple[str, str]] = [
+        ("message", message_id),
+        ("key", _cell(content.key, max_bytes)),
+        ("value", f"{size} bytes: {_cell(value, max_bytes)}"),
+        *((shown(header), _cell(each, max_bytes)) for header, each in content.headers),
+    ]
+    return rendered(table(("", ""), lines)).lstrip("\n") + "\n"
+
+
+def _cell(value: Any, max_bytes: int) -> str:  # noqa: ANN401  # bytes, text or none, as the client has it
+    told = json_bytes("it", value.encode() if isinstance(value, str) else value, max_bytes)
+    cut = "…" if told.get("it_is_cut") else ""
+    return (f"0x{told['it_hex']}" if "it_hex" in told else shown(told["it"])) + cut
+
+
+def _events(events: list[Event]) -> Table:
+    return table(
+        ("AT", "WHAT", "BY", "WHERE"),
+        [
+            (instant(at_ms or None), shown(what), shown(by) or "-", shown(place))
+            for at_ms, place, what, by in shortened(events)
+        ],
+    )

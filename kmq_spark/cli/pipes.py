@@ -1,0 +1,173 @@
+"""
+`kmq send` and `kmq receive`: a queue in a pipe, a message a line.
+
+Rule 1: `receive` acknowledges a message after its line was written and flushed; a reader that is gone leaves the
+message in the queue.
+Rule 2: what `receive -o jsonl` writes `send --json` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kmq_spark.cli.common import (
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    TimeoutMs,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.cli.looking import quiet_client
+from kmq_spark.cli.output import Output, OutputForm, json_bytes
+from kmq_spark.cli.queue import Name
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kmq_spark.kafka.message import Message
+
+RECEIVED_AT_ONCE = 500
+POLL_S = 0.5
+
+
+@told_clearly
+def send(
+    name: Name,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Lines are JSON objects: value, key, headers.")] = False,
+    key_separator: Annotated[
+        str | None, typer.Option(help="Text between key and value in a line; without it there is no key.")
+    ] = None,
+) -> None:
+    """Send a message for each line of stdin, as it is or as a JSON object; ends when all are written."""
+    from kmq_spark.kafka.configured import producer_from  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    quiet_client()
+    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    count = 0
+    with producer_from(settings, name) as producer:
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            value, options = _from_json(text, number) if as_json else _from_line(text, key_separator)
+            producer.send(value, **options)
+            count = number
+    typer.echo(f"sent {count} messages to {name}", err=True)
+
+
+@told_clearly
+def receive(
+    name: Name,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    output: Output = OutputForm.TABLE,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Messages, then end.", min=1)] = None,
+    wait_ms: Annotated[
+        int | None, typer.Option(help="End when nothing came for this long; without it, Ctrl+C ends it.", min=0)
+    ] = None,
+) -> None:
+    """Write each message as a line, its value or a JSON object (-o jsonl), and acknowledge it once it is written."""
+    from kmq_spark.kafka.configured import consumer_from  # noqa: PLC0415  # as above
+
+    quiet_client()
+    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    stopping = _Stopping()
+    left, heard_s = limit, time.monotonic()
+    # Leaving the block gives back what was not acknowledged, uncounted.
+    with consumer_from(settings, name) as consumer:
+        while not stopping.is_asked and left != 0:
+            messages = consumer.receive(min(RECEIVED_AT_ONCE, left or RECEIVED_AT_ONCE), timeout=POLL_S)
+            if messages:
+                heard_s = time.monotonic()
+            elif wait_ms is not None and time.monotonic() - heard_s > wait_ms / 1000:
+                break
+            for message in messages:
+                if stopping.is_asked:
+                    message.release_unseen()
+                    continue
+                _write(message, output)
+                message.ack()
+            left = None if left is None else left - len(messages)
+
+
+class _Stopping:
+    """Hears SIGTERM and Ctrl+C; the second one ends the process."""
+
+    def __init__(self) -> None:
+        """Take over both signals."""
+        self.is_asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, _frame: object) -> None:
+        self.is_asked = True
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _from_line(line: bytes, key_separator: str | None) -> tuple[bytes, dict[str, Any]]:
+    if not key_separator:
+        return line, {}
+    key, found, value = line.partition(key_separator.encode())
+    return (value, {"key": key}) if found else (line, {})
+
+
+def _from_json(line: bytes, number: int) -> tuple[bytes | None, dict[str, Any]]:
+    try:
+        given = json.loads(line)
+    except ValueError as error:
+        raise _wrong(number, f"it is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise _wrong(number, f"got {type(given).__name__}")
+    try:
+        options: dict[str, Any] = {}
+        if (key := _bytes(given, "key")) is not None:
+            options["key"] = key
+        if given.get("headers"):
+            options["headers"] = [(str(each["name"]), _bytes(each, "value")) for each in given["headers"]]
+        return _bytes(given, "value"), options
+    except (TypeError, ValueError, KeyError) as error:
+        raise _wrong(number, f"{type(error).__name__}: {error}") from None
+
+
+def _wrong(number: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"line {number} of stdin is no message: {why}; allowed is an object with value or value_hex, and key, "
+        f"headers [{{name, value}}]; {number - 1} lines before it were sent"
+    )
+
+
+def _bytes(given: dict[str, Any], name: str) -> bytes | None:
+    if given.get(f"{name}_hex") is not None:
+        return bytes.fromhex(given[f"{name}_hex"])
+    value = given.get(name)
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
+
+
+def _write(message: Message, output: OutputForm) -> None:
+    if output is OutputForm.TABLE:
+        sys.stdout.buffer.write((message.value or b"") + b"\n")
+    else:
+        told = {
+            "id": f"{message.id.queue_partition}:{message.id.message_offset}",
+            "delivery_count": message.delivery_count,
+            **json_bytes("key", message.key),
+            **json_bytes("value", message.value),
+            "headers": [{"name": name, **json_bytes("value", value)} for name, value in message.headers],
+        }
+        sys.stdout.buffer.write(json.dumps(told).encode() + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,186 @@
+"""`kmq queue list` and `kmq queue peek`: which queues there are, and what stands in one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from kmq_spark.cli.common import (
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    TimeoutMs,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.cli.looking import inspector_of, quiet_client, reading
+from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, shown, table
+from kmq_spark.cli.queue import Name, app
+from kmq_spark.config import plain
+from kmq_spark.inspection.spans import span
+from kmq_spark.wire.headers import delivery_count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from kmq_spark.config import Settings
+    from kmq_spark.inspection.view import Held
+    from kmq_spark.kafka.inspector import QueueInspector
+    from kmq_spark.wire.headers import Headers
+
+SHOWN_BYTES = 200
+
+
+@app.command("list")
+@told_clearly
+def list_queues(
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    output: Output = OutputForm.TABLE,
+) -> None:
+    """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
+    from kmq_spark.inspection.names import queues_of  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.cluster import Cluster  # noqa: PLC0415  # as above
+
+    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    quiet_client()
+    cluster = Cluster(settings.kafka.bootstrap_servers, settings.kafka.timeout_ms, plain(settings.kafka.extra))
+    rows = [_row(queue, settings) for queue in queues_of(cluster.metadata().topics)]
+    print_rows(output, rows, lambda: _queues(rows))
+
+
+@app.command("peek")
+@told_clearly
+def peek(
+    name: Name,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    timeout_ms: TimeoutMs = None,
+    output: Output = OutputForm.TABLE,
+    in_flight: Annotated[bool, typer.Option("--in-flight", help="Only messages that a consumer holds.")] = False,
+    ready: Annotated[bool, typer.Option("--ready", help="Only messages that no consumer has started.")] = False,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="Most messages of each kind.", min=1, max=100_000)] = 10,
+    max_bytes: Annotated[int, typer.Option(help="What is shown of a key or value.", min=1)] = SHOWN_BYTES,
+) -> None:
+    """Show messages in flight and messages ready, the oldest first, without taking any."""
+    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    rows: list[dict[str, Any]] = []
+    with inspector_of(name, settings) as inspector:
+        inspector.queue_partitions()
+        if in_flight or not ready:
+            with reading(name) as told:
+                inspector.look(told)
+            rows += _held(inspector, settings, limit, max_bytes)
+        if ready or not in_flight:
+            rows += _ready(inspector, limit, max_bytes)
+    print_rows(output, rows, lambda: _messages(rows))
+
+
+def _row(queue: str, settings: Settings) -> dict[str, Any]:
+    with inspector_of(queue, settings) as inspector:
+        topics = inspector.topics
+        queue_topic, markers, letters = inspector.cluster.topics(topics.all_topics).values()
+        group = inspector.cluster.group(topics.consumer_group, topics.queue_topic)
+        tracker = inspector.tracker(markers)
+        return {
+            "queue": queue,
+            "partitions": queue_topic.partition_count,
+            "ready": inspector.ready(queue_topic, group.positions).count,
+            "consumers": len(group.members),
+            "dead_letters": inspector.dead_letters(letters).count,
+            "tracker_lag": tracker.unread if tracker.positions else None,
+        }
+
+
+def _queues(rows: list[dict[str, Any]]) -> Table:
+    heads = ("QUEUE", ">PARTITIONS", ">READY", ">CONSUMERS", ">DEAD LETTERS", ">TRACKER LAG")
+    return table(heads, [["never ran" if value is None else str(value) for value in row.values()] for row in rows])
+
+
+def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield what is in flight, that which was started first first."""
+    from kmq_spark.kafka.payloads import PayloadReader  # noqa: PLC0415  # as above
+
+    now_ms = int(time.time() * 1000)
+    held = sorted(
+        (each for view in inspector.views.values() for each in view.messages()),
+        key=lambda each: (each.started_at_ms or 0, each.queue_partition, each.message_offset),
+    )[:limit]
+    wanted: dict[int, list[int]] = {}
+    for each in sorted(held):
+        wanted.setdefault(each.queue_partition, []).append(each.message_offset)
+    reader = PayloadReader(inspector.reader_config, inspector.topics.queue_topic, settings.kafka.timeout_ms)
+    try:
+        payloads = {(each.partition, each.offset): each.message for each in reader.read(wanted)}
+    finally:
+        reader.close()
+    for each in held:
+        record = payloads.get((each.queue_partition, each.message_offset))
+        yield {
+            "id": f"{each.queue_partition}:{each.message_offset}",
+            "state": _state(each, now_ms),
+            "delivery_count": each.delivery_count,
+            "age_ms": None if each.started_at_ms is None else max(0, now_ms - each.started_at_ms),
+            "deadline_at_ms": each.deadline_at_ms,
+            "consumer_id": each.consumer_id,
+            **json_bytes("key", None if record is None else record.key(), max_bytes),
+            **json_bytes("value", None if record is None else record.value(), max_bytes),
+        }
+
+
+def _state(held: Held, now_ms: int) -> str:
+    if held.deadline_at_ms < 0:
+        return "rejected"
+    if held.is_deferred:
+        return "deferred"
+    return "overdue" if held.deadline_at_ms < now_ms else "in flight"
+
+
+def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield what is ready, a partition after the other: which is next depends on who asks."""
+    now_ms = int(time.time() * 1000)
+    for record in inspector.ready_records(limit):
+        yield {
+            "id": f"{record.partition()}:{record.offset()}",
+            "state": "ready",
+            "delivery_count": delivery_count_of(cast("Headers", record.headers() or [])),
+            "age_ms": max(0, now_ms - record.timestamp()[1]),
+            "deadline_at_ms": None,
+            "consumer_id": "",
+            **json_bytes("key", record.key(), max_bytes),
+            **json_bytes("value", record.value(), max_bytes),
+        }
+
+
+def _messages(rows: list[dict[str, Any]]) -> Table:
+    heads = ("ID", "STATE", ">DELIVERIES", ">AGE", "HELD BY…", "KEY…", "VALUE…")
+    return table(
+        heads,
+        [
+            (
+                row["id"],
+                row["state"],
+                str(row["delivery_count"]),
+                "-" if row["age_ms"] is None else span(row["age_ms"]),
+                shown(row["consumer_id"]) or "-",
+                _cell(row, "key"),
+                _cell(row, "value"),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    cut = "…" if row.get(f"{name}_is_cut") else ""
+    return (f"0x{row[f'{name}_hex']}" if f"{name}_hex" in row else shown(row[name])) + cut

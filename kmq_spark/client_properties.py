@@ -1,0 +1,237 @@
+"""
+One configuration of a client for two kinds of clients: librdkafka's keys and the Java client's, translated here alone.
+
+Rule 1: a `client.properties` file as Kafka's own tools take it is enough: what librdkafka calls otherwise is renamed.
+Rule 2: what cannot be translated is an error that says what to do, never left out in silence.
+Rule 3: what loads classes into a JVM is refused, whoever it comes from.
+Rule 4: no value is ever in an error: any of them may be a password.
+
+Source: Kafka's `SslConfigs`, `SaslConfigs`; librdkafka's CONFIGURATION.md; CVE-2023-25194, CVE-2024-31141 for rule 3.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+JAAS, CALLBACKS = "sasl.jaas.config", "sasl.login.callback.handler.class"
+
+RENAMED = {
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+    "ssl.key.password": "ssl.key.password",
+    "ssl.keystore.password": "ssl.keystore.password",
+    "sasl.oauthbearer.token.endpoint.url": "sasl.oauthbearer.token.endpoint.url",
+    "ssl.cipher.suites": "ssl.cipher.suites",
+}
+"""Keys of the Java client whose value librdkafka takes as it is, under this name."""
+
+SAME = frozenset(
+    {
+        *("bootstrap.servers", "security.protocol", "sasl.mechanism", "sasl.kerberos.service.name", "client.id"),
+        *("reconnect.backoff.ms", "reconnect.backoff.max.ms", "connections.max.idle.ms", "metadata.max.age.ms"),
+        *("client.dns.lookup", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
+    }
+)
+"""Keys that mean the same to both."""
+
+TUNING = re.compile(
+    r"request\.timeout\.ms|default\.api\.timeout\.ms|(send|receive)\.buffer\.bytes|metrics\..*|ssl\.protocol"
+    r"|ssl\.enabled\.protocols|ssl\.provider|ssl\.(truststore|keystore)\.type|socket\.connection\.setup\.timeout\.max\.ms"
+    r"|ssl\.truststore\.password|sasl\.login\.refresh\..*|key\.(de)?serializer|value\.(de)?serializer|auto\.offset\.reset"
+)
+"""Java keys that librdkafka has no word for and can do without; what matters of them is looked at by itself."""
+
+UNSAFE_KEY = re.compile(r".*\.class|.*\.classes|interceptor\..*|metric\.reporters|config\.providers(\..*)?")
+UNSAFE_MODULE = re.compile(r"JndiLoginModule|LdapLoginModule")
+
+KNOWN_MODULES = ("PlainLoginModule", "ScramLoginModule", "OAuthBearerLoginModule", "Krb5LoginModule")
+_OPTION = re.compile(r'([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
+
+
+def parse_properties(text: str, source: str) -> dict[str, str]:
+    r"""
+    Read a Java properties file.
+
+    Args:
+        text: Its content: `key=value`, `key: value` or `key value`; comments by `#` or `!`; `\\` continues a line.
+        source: Its name, for errors.
+
+    Raises:
+        ConfigError: A line has no key or no value.
+    """
+    found = {}
+    for line in _logical_lines(text):
+        key, separator, value = _split(line)
+        if not key or not separator:
+            # The text is not shown: it may be a password with its key left out.
+            message = f"a client setting in {source} has no key or no '=': allowed is key=value; correct it"
+            raise ConfigError(message)
+        found[_unescaped(key)] = _unescaped(value)
+    return found
+
+
+def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return settings as librdkafka knows them.
+
+    Args:
+        properties: By the names of the Java client, of librdkafka, or mixed.
+
+    Raises:
+        ConfigError: A setting loads code, or has no counterpart.
+    """
+    _check_safe(properties)
+    found: dict[str, str] = {}
+    for key, value in properties.items():
+        if key in RENAMED:
+            found[RENAMED[key]] = value
+        elif key == JAAS:
+            found |= _from_jaas(value)
+        elif key == "ssl.endpoint.identification.algorithm":
+            # An empty value is how the Java client is told not to compare host names.
+            found[key] = value.strip().lower() or "none"
+        elif key in {"ssl.truststore.location", "ssl.keystore.location"}:
+            found |= _from_store(key, value, properties)
+        elif TUNING.fullmatch(key) is None:
+            found[key] = value
+    return found
+
+
+def to_java(properties: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return settings as the Java client of Spark's Kafka source knows them.
+
+    Args:
+        properties: By the names of the Java client, of librdkafka, or mixed.
+
+    Returns:
+        What has to do with reaching the broker; librdkafka's tuning has no counterpart there and is left out.
+
+    Raises:
+        ConfigError: A setting loads code, or has no counterpart.
+    """
+    _check_safe(properties)
+    found: dict[str, str] = {}
+    backwards = {ours: theirs for theirs, ours in RENAMED.items()}
+    for key, value in properties.items():
+        if key in backwards:
+            found[backwards[key]] = value
+        elif key in SAME or key.startswith(("ssl.truststore.", "ssl.keystore.")) or key == JAAS:
+            found[key] = value
+        elif key == "sasl.mechanisms":
+            found["sasl.mechanism"] = value
+        elif key == "ssl.endpoint.identification.algorithm":
+            found[key] = "" if value == "none" else value
+        elif key == "ssl.ca.location":
+            found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": value}
+        elif key in {"ssl.certificate.location", "ssl.key.location"}:
+            message = (
+                f"setting {key} has no counterpart in Spark's Java client; put certificate chain and key into one PEM "
+                "file and set ssl.keystore.type=PEM and ssl.keystore.location to it"
+            )
+            raise ConfigError(message)
+    if {"ssl.certificate.pem", "ssl.key.pem"} & properties.keys():
+        found["ssl.keystore.type"] = "PEM"
+    if "ssl.ca.pem" in properties:
+        found["ssl.truststore.type"] = "PEM"
+    found.pop("client.id", None)
+    return found | _to_jaas(properties)
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    waiting = ""
+    for line in text.splitlines():
+        stripped = line.lstrip()
+        if not waiting and (not stripped or stripped[0] in "#!"):
+            continue
+        trailing = len(line) - len(line.rstrip("\\"))
+        if trailing % 2:
+            waiting += stripped[:-1]
+            continue
+        yield (waiting + stripped).strip()
+        waiting = ""
+    if waiting:
+        yield waiting.strip()
+
+
+def _split(line: str) -> tuple[str, str, str]:
+    found = re.match(r"((?:[^\\:=\s]|\\.)*)(\s*[:=]\s*|\s+)?(.*)", line, re.DOTALL)
+    return (found[1], found[2] or "", found[3]) if found is not None else ("", "", "")
+
+
+def _unescaped(text: str) -> str:
+    text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
+    return re.sub(r"\\(.)", lambda found: {"n": "\n", "t": "\t", "r": "\r"}.get(found[1], found[1]), text)
+
+
+def _check_safe(properties: Mapping[str, str]) -> None:
+    for key, value in properties.items():
+        if (UNSAFE_KEY.fullmatch(key) is not None and not _is_known_callback(key, value)) or (
+            key == JAAS and UNSAFE_MODULE.search(value)
+        ):
+            message = f"setting {key} is not allowed: it loads classes into the process; remove it"
+            raise ConfigError(message)
+
+
+def _is_known_callback(key: str, value: str) -> bool:
+    return key == CALLBACKS and value.startswith("org.apache.kafka.common.security.oauthbearer.")
+
+
+def _from_jaas(value: str) -> dict[str, str]:
+    module = next((name for name in KNOWN_MODULES if name in value), "")
+    options = {name: re.sub(r"\\(.)", r"\1", quoted) or plain for name, quoted, plain in _OPTION.findall(value)}
+    if module in {"PlainLoginModule", "ScramLoginModule"} and {"username", "password"} <= options.keys():
+        return {"sasl.username": options["username"], "sasl.password": options["password"]}
+    if module == "OAuthBearerLoginModule" and {"clientId", "clientSecret"} <= options.keys():
+        scope = {"sasl.oauthbearer.scope": options["scope"]} if "scope" in options else {}
+        return {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": options["clientId"],
+            "sasl.oauthbearer.client.secret": options["clientSecret"],
+            **scope,
+        }
+    if module == "Krb5LoginModule":
+        names = {"principal": "sasl.kerberos.principal", "keyTab": "sasl.kerberos.keytab"}
+        return {ours: options[theirs] for theirs, ours in names.items() if theirs in options}
+    message = (
+        f"{JAAS} cannot be translated: allowed are {', '.join(KNOWN_MODULES)} with their user and password; "
+        "correct it, or set librdkafka's own keys (sasl.username, sasl.password)"
+    )
+    raise ConfigError(message)
+
+
+def _to_jaas(properties: Mapping[str, str]) -> dict[str, str]:
+    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "")).upper()
+    if JAAS in properties or "sasl.username" not in properties:
+        return {}
+    package = "org.apache.kafka.common.security"
+    module = f"{package}.plain.PlainLoginModule" if mechanism == "PLAIN" else f"{package}.scram.ScramLoginModule"
+    user, password = (
+        re.sub(r'(["\\])', r"\\\1", properties.get(f"sasl.{name}", "")) for name in ("username", "password")
+    )
+    return {JAAS: f'{module} required username="{user}" password="{password}";'}
+
+
+def _from_store(key: str, path: str, properties: Mapping[str, str]) -> dict[str, str]:
+    kind = properties.get(key.replace(".location", ".type"), "JKS").upper()
+    is_trust = key == "ssl.truststore.location"
+    if kind == "PEM":
+        if is_trust:
+            return {"ssl.ca.location": path}
+        return {"ssl.certificate.location": path, "ssl.key.location": path}
+    if kind == "PKCS12" and not is_trust:
+        return {"ssl.keystore.location": path}
+    allowed = "PEM" if is_trust else "PEM, PKCS12"
+    message = (
+        f"setting {key} cannot be used by librdkafka: a store of type {kind}, allowed {allowed}; convert it (keytool "
+        "-importkeystore -deststoretype PKCS12 …, then openssl pkcs12 -out store.pem) and set "
+        f"{key.replace('.location', '.type')}=PEM"
+    )
+    raise ConfigError(message)

@@ -1,0 +1,360 @@
+"""
+What is wrong with a queue, and what to do: the checks of `kmq doctor`.
+
+Rule 1: a check is a function of the facts; it yields what it found, and at least one line where all is well.
+Rule 2: each finding names its repair. UNHEALTHY is for what needs somebody now: work stands still, is lost, or will be.
+Rule 3: an age is compared with the clock of whoever asks: a bound is never below a few seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from kmq_spark.inspection.spans import span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.inspection.facts import QueueFacts, TopicFacts
+
+TRACKER_LATE_MS = 30_000
+"""Markers that a tracker has not read for this long: a batch takes well below a second, a restart twelve."""
+
+OVERDUE_MS = 15_000
+"""A message past its deadline for this long: redelivery takes well below a second."""
+
+SILENT_MS = 60_000
+"""Consumers that hold messages and have settled none for this long, at least, while others wait."""
+
+RETENTION_FACTOR = 3
+"""Retention to all leases of a message: room for an outage."""
+
+TOLD = 3
+"""Consumers told by name."""
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One result of a check.
+
+    Attributes:
+        check: What was looked at.
+        level: How bad it is.
+        what: What was found.
+        repair: What to do; empty where nothing is to be done.
+    """
+
+    check: str
+    level: Level
+    what: str
+    repair: str = ""
+
+
+def examine(facts: QueueFacts) -> list[Finding]:
+    """
+    Make every check that can be made.
+
+    Args:
+        facts: As the inspector found them.
+
+    Returns:
+        Findings, in the order of the checks: from the broker to what stands in the dead-letter topic.
+    """
+    checks = [_cluster(facts), _topics(facts)]
+    if facts.queue_topic.partition_count and facts.markers_topic.partition_count:
+        checks += [_retention(facts), _tracker(facts), _fencing(facts), _consumers(facts), _removed(facts)]
+        checks += [_overdue(facts), _silent(facts), _unreadable(facts)]
+    return list(chain(*checks, _dead_letters(facts), _checkpoint(facts)))
+
+
+def is_unhealthy(findings: list[Finding]) -> bool:
+    """Return whether somebody must do something now."""
+    return any(finding.level is Level.UNHEALTHY for finding in findings)
+
+
+def _cluster(facts: QueueFacts) -> Iterator[Finding]:
+    cluster = facts.cluster
+    said = f"{cluster.broker_count} broker{'s' if cluster.broker_count != 1 else ''} at {cluster.address}"
+    if cluster.release:
+        said += f", {cluster.release}"
+    if cluster.can_transact is False:
+        yield Finding("broker", Level.UNHEALTHY, f"{said}: no KIP-447 transactions", "upgrade the brokers to 2.5")
+    else:
+        yield Finding("broker", Level.OK, said)
+
+
+def _topics(facts: QueueFacts) -> Iterator[Finding]:
+    found = list(chain.from_iterable(_topic(topic, facts) for topic in facts.topics))
+    queue, markers = facts.queue_topic.partition_count, facts.markers_topic.partition_count
+    if queue and markers and queue != markers:
+        smaller = min(facts.queue_topic, facts.markers_topic, key=lambda topic: topic.partition_count)
+        found.append(
+            Finding(
+                "topics",
+                Level.UNHEALTHY,
+                f"{facts.queue_topic.name} has {queue} partitions, {facts.markers_topic.name} has {markers}",
+                f"kafka-topics.sh --alter --topic {smaller.name} --partitions {max(queue, markers)}",
+            )
+        )
+    yield from found
+    if not found:
+        yield Finding("topics", Level.OK, f"three topics, {queue} partitions, LogAppendTime, cleanup.policy=delete")
+
+
+def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
+    if not topic.partition_count:
+        yield Finding(
+            "topics", Level.UNHEALTHY, f"topic {topic.name} does not exist", f"kmq queue create {facts.queue}"
+        )
+        return
+    if topic.leaderless:
+        places = ", ".join(map(str, topic.leaderless))
+        yield Finding("topics", Level.UNHEALTHY, f"{topic.name} has no leader: partitions {places}", "start the broker")
+    elif topic.under_replicated:
+        places = ", ".join(map(str, topic.under_replicated))
+        yield Finding(
+            "topics", Level.WARNING, f"{topic.name} has copies out of sync: partitions {places}", "look at the brokers"
+        )
+    if topic.replicas == 1 and facts.cluster.broker_count > 1:
+        yield Finding(
+            "topics", Level.WARNING, f"{topic.name} has one copy: a lost broker stops the queue", "raise its replicas"
+        )
+    wanted = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+    for key, value in wanted.items():
+        got = topic.settings.get(key, value)
+        if got == value:
+            continue
+        # The markers' append time is the clock of all leases; the messages' own tells ages and times to live.
+        is_needed = key == "cleanup.policy" or topic.name == facts.markers_topic.name
+        yield Finding(
+            "topics",
+            Level.UNHEALTHY if is_needed else Level.WARNING,
+            f"{topic.name} has {key}={got}, should be {value}",
+            f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config {key}={value}",
+        )
+
+
+def _retention(facts: QueueFacts) -> Iterator[Finding]:
+    deliveries = facts.max_deliveries or 1
+    wanted_ms = facts.lease_ms * deliveries * RETENTION_FACTOR
+    is_short = False
+    for topic in (facts.queue_topic, facts.markers_topic):
+        kept_ms = int(topic.settings.get("retention.ms", "-1"))
+        if 0 <= kept_ms < wanted_ms:
+            is_short = True
+            yield Finding(
+                "retention",
+                Level.WARNING if kept_ms > facts.lease_ms * deliveries else Level.UNHEALTHY,
+                f"{topic.name} is kept for {span(kept_ms)}; {deliveries} leases of {span(facts.lease_ms)} and an "
+                f"outage need {span(wanted_ms)}",
+                f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
+                f"--add-config retention.ms={wanted_ms}",
+            )
+    if not is_short:
+        kept = facts.markers_topic.settings.get("retention.ms")
+        told = "retention not readable" if kept is None else "for ever" if int(kept) < 0 else span(int(kept))
+        yield Finding(
+            "retention", Level.OK, f"markers kept {told}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
+        )
+
+
+def _tracker(facts: QueueFacts) -> Iterator[Finding]:
+    tracker, run = facts.tracker, f"kmq tracker run {facts.queue}"
+    if not tracker.positions:
+        used = facts.markers_topic.size > 0
+        level = Level.UNHEALTHY if used else Level.WARNING
+        yield Finding("tracker", level, "no tracker has ever committed: nothing is redelivered", run)
+        return
+    late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
+    if tracker.unread and late_ms > TRACKER_LATE_MS:
+        yield Finding(
+            "tracker",
+            Level.UNHEALTHY,
+            f"{tracker.unread} markers not read, the oldest for {span(late_ms)}: the tracker is down or stuck",
+            f"look whether it runs, and at its log; else {run}",
+        )
+    elif tracker.unread_since_ms is not None:
+        yield Finding("tracker", Level.OK, f"{tracker.unread} markers behind, {span(late_ms)}")
+    else:
+        newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
+        told = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
+        yield Finding(
+            "tracker", Level.OK, f"has read all markers{told}; an idle one cannot be told from one that is off"
+        )
+    for partition, position in sorted(tracker.positions.items()):
+        first, end = facts.markers_topic.first.get(partition, 0), facts.markers_topic.end.get(partition, position)
+        place = f"{facts.markers_topic.name}[{partition}]"
+        if position < first:
+            yield Finding(
+                "tracker",
+                Level.UNHEALTHY,
+                f"retention removed markers {position} to {first - 1} of {place} before the tracker read them",
+                "raise retention.ms; then docs/operations.md, 'markers were removed'",
+            )
+        elif position > end:
+            yield Finding(
+                "tracker",
+                Level.UNHEALTHY,
+                f"{place} ends at {end}, the tracker stands at {position}: the topic was made anew",
+                f"{run}: it begins at the start of the new topic",
+            )
+
+
+def _fencing(facts: QueueFacts) -> Iterator[Finding]:
+    signers = Counter(facts.tracker.signers.values())
+    if not signers:
+        return
+    told = ", ".join(name or "unknown" for name, _ in signers.most_common(TOLD))
+    if len(signers) > 1:
+        yield Finding(
+            "fencing",
+            Level.WARNING,
+            f"{len(signers)} trackers signed the last commits: {told}",
+            "run one tracker a queue: the newer one wins, the older one ends; look who starts it again",
+        )
+    else:
+        yield Finding("fencing", Level.OK, f"last signed by {told}")
+
+
+def _consumers(facts: QueueFacts) -> Iterator[Finding]:
+    group, ready = facts.consumers, facts.ready.count
+    members = sum(1 for count in group.members.values() if count)
+    if not group.members and ready:
+        yield Finding(
+            "consumers", Level.UNHEALTHY, f"{ready} messages ready and no consumer in {group.name}", "start workers"
+        )
+    elif not group.members:
+        yield Finding("consumers", Level.OK, f"none in {group.name}, nothing is ready")
+    else:
+        assigned = sum(group.members.values())
+        told = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
+        missing = facts.queue_topic.partition_count - assigned
+        if missing > 0 and group.state.lower() == "stable":
+            yield Finding(
+                "consumers", Level.WARNING, f"{told}; {missing} partitions have none", "wait for the rebalance"
+            )
+        else:
+            yield Finding("consumers", Level.OK, f"{told}; {ready} messages ready")
+
+
+def _removed(facts: QueueFacts) -> Iterator[Finding]:
+    for partition, position in sorted(facts.consumers.positions.items()):
+        first = facts.queue_topic.first.get(partition, 0)
+        if position < first:
+            yield Finding(
+                "consumers",
+                Level.UNHEALTHY,
+                f"retention removed messages {position} to {first - 1} of {facts.queue_topic.name}[{partition}] "
+                "before a consumer started them: they are lost",
+                "raise retention.ms of the queue topic, add workers",
+            )
+
+
+def _overdue(facts: QueueFacts) -> Iterator[Finding]:
+    overdue = sum(view.overdue(facts.now_ms - OVERDUE_MS) for view in facts.views.values())
+    in_flight = sum(len(view.state.in_flight) for view in facts.views.values())
+    if not overdue:
+        yield Finding("in flight", Level.OK, f"{in_flight} messages, none past its deadline")
+        return
+    deadlines = [deadline for view in facts.views.values() for _, _, deadline in view.by_start() if deadline >= 0]
+    yield Finding(
+        "in flight",
+        Level.UNHEALTHY,
+        f"{overdue} of {in_flight} messages are past their deadline, the oldest by "
+        f"{span(facts.now_ms - min(deadlines))}: nobody redelivers them",
+        f"start the tracker: kmq tracker run {facts.queue}",
+    )
+
+
+def _silent(facts: QueueFacts) -> Iterator[Finding]:
+    """Find consumers that hold messages, renew them, and settle none while others wait."""
+    held: Counter[str] = Counter()
+    since_ms: dict[str, int] = {}
+    for view in facts.views.values():
+        for start, count, deadline_at_ms in view.by_start():
+            if start is not None and not start.is_deferral and deadline_at_ms >= facts.now_ms:
+                held[start.consumer_id] += count
+                since_ms[start.consumer_id] = min(start.at_ms, since_ms.get(start.consumer_id, start.at_ms))
+    if not held or not facts.ready.count:
+        return
+    settled_ms = max((view.acked_at_ms for view in facts.views.values()), default=0)
+    quiet_ms = facts.now_ms - max(settled_ms, min(since_ms.values()))
+    if quiet_ms < max(SILENT_MS, 2 * facts.lease_ms):
+        return
+    told = "; ".join(
+        f"{name or 'unnamed'} holds {count} for {span(facts.now_ms - since_ms[name])}"
+        for name, count in held.most_common(TOLD)
+    )
+    yield Finding(
+        "workers",
+        Level.UNHEALTHY,
+        f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {told}",
+        "their handlers hang and keep-alive renews the leases: restart those processes, their messages come again",
+    )
+
+
+def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
+    count = sum(view.state.counters.unreadable for view in facts.views.values())
+    if count:
+        places = [f"[{partition}]@{offset}" for partition, view in facts.views.items() for offset in view.unreadable]
+        yield Finding(
+            "markers",
+            Level.WARNING,
+            f"{count} records of {facts.markers_topic.name} are no markers: {', '.join(places[:TOLD])}",
+            f"somebody else writes to the topic; the records are in {facts.dead_letter_topic.name} with their place",
+        )
+
+
+def _dead_letters(facts: QueueFacts) -> Iterator[Finding]:
+    letters = facts.dead_letters
+    if not facts.dead_letter_topic.partition_count:
+        return
+    if not letters.count:
+        yield Finding("dead letters", Level.OK, "none")
+        return
+    about = "" if letters.is_exact else "at most "
+    said = f"{about}{letters.count} in {facts.dead_letter_topic.name}"
+    if facts.new_dead_letters:
+        said += f", growing: {min(facts.new_dead_letters, letters.count)} in the last hour"
+    yield Finding(
+        "dead letters",
+        Level.WARNING,
+        said,
+        f"kmq dlq list {facts.queue}, then kmq dlq redrive {facts.queue} or purge",
+    )
+
+
+def _checkpoint(facts: QueueFacts) -> Iterator[Finding]:
+    checkpoint = facts.checkpoint
+    if checkpoint is None:
+        return
+    if checkpoint.problem:
+        yield Finding(
+            "checkpoint",
+            Level.UNHEALTHY,
+            f"{checkpoint.path}: {checkpoint.problem}",
+            "give the tracker's user access; a folder that is damaged may go: the state is rebuilt from the markers",
+        )
+    elif not checkpoint.is_local:
+        yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: not on this machine, not looked at")
+    elif checkpoint.last_batch_at_ms is None:
+        yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: no batch yet")
+    else:
+        yield Finding(
+            "checkpoint",
+            Level.OK,
+            f"{checkpoint.path}: last batch {span(facts.now_ms - checkpoint.last_batch_at_ms)} ago",
+        )

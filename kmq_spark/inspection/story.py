@@ -1,0 +1,160 @@
+"""
+One message's story, told from the topics: its copies, what consumers did with each, how it ended.
+
+Rule 1: copies are linked by `kmq-previous`: a redelivery, a dead letter and a redriven message all carry it, or the
+origin.
+Rule 2: what retention has removed is told as missing, never guessed.
+
+Source: the question asked of every queue at night: "what happened to this one?"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
+from kmq_spark.inspection.spans import span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from kmq_spark.core.markers import Marker
+
+KEPT_ALIVE = "kept alive"
+
+LONGEST_TRANSACTION_MS = 120_000
+"""How far a copy and the END that was committed with it may lie apart."""
+
+
+class Event(NamedTuple):
+    """One line of the story: when (epoch milliseconds, broker clock), where in the log, what, by whom."""
+
+    at_ms: int
+    place: str
+    what: str
+    by: str = ""
+
+
+class Content(NamedTuple):
+    """What a record holds."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class Told(NamedTuple):
+    """A marker that covers the message, at its place."""
+
+    marker_partition: int
+    marker_offset: int
+    at_ms: int
+    marker: Marker
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """
+    One copy of a message.
+
+    Attributes:
+        topic: Where it lies.
+        partition: Where it lies.
+        offset: Where it lies.
+        at_ms: When it was appended.
+        delivery_count: Deliveries before this copy.
+        reason: Of a dead letter.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    at_ms: int
+    delivery_count: int = 0
+    reason: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as people write it."""
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+def covers(marker: Marker, message: MessageId) -> bool:
+    """Return whether a marker speaks of a message."""
+    return marker.queue_partition == message.queue_partition and any(
+        first <= message.message_offset < first + count for first, count in marker.ranges
+    )
+
+
+def sent(copy: Copy, number: int) -> Event:
+    """Return the line of a copy in the queue topic."""
+    return Event(copy.at_ms, copy.place, "sent" if number == 0 else f"redelivered, copy {number + 1}")
+
+
+def events_of(markers_topic: str, told: Iterable[Told]) -> Iterator[Event]:
+    """
+    Yield what consumers and the tracker said of one copy.
+
+    Args:
+        markers_topic: Its name, for the places.
+        told: Markers that cover the copy, in the order of the log.
+    """
+    for partition, offset, at_ms, marker in told:
+        place = f"{markers_topic}[{partition}]@{offset}"
+        yield Event(at_ms, place, _what(marker, at_ms), marker.consumer_id)
+
+
+def shortened(events: Sequence[Event]) -> list[Event]:
+    """Return the events with each run of renewals of one lease as one line: long work has hundreds."""
+    found: list[Event] = []
+    repeats = 0
+    for event in events:
+        before = found[-1] if found else None
+        is_renewal = event.what.startswith(KEPT_ALIVE)
+        if is_renewal and before is not None and before.what.startswith(KEPT_ALIVE) and before.by == event.by:
+            repeats += 1
+            found[-1] = before._replace(what=f"{event.what}, {repeats} times in {span(event.at_ms - before.at_ms)}")
+            continue
+        repeats = 1
+        found.append(event)
+    return found
+
+
+def last_outcome(told: Sequence[Told]) -> Told | None:
+    """Return the marker that ended the copy's last lease, None where it is in flight or was never started."""
+    ended = None
+    for each in told:
+        if each.marker.type is MarkerType.END:
+            ended = each if ended is None or each.marker.outcome is not Outcome.ACKED else ended
+        elif each.marker.type is MarkerType.START:
+            ended = None
+    return ended
+
+
+def _what(marker: Marker, at_ms: int) -> str:
+    after = span(marker.redeliver_after_ms)
+    if marker.type is MarkerType.START:
+        if not marker.never_handed_out:
+            return f"started, delivery {marker.delivery_count}, lease {after}"
+        return f"deferred for {span(max(at_ms + marker.redeliver_after_ms, marker.due_at_ms) - at_ms)}"
+    if marker.type is MarkerType.KEEPALIVE:
+        return _released(marker, after)
+    reason = f": {marker.reason}" if marker.reason else ""
+    return {
+        Outcome.ACKED: "acknowledged",
+        Outcome.REJECTED: "rejected",
+        Outcome.EXPIRED: "expired",
+        Outcome.REDELIVERED: "fell due, sent again",
+        Outcome.DEAD_LETTERED: "dead-lettered",
+    }[marker.outcome] + reason
+
+
+def _released(marker: Marker, after: str) -> str:
+    if marker.release is Release.FAILED:
+        return f"handler failed, again after {after} and the backoff"
+    if marker.never_handed_out:
+        return "given back unseen"
+    if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms:
+        return f"given back for {after}"
+    return f"{KEPT_ALIVE}, lease {after}"

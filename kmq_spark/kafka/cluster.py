@@ -1,0 +1,227 @@
+"""
+What a cluster says of itself and of topics and groups: facts for those who only look.
+
+Rule 1: what we may not read is left out, never an error; a broker that does not answer is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
+from kmq_spark.kafka.client_errors import client_error, until_answered
+from kmq_spark.kafka.settings import admin_config, make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from confluent_kafka.admin import ClusterMetadata
+
+EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
+
+_API = re.compile(r"ApiKey (\w+) \((\d+)\) Versions (\d+)\.\.(\d+)")
+_FETCH, _TXN_OFFSET_COMMIT = 1, 28
+_KIP_447_VERSION = 3
+"""Version of TxnOffsetCommit that carries the group's generation, KIP-447: Kafka 2.5."""
+
+_RELEASES = ((18, "4.1"), (17, "3.9"), (16, "3.7"), (15, "3.5"), (13, "3.1"), (12, "2.7"), (11, "2.3"))
+"""Version of Fetch -> the first release of Kafka that spoke it: brokers do not tell their release."""
+
+API_WAIT_S = 2.0
+
+_NOT_ALLOWED = "AUTHORIZATION_FAILED"
+
+
+class Cluster:
+    """
+    Asks one cluster.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call.
+        extra: librdkafka settings.
+    """
+
+    def __init__(self, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None) -> None:
+        """Connect lazily: nothing is asked before the first call."""
+        self._address = bootstrap_servers
+        self._timeout_s = timeout_ms / 1000
+        self._extra = dict(extra or {})
+        self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+
+    def metadata(self, topic: str | None = None) -> ClusterMetadata:
+        """
+        Return what the cluster says of its topics, or of one.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        try:
+            if topic is None:
+                return self.admin.list_topics(timeout=self._timeout_s)
+            return self.admin.list_topics(topic, timeout=self._timeout_s)
+        except KafkaException as error:
+            raise client_error(error, f"cannot reach broker at {self._address}") from error
+
+    def facts(self) -> ClusterFacts:
+        """
+        Return what is known of the brokers.
+
+        Raises:
+            KafkaClientError: None can be reached in time.
+        """
+        metadata = self.metadata()
+        versions = self._api_versions()
+        release = next((name for fetch, name in _RELEASES if versions.get(_FETCH, 0) >= fetch), "")
+        return ClusterFacts(
+            self._address,
+            len(metadata.brokers),
+            f"Kafka {release} or newer" if release else "",
+            versions[_TXN_OFFSET_COMMIT] >= _KIP_447_VERSION if _TXN_OFFSET_COMMIT in versions else None,
+        )
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicFacts]:
+        """
+        Return what is known of topics; one that does not exist has no partitions.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        found = {}
+        for name in names:
+            metadata = self.metadata(name).topics.get(name)
+            if metadata is None or metadata.error is not None or not metadata.partitions:
+                found[name] = TopicFacts(name)
+                continue
+            parts = metadata.partitions
+            first, end = (self.offsets(name, parts, spec) for spec in (EARLIEST, LATEST))
+            found[name] = TopicFacts(
+                name,
+                len(parts),
+                self._settings(name),
+                len(next(iter(parts.values())).replicas),
+                tuple(sorted(number for number, each in parts.items() if each.leader < 0)),
+                tuple(sorted(number for number, each in parts.items() if len(each.isrs) < len(each.replicas))),
+                first,
+                end,
+            )
+        return found
+
+    def offsets(self, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+        """
+        Return an offset of each partition: the first, the end of what is committed, the first from an instant on.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+        if not wanted:
+            return {}
+
+        def ask() -> dict[int, int]:
+            futures = self.admin.list_offsets(
+                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
+            )
+            return {place.partition: future.result().offset for place, future in futures.items()}
+
+        return until_answered(ask, f"cannot read the offsets of {topic}", self._timeout_s)
+
+    def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """Return the first offset appended at an instant or later, by partition; one without any is left out."""
+        found = self.offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))
+        return {partition: offset for partition, offset in found.items() if offset >= 0}
+
+    def group(self, name: str, topic: str) -> GroupFacts:
+        """
+        Return what is known of a group of consumers.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        positions = {place.partition: place.offset for place in self.committed(name, topic)}
+        try:
+            (future,) = self.admin.describe_consumer_groups([name], request_timeout=self._timeout_s).values()
+            described = future.result()
+        except KafkaException as error:
+            failure = client_error(error, f"cannot read group {name}")
+            if failure.retriable:
+                raise failure from error
+            # A group that nobody has joined yet, or one that we may not look at.
+            return GroupFacts(name, "", {}, positions)
+        members: dict[str, int] = {}
+        for member in described.members:
+            assigned = member.assignment.topic_partitions if member.assignment is not None else []
+            members[member.client_id] = members.get(member.client_id, 0) + len(assigned)
+        return GroupFacts(name, described.state.name, members, positions)
+
+    def committed(self, group: str, topic: str) -> list[TopicPartition]:
+        """
+        Return what a group has committed for a topic, with the metadata of the commits; nothing where we may not look.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+
+        def ask() -> list[TopicPartition]:
+            (future,) = self.admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout_s
+            ).values()
+            try:
+                places = future.result().topic_partitions
+            except KafkaException as error:
+                if _NOT_ALLOWED in error.args[0].name():
+                    return []
+                raise
+            return [place for place in places if place.topic == topic and place.offset >= 0]
+
+        return until_answered(ask, f"cannot read the offsets of group {group}", self._timeout_s)
+
+    def _settings(self, topic: str) -> dict[str, str]:
+        futures: dict[Any, Any] = self.admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=self._timeout_s
+        )
+        (future,) = futures.values()
+        try:
+            return {key: str(entry.value) for key, entry in future.result().items()}
+        except KafkaException as error:
+            if _NOT_ALLOWED in error.args[0].name():
+                return {}
+            raise client_error(error, f"cannot read the settings of topic {topic}") from error
+
+    def _api_versions(self) -> dict[int, int]:
+        """
+        Return the newest version of each request that a broker takes.
+
+        No call of the client tells it, but its log does: one client more, with `debug=feature`, for a moment.
+        """
+        lines: list[str] = []
+        listener = logging.Logger("kmq-features", logging.DEBUG)  # noqa: LOG001  # ours alone, in no hierarchy
+        listener.addHandler(_Lines(lines))
+        config = {**admin_config(self._address, extra=self._extra), "debug": "feature", "logger": listener}
+        client = make_client(AdminClient, config)
+        deadline_s = time.monotonic() + min(API_WAIT_S, self._timeout_s)
+        try:
+            client.list_topics(timeout=self._timeout_s)
+        except KafkaException:
+            return {}
+        while time.monotonic() < deadline_s:
+            client.poll(0.05)
+            found = {int(match[2]): int(match[4]) for match in map(_API.search, list(lines)) if match}
+            if _TXN_OFFSET_COMMIT in found:
+                return found
+        return {}
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())

@@ -1,0 +1,107 @@
+"""
+Read a topic from given positions to where it ends now, again and again: for those who only look.
+
+Rule 1: `read_committed`: what a transaction gave up is not there.
+Rule 2: no group is joined, nothing is committed.
+Rule 3: a position is moved by what was read, control records of transactions included, so that nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.settings import make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from confluent_kafka import Message
+
+READ_AT_ONCE = 1_000
+
+
+class LogReader:
+    """
+    Reads one topic, from positions of its own.
+
+    Args:
+        config: librdkafka settings of a reader, see `settings.reader_config`.
+        topic: Topic.
+        timeout_ms: How long nothing may arrive before reading is an error.
+    """
+
+    def __init__(self, config: Mapping[str, Any], topic: str, timeout_ms: int) -> None:
+        """Connect lazily: nothing is asked before the first read."""
+        self._consumer = make_client(
+            Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        )
+        self._topic = topic
+        self._timeout_s = timeout_ms / 1000
+        self.positions: dict[int, int] = {}
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._consumer.close()
+
+    def read(self, starts: Mapping[int, int]) -> Iterator[Message]:
+        """
+        Yield every committed record from these offsets to the end of their partitions.
+
+        Args:
+            starts: First offset by partition; one that retention removed stands for the first there is.
+
+        Yields:
+            Records, in order within a partition, partitions mixed.
+
+        Raises:
+            KafkaClientError: Nothing arrived in time, or the topic may not be read.
+        """
+        if not starts:
+            return
+        unread = set(starts)
+        self.positions |= starts
+        self._consumer.assign([TopicPartition(self._topic, partition, offset) for partition, offset in starts.items()])
+        try:
+            heard_at_s = time.monotonic()
+            while unread:
+                # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+                records = self._consumer.consume(1, 0.1)
+                if time.monotonic() - heard_at_s > self._timeout_s:
+                    message = (
+                        f"cannot read {self._topic} to its end: got nothing for {self._timeout_s:g} s; "
+                        "check the broker, or raise --timeout-ms"
+                    )
+                    raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+                if not records:
+                    continue
+                for record in records + self._consumer.consume(READ_AT_ONCE, 0):
+                    if self._is_record(record, unread):
+                        heard_at_s = time.monotonic()
+                        yield record
+        except KafkaException as error:
+            raise client_error(error, f"cannot read {self._topic}") from error
+        finally:
+            self._consumer.unassign()
+
+    def _is_record(self, record: Message, unread: set[int]) -> bool:
+        error, partition, offset = record.error(), record.partition(), record.offset()
+        if error is None:
+            self.positions[partition or 0] = (offset or 0) + 1
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
+            unread.discard(-1 if partition is None else partition)
+            self.positions[partition or 0] = offset or 0
+        elif not error.retriable() and error.code() in _FOR_GOOD:
+            raise KafkaException(error)
+        # Other errors pass by themselves, or the time-out tells of them.
+        return False
+
+
+_FOR_GOOD = frozenset(
+    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001  # as above
+)

@@ -1,0 +1,126 @@
+"""
+Serve samples over HTTP, as Prometheus reads them.
+
+Rule 1: `prometheus-client` is loaded here alone, and only where a port was asked for: producers and consumers do
+without it.
+Rule 2: loopback, unless the operator names another address: the page tells names of queues.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from kmq_spark.errors import ConfigError
+from kmq_spark.metrics.names import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from kmq_spark.metrics.samples import Histogram, Sample
+
+    Read = Callable[[], Iterable[Sample]]
+    ReadHistograms = Callable[[], Iterable[tuple[tuple[str, ...], Histogram]]]
+
+LOOPBACK = "127.0.0.1"
+
+
+class MetricsServer:
+    """
+    One HTTP endpoint, `/metrics`.
+
+    Args:
+        port: TCP port; 0 takes a free one, see `port`.
+        host: Address to listen on.
+        read: Called at each scrape, from the server's own threads: everything but the histogram.
+        read_lateness: As *read*: the lateness by queue.
+
+    Raises:
+        ConfigError: `prometheus-client` is not installed, or the port cannot be listened on.
+    """
+
+    def __init__(self, port: int, host: str, read: Read, read_lateness: ReadHistograms = tuple) -> None:
+        """Listen."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415  # rule 1
+        except ImportError as error:
+            message = (
+                "metrics need the package prometheus-client, which is not installed; run "
+                "`pip install 'kmq-spark[metrics]'`, or leave the metrics port out"
+            )
+            raise ConfigError(message) from error
+        registry = CollectorRegistry()
+        registry.register(_Collector(read, read_lateness))
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            message = (
+                f"cannot serve metrics: got {host!r} port {port!r}: {getattr(error, 'strerror', None) or error}; "
+                "choose another address or port"
+            )
+            raise ConfigError(message) from error
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._server.server_port
+        return port
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        """Return this server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        self.close()
+
+
+class _Collector:
+    """Makes Prometheus' families of samples."""
+
+    def __init__(self, read: Read, read_lateness: ReadHistograms) -> None:
+        self._read = read
+        self._read_lateness = read_lateness
+        self._lock = threading.Lock()
+
+    def describe(self) -> list[Any]:
+        """Nothing: otherwise a registry asks for samples while a tracker is still starting."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families, each once, samples of one set of labels added up."""
+        from prometheus_client.core import (  # noqa: PLC0415  # rule 1 of the module
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        values: dict[str, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
+        with self._lock:
+            for name, labels, value in self._read():
+                values[name][labels] += value
+            histograms = list(self._read_lateness())
+        for name, metric in METRICS.items():
+            if metric.kind == "histogram":
+                family: Any = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
+                for labels, histogram in histograms:
+                    family.add_metric(labels, histogram.cumulated(), histogram.total)
+                if histograms:
+                    yield family
+            elif name in values:
+                family = kinds[metric.kind](name, metric.meaning, labels=metric.labels)
+                for labels, value in values[name].items():
+                    family.add_metric(labels, value)
+                yield family

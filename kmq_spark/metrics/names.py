@@ -1,0 +1,101 @@
+"""
+The metrics: name, kind, meaning. One table, read by the code that makes them, by the tests and by the documents.
+
+Rule 1: base units; `_total` on counters; labels are `queue`, `partition`, `reason` and `component`, never a message id.
+Rule 2: the number of label values is bounded, whatever a queue holds: see the bounds below.
+
+Source: prometheus.io, "Metric and label naming"; RabbitMQ and SQS for what people look for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Name = Literal[
+    "kmq_messages_ready",
+    "kmq_messages_in_flight",
+    "kmq_oldest_in_flight_age_seconds",
+    "kmq_oldest_ready_age_seconds",
+    "kmq_deliveries_total",
+    "kmq_acks_total",
+    "kmq_redeliveries_total",
+    "kmq_dead_lettered_total",
+    "kmq_dlq_depth",
+    "kmq_redelivery_lateness_seconds",
+    "kmq_tracker_batch_duration_seconds",
+    "kmq_tracker_state_bytes",
+    "kmq_tracker_marker_lag",
+    "kmq_markers_unreadable_total",
+    "kmq_tracker_last_commit_timestamp_seconds",
+]
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """
+    One metric.
+
+    Attributes:
+        kind: Prometheus' kind.
+        labels: Names of its labels.
+        meaning: One line.
+    """
+
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+
+
+METRICS: dict[Name, Metric] = {
+    "kmq_messages_ready": Metric("gauge", ("queue",), "Messages that no consumer has started."),
+    "kmq_messages_in_flight": Metric(
+        "gauge", ("queue", "partition"), "Messages started and not ended, those that wait for their time included."
+    ),
+    "kmq_oldest_in_flight_age_seconds": Metric(
+        "gauge",
+        ("queue",),
+        "Age of the oldest lease; absent where nothing is in flight, or where it waits for its time.",
+    ),
+    "kmq_oldest_ready_age_seconds": Metric(
+        "gauge", ("queue",), "Age of the oldest message that no consumer has started; absent where there is none."
+    ),
+    "kmq_deliveries_total": Metric(
+        "counter", ("queue", "component"), "Messages handed out: by the log (tracker), by this process (worker)."
+    ),
+    "kmq_acks_total": Metric(
+        "counter", ("queue", "component"), "Messages acknowledged: by the log (tracker), by this process (worker)."
+    ),
+    "kmq_redeliveries_total": Metric(
+        "counter", ("queue", "reason"), "Messages sent again: lease_over, or given_back (released, deferred)."
+    ),
+    "kmq_dead_lettered_total": Metric(
+        "counter", ("queue", "reason"), "Dead letters: delivery_limit, rejected, expired, unreadable (no marker)."
+    ),
+    "kmq_dlq_depth": Metric("gauge", ("queue",), "Dead letters neither redriven nor purged."),
+    "kmq_redelivery_lateness_seconds": Metric(
+        "histogram",
+        ("queue",),
+        "Append time of the message sent again, less its deadline; broker's clock on both sides.",
+    ),
+    "kmq_tracker_batch_duration_seconds": Metric("gauge", ("queue",), "How long the newest batch took."),
+    "kmq_tracker_state_bytes": Metric("gauge", ("queue",), "Size of the folded state, over all markers partitions."),
+    "kmq_tracker_marker_lag": Metric("gauge", ("queue", "partition"), "Markers that the tracker has not folded."),
+    "kmq_markers_unreadable_total": Metric("counter", ("queue",), "Records of the markers topic that are no markers."),
+    "kmq_tracker_last_commit_timestamp_seconds": Metric(
+        "gauge", ("queue",), "When the tracker last committed, by its host's clock; an idle one commits when it stops."
+    ),
+}
+
+MAX_QUEUES = 500
+"""Queues told by name; those beyond are told together as `other`."""
+
+MAX_PARTITIONS = 64
+"""Partitions told by number; a queue with more is told as one, partition `all`."""
+
+OTHER_QUEUE, ALL_PARTITIONS = "other", "all"
+
+LATENESS_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 300.0)
+"""Seconds; the aim is 0.3 at the median and 0.6 at the 99th percentile, a restart takes up to 30."""

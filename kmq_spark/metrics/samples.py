@@ -1,0 +1,170 @@
+"""
+Numbers of one tracker as samples: pure, so that tests read them without a server.
+
+Rule 1: gauges and the counters of messages come from the folded state, not from what this process has seen: those drift
+when another one finishes the work. Reasons and lateness are counted where they happen, and begin at 0 with the process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from kmq_spark.core.policy import DecisionAction
+from kmq_spark.metrics.names import ALL_PARTITIONS, LATENESS_BUCKETS, MAX_PARTITIONS, MAX_QUEUES, OTHER_QUEUE, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.core.state import Status
+
+
+DEAD_REASONS = ("delivery_limit", "rejected", "expired", "unreadable")
+
+
+class Sample(NamedTuple):
+    """One value of a metric."""
+
+    name: Name
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(slots=True)
+class Histogram:
+    """
+    Observations by bucket.
+
+    Attributes:
+        counts: By bucket of `LATENESS_BUCKETS`, and one for what is beyond the last.
+        total: Sum of the observations.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS) + 1))
+    total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(LATENESS_BUCKETS, value)] += 1
+        self.total += value
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """Return upper bound and count up to it, as Prometheus has them."""
+        found, so_far = [], 0
+        for bound, count in zip((*map(str, LATENESS_BUCKETS), "+Inf"), self.counts, strict=True):
+            so_far += count
+            found.append((bound, float(so_far)))
+        return found
+
+
+@dataclass(slots=True)
+class TrackerNumbers:
+    """
+    What one queue's tracker has to tell.
+
+    Attributes:
+        statuses: Newest status by markers partition.
+        redelivered: By reason, since the process began.
+        dead_lettered: As redelivered.
+        lateness: Of redeliveries, seconds.
+        committed_at_s: When it last committed, epoch seconds; 0 before the first.
+        batch_s: How long the newest batch took, seconds; None before the first.
+        lags: Markers not folded, by partition.
+        ready: Messages not started, None where not known.
+        oldest_ready_at_s: Append time of the oldest of them, epoch seconds.
+        oldest_in_flight_at_s: Append time of the oldest START in flight, epoch seconds.
+        dead_letters: Neither redriven nor purged, None where not known.
+    """
+
+    statuses: dict[int, Status] = field(default_factory=dict)
+    redelivered: Counter[str] = field(default_factory=lambda: Counter(lease_over=0, given_back=0))
+    dead_lettered: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(DEAD_REASONS, 0)))
+    lateness: Histogram = field(default_factory=Histogram)
+    committed_at_s: float = 0.0
+    batch_s: float | None = None
+    lags: Mapping[int, int] = field(default_factory=dict)
+    ready: int | None = None
+    oldest_ready_at_s: float | None = None
+    oldest_in_flight_at_s: float | None = None
+    dead_letters: int | None = None
+
+    def add(self, outcomes: Sequence[PartitionOutcome], lateness_ms: Iterable[int]) -> None:
+        """Count one batch that was carried out."""
+        for outcome in outcomes:
+            self.statuses[outcome.marker_partition] = outcome.status
+            self.dead_lettered["unreadable"] += len(outcome.unreadable)
+            decisions = outcome.decisions
+            for action, reason, is_silent in zip(
+                decisions.action.tolist(), decisions.reasons, decisions.is_silent.tolist(), strict=True
+            ):
+                if action == DecisionAction.REDELIVER:
+                    self.redelivered["lease_over" if is_silent else "given_back"] += 1
+                else:
+                    self.dead_lettered[dead_reason(reason)] += 1
+        for late_ms in lateness_ms:
+            self.lateness.observe(late_ms / 1000)
+
+
+def dead_reason(text: str) -> str:
+    """Return the kind of a dead letter's reason: a few fixed words, since the text is whatever a handler wrote."""
+    if text.startswith("delivery limit reached"):
+        return "delivery_limit"
+    return "expired" if text.startswith("expired") else "rejected"
+
+
+def queue_labels(queues: Sequence[str]) -> dict[str, str]:
+    """Return the label of each queue: its name, or `other` for those beyond `MAX_QUEUES`."""
+    return {queue: queue if number < MAX_QUEUES else OTHER_QUEUE for number, queue in enumerate(queues)}
+
+
+def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sample]:
+    """
+    Yield the samples of one tracker, the histogram apart.
+
+    Args:
+        queue: Its label.
+        numbers: What it has to tell.
+        now_s: Epoch seconds, for the ages.
+    """
+    statuses = list(numbers.statuses.values())
+    yield from _by_partition(
+        "kmq_messages_in_flight", queue, {p: status.in_flight for p, status in numbers.statuses.items()}
+    )
+    yield from _by_partition("kmq_tracker_marker_lag", queue, numbers.lags)
+    counters = Counter[str]()
+    for status in statuses:
+        counters.update(status.counters)
+    yield Sample("kmq_deliveries_total", (queue, "tracker"), counters["started"] + counters["renewed"])
+    yield Sample("kmq_acks_total", (queue, "tracker"), counters["acked"])
+    yield Sample("kmq_markers_unreadable_total", (queue,), counters["unreadable"])
+    yield Sample("kmq_tracker_state_bytes", (queue,), sum(status.state_bytes for status in statuses))
+    for reason, count in numbers.redelivered.items():
+        yield Sample("kmq_redeliveries_total", (queue, reason), count)
+    for reason, count in numbers.dead_lettered.items():
+        yield Sample("kmq_dead_lettered_total", (queue, reason), count)
+    known: tuple[tuple[Name, float | None], ...] = (
+        ("kmq_messages_ready", numbers.ready),
+        ("kmq_dlq_depth", numbers.dead_letters),
+        ("kmq_oldest_ready_age_seconds", _age(numbers.oldest_ready_at_s, now_s)),
+        ("kmq_oldest_in_flight_age_seconds", _age(numbers.oldest_in_flight_at_s, now_s)),
+        ("kmq_tracker_batch_duration_seconds", numbers.batch_s),
+        ("kmq_tracker_last_commit_timestamp_seconds", numbers.committed_at_s or None),
+    )
+    for name, value in known:
+        if value is not None:
+            yield Sample(name, (queue,), value)
+
+
+def _by_partition(name: Name, queue: str, values: Mapping[int, int]) -> Iterator[Sample]:
+    if len(values) > MAX_PARTITIONS:
+        yield Sample(name, (queue, ALL_PARTITIONS), sum(values.values()))
+        return
+    for partition, value in sorted(values.items()):
+        yield Sample(name, (queue, str(partition)), value)
+
+
+def _age(at_s: float | None, now_s: float) -> float | None:
+    return None if at_s is None else max(0.0, now_s - at_s)

@@ -1,0 +1,110 @@
+"""One client.properties reaches both clients, by their own names, or is refused with what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
+from kmq_spark.errors import ConfigError
+
+SECRET = "canary-55ab"
+
+SCRAM = (
+    "org.apache.kafka.common.security.scram.ScramLoginModule required "
+    f'username="kmq" password="{SECRET}";'
+)  # fmt: skip
+
+
+def test_properties_file_is_read_as_java_reads_it() -> None:
+    text = r"""
+# comment
+! another
+security.protocol=SASL_SSL
+sasl.mechanism : SCRAM-SHA-512
+ssl.key.password   with spaces
+a\=b = x\u0041\ty
+sasl.jaas.config=one \
+    two \
+    three
+"""
+    assert parse_properties(text, "file") == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "ssl.key.password": "with spaces",
+        "a=b": "xA\ty",
+        "sasl.jaas.config": "one two three",
+    }
+
+
+def test_java_names_become_those_of_librdkafka() -> None:
+    given = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": SCRAM,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": "/me.p12",
+        "ssl.keystore.password": "p",
+        "ssl.endpoint.identification.algorithm": "",
+        "request.timeout.ms": "30000",
+    }
+    assert to_librdkafka(given) == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "kmq",
+        "sasl.password": SECRET,
+        "ssl.ca.location": "/ca.pem",
+        "ssl.keystore.location": "/me.p12",
+        "ssl.keystore.password": "p",
+        "ssl.endpoint.identification.algorithm": "none",
+    }
+
+
+def test_names_of_librdkafka_become_those_of_java() -> None:
+    """So that one file reaches Spark's source too."""
+    given = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": 'a"b',
+        "sasl.password": SECRET,
+        "ssl.ca.location": "/ca.pem",
+        "linger.ms": "5",
+    }
+    assert to_java(given) == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f'username="a\\"b" password="{SECRET}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+    }
+
+
+def test_java_to_librdkafka_and_back_keeps_user_and_password() -> None:
+    there = to_librdkafka({"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM})
+    assert to_java(there)["sasl.jaas.config"] == SCRAM
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("interceptor.classes", "x.Y", "it loads classes into the process; remove it"),
+        ("sasl.login.class", "x.Y", "it loads classes"),
+        ("config.providers", "file", "it loads classes"),
+        ("sasl.jaas.config", "com.sun.security.auth.module.JndiLoginModule required;", "it loads classes"),
+        ("sasl.jaas.config", f"my.Module required password={SECRET};", "cannot be translated"),
+        ("ssl.truststore.location", "/trust.jks", "a store of type JKS, allowed PEM; convert it"),
+        ("ssl.keystore.location", "/me.jks", "a store of type JKS, allowed PEM, PKCS12; convert it"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused_without_its_value(key: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        to_librdkafka({key: value})
+    assert told in str(raised.value)
+    assert SECRET not in str(raised.value)
+
+
+def test_certificate_and_key_in_two_files_are_refused_for_spark() -> None:
+    with pytest.raises(ConfigError, match=r"put certificate chain and key into one PEM file"):
+        to_java({"ssl.certificate.location": "/cert.pem", "ssl.key.location": "/key.pem"})

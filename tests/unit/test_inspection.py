@@ -1,0 +1,281 @@
+"""What a queue's topics tell somebody who only looks, and what the doctor makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmq_spark.core.events import LoggedMarker
+from kmq_spark.core.markers import Marker, MarkerType, MessageId, OffsetRange, Outcome
+from kmq_spark.inspection.facts import (
+    Backlog,
+    CheckpointFacts,
+    ClusterFacts,
+    GroupFacts,
+    QueueFacts,
+    TopicFacts,
+    TrackerFacts,
+)
+from kmq_spark.inspection.figures import figures
+from kmq_spark.inspection.findings import Finding, Level, examine, is_unhealthy
+from kmq_spark.inspection.names import queues_of
+from kmq_spark.inspection.spans import instant, span
+from kmq_spark.inspection.story import Event, Told, covers, events_of, last_outcome, shortened
+from kmq_spark.inspection.view import MarkersView
+
+NOW_MS = 1_000_000
+RANGE = (OffsetRange(10, 3),)
+
+
+def start(offset: int, at_ms: int, ranges: tuple[OffsetRange, ...] = RANGE, **options: Any) -> LoggedMarker:  # noqa: ANN401  # of a marker
+    """Return a START with a lease of 30 s."""
+    marker = Marker(MarkerType.START, 0, ranges, 30_000, consumer_id="worker-1", **options)
+    return LoggedMarker(offset, at_ms, marker)
+
+
+def end(offset: int, at_ms: int, first: int, count: int = 1, outcome: Outcome = Outcome.ACKED) -> LoggedMarker:
+    """Return an END."""
+    marker = Marker(MarkerType.END, 0, (OffsetRange(first, count),), outcome=outcome, consumer_id="tracker-1")
+    return LoggedMarker(offset, at_ms, marker)
+
+
+def renewal(offset: int, at_ms: int) -> LoggedMarker:
+    """Return a KEEPALIVE of all three."""
+    return LoggedMarker(offset, at_ms, Marker(MarkerType.KEEPALIVE, 0, RANGE, 30_000))
+
+
+def view_of(*markers: LoggedMarker) -> MarkersView:
+    """Return a view that took these."""
+    view = MarkersView()
+    view.take(markers)
+    return view
+
+
+def test_messages_in_flight_are_told_with_who_holds_them_since_when() -> None:
+    view = view_of(start(5, 1_000), end(6, 2_000, first=11))
+    found = [
+        (each.message_offset, each.started_at_ms, each.deadline_at_ms, each.consumer_id) for each in view.messages()
+    ]
+    assert found == [
+        (10, 1_000, 31_000, "worker-1"),
+        (12, 1_000, 31_000, "worker-1"),
+    ]  # fmt: skip
+    assert (view.acked_at_ms, view.newest_at_ms) == (2_000, 2_000)
+
+
+def test_who_looks_decides_nothing() -> None:
+    """A message past its deadline stays in flight until the tracker's END is read."""
+    tick = LoggedMarker(6, 90_000, Marker(MarkerType.TICK))
+    view = view_of(start(5, 1_000), tick)
+    assert view.overdue(90_000) == 3
+    view.take([end(7, 91_000, 10, 3, Outcome.REDELIVERED)])
+    assert (view.overdue(99_000), view.state.counters.redelivered, view.trackers) == (0, 3, {"tracker-1": 91_000})
+
+
+def test_looking_again_folds_only_what_is_new() -> None:
+    view = view_of(start(5, 1_000))
+    view.take([start(5, 1_000), LoggedMarker(6, 1_500, None)])
+    assert (len(view.state.in_flight), view.unreadable) == (3, [6])
+
+
+def test_figures_count_what_is_deferred_apart() -> None:
+    deferral = start(6, 1_000, (OffsetRange(20, 2),), never_handed_out=True, due_at_ms=9_000_000)
+    found = figures(
+        "orders", NOW_MS, [view_of(start(5, 400_000), deferral)],
+        ready=Backlog(7, is_exact=True, oldest_at_ms=900_000), dead_letters=Backlog(1), tracker_lag=2,
+    )  # fmt: skip
+    assert (found.in_flight, found.deferred, found.overdue, found.ready) == (3, 2, 3, 7)
+    assert found.to_dict()["oldest_in_flight_age_ms"] == 600_000  # not the deferral's
+    assert found.to_dict()["oldest_ready_age_ms"] == 100_000
+
+
+FIT = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete", "retention.ms": "604800000"}
+
+
+def facts_of(**changes: Any) -> QueueFacts:  # noqa: ANN401  # of the facts
+    """Return the facts of a queue that is well."""
+    well = QueueFacts(
+        queue="orders",
+        now_ms=NOW_MS,
+        cluster=ClusterFacts("host:9092", 1, "Kafka 4.1 or newer", can_transact=True),
+        queue_topic=TopicFacts("orders", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 50, 1: 50}),
+        markers_topic=TopicFacts("orders.markers", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 90, 1: 90}),
+        dead_letter_topic=TopicFacts("orders.dlq", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 0, 1: 0}),
+        consumers=GroupFacts("kmq.orders", "STABLE", {"worker-1": 2}, {0: 50, 1: 50}),
+        tracker=TrackerFacts("kmq.orders.tracker", {0: 90, 1: 90}, {0: 90, 1: 90}, {0: "t-1", 1: "t-1"}),
+    )
+    return replace(well, **changes)
+
+
+def bad(facts: QueueFacts) -> list[Finding]:
+    """Return what is not well."""
+    return [finding for finding in examine(facts) if finding.level is not Level.OK]
+
+
+def test_a_queue_that_is_well_has_no_findings() -> None:
+    assert bad(facts_of()) == []
+    assert not is_unhealthy(examine(facts_of()))
+
+
+def topic(facts: QueueFacts, name: str, **changes: Any) -> QueueFacts:  # noqa: ANN401  # of a topic
+    """Change one topic."""
+    return replace(facts, **{name: replace(getattr(facts, name), **changes)})
+
+
+SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
+    "brokers too old": (
+        facts_of(cluster=ClusterFacts("host:9092", 1, "Kafka 2.3 or newer", can_transact=False)),
+        Level.UNHEALTHY, "no KIP-447", "upgrade the brokers",
+    ),
+    "topic missing": (
+        topic(facts_of(), "dead_letter_topic", partition_count=0),
+        Level.UNHEALTHY, "topic orders.dlq does not exist", "kmq queue create orders",
+    ),
+    "partitions uneven": (
+        topic(facts_of(), "markers_topic", partition_count=1),
+        Level.UNHEALTHY, "orders has 2 partitions, orders.markers has 1", "--topic orders.markers --partitions 2",
+    ),
+    "wrong clock": (
+        topic(facts_of(), "markers_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
+        Level.UNHEALTHY, "orders.markers has message.timestamp.type=CreateTime", "kafka-configs.sh --alter",
+    ),
+    "wrong clock of messages": (
+        topic(facts_of(), "queue_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
+        Level.WARNING, "orders has message.timestamp.type=CreateTime", "kafka-configs.sh --alter",
+    ),
+    "compacted": (
+        topic(facts_of(), "queue_topic", settings={**FIT, "cleanup.policy": "compact"}),
+        Level.UNHEALTHY, "cleanup.policy=compact", "cleanup.policy=delete",
+    ),
+    "no leader": (
+        topic(facts_of(), "queue_topic", leaderless=(1,)), Level.UNHEALTHY, "no leader: partitions 1", "start",
+    ),
+    "out of sync": (topic(facts_of(), "queue_topic", under_replicated=(0,)), Level.WARNING, "out of sync", "brokers"),
+    "one copy": (facts_of(cluster=ClusterFacts("a,b", 3)), Level.WARNING, "has one copy", "raise its replicas"),
+    # 5 deliveries x 30 s x 3 = 450 s
+    "retention tight": (
+        topic(facts_of(), "markers_topic", settings={**FIT, "retention.ms": "200000"}),
+        Level.WARNING, "kept for 3 min 20 s; 5 leases of 30 s", "retention.ms=450000",
+    ),
+    "retention below the leases": (
+        topic(facts_of(), "markers_topic", settings={**FIT, "retention.ms": "100000"}),
+        Level.UNHEALTHY, "kept for 1 min 40 s", "retention.ms=450000",
+    ),
+    "no tracker ever": (
+        facts_of(tracker=TrackerFacts("kmq.orders.tracker")),
+        Level.UNHEALTHY, "no tracker has ever committed", "kmq tracker run orders",
+    ),
+    "tracker down": (
+        facts_of(tracker=TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, 10, NOW_MS - 45_000)),
+        Level.UNHEALTHY, "10 markers not read, the oldest for 45 s", "kmq tracker run orders",
+    ),
+    "markers removed": (
+        topic(facts_of(), "markers_topic", first={0: 95, 1: 0}, end={0: 99, 1: 90}),
+        Level.UNHEALTHY, "retention removed markers 90 to 94 of orders.markers[0]", "raise retention.ms",
+    ),
+    "topic made anew": (
+        topic(facts_of(), "markers_topic", end={0: 3, 1: 90}),
+        Level.UNHEALTHY, "orders.markers[0] ends at 3, the tracker stands at 90", "kmq tracker run orders",
+    ),
+    "two trackers": (
+        facts_of(tracker=TrackerFacts("g", {0: 90, 1: 90}, {}, {0: "t-1", 1: "t-2"})),
+        Level.WARNING, "2 trackers signed the last commits: t-1, t-2", "run one tracker a queue",
+    ),
+    "nobody works": (
+        facts_of(consumers=GroupFacts("kmq.orders", "EMPTY", {}, {0: 50, 1: 40}), ready=Backlog(10)),
+        Level.UNHEALTHY, "10 messages ready and no consumer", "start workers",
+    ),
+    "messages removed": (
+        topic(facts_of(), "queue_topic", first={0: 60, 1: 0}, end={0: 70, 1: 50}),
+        Level.UNHEALTHY, "retention removed messages 50 to 59 of orders[0]", "raise retention.ms",
+    ),
+    "past the deadline": (
+        facts_of(views={0: view_of(start(5, NOW_MS - 90_000))}),
+        Level.UNHEALTHY, "3 of 3 messages are past their deadline, the oldest by 1 min", "kmq tracker run orders",
+    ),
+    "workers stuck": (
+        facts_of(
+            views={0: view_of(start(5, NOW_MS - 300_000), renewal(6, NOW_MS - 5_000))},
+            ready=Backlog(40),
+        ),
+        Level.UNHEALTHY, "no message was settled for 5 min while 40 are ready: worker-1 holds 3 for 5 min", "restart",
+    ),
+    "foreign records": (
+        facts_of(views={0: view_of(LoggedMarker(7, NOW_MS, None))}),
+        Level.WARNING, "1 records of orders.markers are no markers: [0]@7", "orders.dlq",
+    ),
+    "dead letters": (
+        facts_of(dead_letters=Backlog(4), new_dead_letters=2),
+        Level.WARNING, "4 in orders.dlq, growing: 2 in the last hour", "kmq dlq list orders",
+    ),
+    "checkpoint unusable": (
+        facts_of(checkpoint=CheckpointFacts("/ck/orders", "no folder")),
+        Level.UNHEALTHY, "/ck/orders: no folder", "rebuilt from the markers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_each_trouble_is_found_with_its_repair(name: str) -> None:
+    facts, level, what, repair = SICK[name]
+    finding = next(finding for finding in bad(facts) if what in finding.what)
+    assert (finding.level, repair in finding.repair) == (level, True)
+    assert is_unhealthy(examine(facts)) == (level is Level.UNHEALTHY)
+
+
+def test_long_work_with_acks_is_no_trouble() -> None:
+    """A consumer that holds one message for long and settles others is at work."""
+    view = view_of(start(5, NOW_MS - 300_000), end(6, NOW_MS - 5_000, 11))
+    view.take([LoggedMarker(7, NOW_MS - 5_000, Marker(MarkerType.KEEPALIVE, 0, (OffsetRange(10, 1),), 30_000))])
+    assert [each.check for each in bad(facts_of(views={0: view}, ready=Backlog(40)))] == ["in flight"]  # 12 is overdue
+
+
+def test_queues_are_known_by_their_topics() -> None:
+    names = [
+        *("orders", "orders.markers", "orders.dlq", "orders.dlq.markers"),
+        *("orders.group-billing.markers", "orders.group-billing.dlq", "orders.group-billing.dlq.markers"),
+        *("other", "lonely.markers", "__consumer_offsets"),
+    ]
+    assert queues_of(names) == ["orders", "orders@billing"]
+
+
+@pytest.mark.parametrize(
+    ("ms", "told"),
+    [
+        (-5, "0.0 s"),
+        (450, "0.5 s"),
+        (59_999, "59 s"),
+        (61_000, "1 min 1 s"),
+        (7_200_000, "2 h"),
+        (90_000_000, "1 d 1 h"),
+    ],
+)
+def test_spans_are_told_in_two_units(ms: int, told: str) -> None:
+    assert span(ms) == told
+
+
+def test_instants_out_of_range_are_no_dates() -> None:
+    assert [instant(None), instant(-1), instant(2**62), instant(0)] == ["-", "-", "-", "1970-01-01 00:00:00.000Z"]
+
+
+def test_story_of_a_lease_is_told_line_by_line() -> None:
+    message = MessageId(0, 11)
+    log = [start(5, 1_000), LoggedMarker(6, 2_000, Marker(MarkerType.KEEPALIVE, 0, RANGE, 30_000, consumer_id="w"))]
+    log += [end(7, 9_000, 11, 1, Outcome.REDELIVERED), end(8, 9_500, 99)]
+    told = [Told(0, each.marker_offset, each.appended_at_ms, each.marker) for each in log if each.marker is not None]
+    mine = [each for each in told if covers(each.marker, message)]
+    assert [event.what for event in events_of("orders.markers", mine)] == [
+        "started, delivery 1, lease 30 s", "kept alive, lease 30 s", "fell due, sent again",
+    ]  # fmt: skip
+    ended = last_outcome(mine)
+    assert ended is not None
+    assert ended.marker.outcome is Outcome.REDELIVERED
+
+
+def test_renewals_of_one_lease_are_one_line() -> None:
+    events = [Event(at, "m", "kept alive, lease 30 s", "w") for at in (0, 10_000, 20_000)]
+    assert [event.what for event in shortened([*events, Event(30_000, "m", "acknowledged", "w")])] == [
+        "kept alive, lease 30 s, 3 times in 20 s", "acknowledged",
+    ]  # fmt: skip
