@@ -82,7 +82,7 @@ def plain(work: Work, tally: Tally) -> None:
             continue
         tally.begin()
         messages += consumer.consume(BATCH - 1, 0)
-        tally.add(len(messages), sum([len(message.value()) for message in messages]))
+        tally.add(len(messages), sum([len(message.value() or b"") for message in messages]))
     consumer.close()
 
 
@@ -102,7 +102,7 @@ def share(work: Work, tally: Tally) -> None:
         tally.begin()
         size = 0
         for message in messages:
-            size += len(message.value())
+            size += len(message.value() or b"")
             consumer.acknowledge(message)
         consumer.commit_async()
         tally.add(len(messages), size)
