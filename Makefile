@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow unit integration faults faults-short check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow unit integration faults faults-short check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -26,6 +26,12 @@ unit: .venv/.dev ## run the tests that need no JVM
 
 integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
 	@$(PYTEST) -m "(spark or kafka) and not faults and not slow"
+
+bench: .venv/.dev .venv/.jars ## measure everything, about half an hour; writes bench/results.json, .md and .png
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run
+
+bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
 faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/results.json and results.md
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run

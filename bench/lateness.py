@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 import numpy as np
 from confluent_kafka import Producer
@@ -32,8 +33,8 @@ LEASE_MS = 2_000
 MESSAGE_BYTES = 200
 
 
-def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> None:
-    """Start messages as a consumer would and never end them; print one JSON line."""
+def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> dict[str, Any]:
+    """Start messages as a consumer would and never end them; return the figures."""
     with EmbeddedBroker() as broker, tempfile.TemporaryDirectory() as folder:
         queue = create_queue("bench", bootstrap_servers=broker.bootstrap_servers, partitions=partitions).topics
         with QueueProducer(queue.queue, bootstrap_servers=broker.bootstrap_servers) as producer:
@@ -58,7 +59,7 @@ def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> None:
         spark.stop()
     measured = np.array(tracker.stats.lateness_ms)
     warm = measured[len(measured) // 3 :]
-    result = {
+    return {
         "expiries_per_s": rate_per_s,
         "partitions": partitions,
         "redelivered": len(measured),
@@ -66,7 +67,6 @@ def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> None:
         "early": int((measured < 0).sum()),
         "lateness_ms": {name: int(np.percentile(warm, share)) for name, share in _SHARES.items()},
     }
-    print(json.dumps(result))
 
 
 _SHARES = {"p50": 50, "p99": 99, "max": 100}
@@ -88,4 +88,4 @@ def _start_messages(bootstrap_servers: str, topic: str, rate_per_s: int, partiti
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    sys.stdout.write(json.dumps(main(*map(int, sys.argv[1:]))) + "\n")

@@ -62,6 +62,10 @@ class StateError(KmqError, ValueError):
     """State in the tracker's checkpoint that this build cannot read; a new one is rebuilt from the markers topic."""
 
 
+class LedgerError(KmqError):
+    """A ledger that cannot be read or written: nothing there, not ours, or of another version; the message tells."""
+
+
 class LeaseLostError(KmqError):
     """The caller's lease ran out; the message may have been, or will be, delivered again."""
 

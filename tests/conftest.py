@@ -40,8 +40,9 @@ def bootstrap_servers(broker: EmbeddedBroker) -> str:
 def spark() -> Iterator[SparkSession]:
     """One Spark session for the whole session: local, two cores, UTC, no UI, with the locked connector jars."""
     from kmq_spark.local.jars import jar_paths  # noqa: PLC0415  # the unit tier runs without Spark
-    from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
+    from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
 
-    session = build_session("kmq-tests", master="local[2]", settings=session_settings(jar_paths("spark")))
+    settings = session_settings(jar_paths("spark")) | delta_settings()
+    session = build_session("kmq-tests", master="local[2]", settings=settings)
     yield session
     session.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kmq_spark.cli import acls, broker, demo, dlq, doctor, failpoints, message, pipes, queue, top, tracker
+from kmq_spark.cli import acls, broker, demo, dlq, doctor, failpoints, ledger, message, pipes, queue, top, tracker
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
 from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
 from kmq_spark.cli.one_line import OneLineGroup
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.add_typer(queue.app, name="queue")
 app.add_typer(tracker.app, name="tracker")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(ledger.app, name="ledger")
 app.command("up")(broker.up)
 app.command("demo")(demo.demo)
 app.add_typer(message.app, name="message")

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -67,7 +67,7 @@ def run(
     log_level: Annotated[str, typer.Option(help="Level of our own log.")] = "INFO",
 ) -> None:
     """Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C, or once (available-now)."""
-    set_up_logs(_log_level(log_level))
+    set_up_logs(log_level_of(log_level))
     settings = settings_from(
         config,
         bootstrap_server,
@@ -79,15 +79,16 @@ def run(
         queue={"max_deliveries": max_deliveries},
     )
     _check_queues(settings)
-    signals = _StopOnSignals()
+    signals = StopOnSignals()
     spark = _session(master, driver_memory)
     try:
         _run_trackers(spark, settings, signals, events=events)
     finally:
-        _stop_session(spark)
+        stop_session(spark)
 
 
-def _log_level(text: str) -> str:
+def log_level_of(text: str) -> str:
+    """Return the name of a level, refused where there is none."""
     if text.upper() not in LOG_LEVELS:
         message = f"log level is not allowed: got {text!r}, one of {', '.join(LOG_LEVELS)}; correct --log-level"
         raise ConfigError(message)
@@ -111,16 +112,23 @@ def _check_queues(settings: Settings) -> None:
         )
 
 
-class _StopOnSignals:
+class Stoppable(Protocol):
+    """What a signal stops."""
+
+    def stop(self) -> None:
+        """Ask it to end; safe in a signal handler."""
+
+
+class StopOnSignals:
     """Hears SIGTERM and Ctrl+C from the beginning, and tells the service once there is one."""
 
     def __init__(self) -> None:
         """Take over both signals."""
-        self._service: TrackerService | None = None
+        self._service: Stoppable | None = None
         self._is_asked = False
         self._take_over()
 
-    def attach(self, service: TrackerService) -> None:
+    def attach(self, service: Stoppable) -> None:
         """Stop this service when a signal comes, at once where one has come."""
         self._service = service
         if self._is_asked:
@@ -153,14 +161,15 @@ def _session(master: str, driver_memory: str) -> SparkSession:
     return build_session("kmq-tracker", master=master, settings=session_settings(jar_paths("spark"), driver_memory))
 
 
-def _stop_session(spark: SparkSession) -> None:
+def stop_session(spark: SparkSession) -> None:
+    """Stop Spark; one that is gone is stopped."""
     try:
         spark.stop()
     except Exception:  # py4j has no common ancestor of its errors, and a JVM that is gone is stopped
         logger.debug("Spark did not stop", exc_info=True)
 
 
-def _run_trackers(spark: SparkSession, settings: Settings, signals: _StopOnSignals, *, events: bool) -> None:
+def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:
     from kmq_spark.service import TrackerService  # noqa: PLC0415  # as above
 
     service = TrackerService(spark, settings.tracker.queues, settings)

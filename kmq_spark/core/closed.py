@@ -45,6 +45,11 @@ class ClosedRanges:
         _, ends = self._ranges(partition)
         return ends[-1] if ends else 0
 
+    def count(self, partition: int, first: int) -> int:
+        """Return how many records of a partition are done with, from an offset on."""
+        firsts, ends = self._ranges(partition)
+        return sum(max(0, end - max(start, first)) for start, end in zip(firsts, ends, strict=True))
+
     def _ranges(self, partition: int) -> tuple[list[int], list[int]]:
         """Return first offsets and ends, ascending, without overlap; merged when they are asked for."""
         added = self._added.pop(partition, None)

@@ -127,16 +127,14 @@ class QueueConsumer:
         self._leases = LeaseTable()
         self._receiving = threading.Lock()
         self._pid = os.getpid()
+        start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._producer = MarkerProducer(
-            marker_producer_config(
-                bootstrap_servers, extra=extra, delivery_timeout_ms=round(limits.start_timeout_s * 1000)
-            ),
+            marker_producer_config(bootstrap_servers, extra=extra, delivery_timeout_ms=start_timeout_ms),
             self._topics.markers_topic,
         )
         check_topics(self._producer.client, self._topics, bootstrap_servers, timeout_ms)
         consumer_group = consumer_group or self._topics.consumer_group + (f".queue-{queue}" if queue else "")
         identity = (self._topics, self.consumer_id, bootstrap_servers, extra)
-        start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._intake = Intake(
             consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,

@@ -11,8 +11,9 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
+from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.events import LoggedMarker
-from kmq_spark.core.markers import MarkerType, OffsetRange
+from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import TopicError, WireError
 from kmq_spark.inspection.facts import Backlog, TopicFacts, TrackerFacts
 from kmq_spark.inspection.figures import Figures, figures
@@ -25,7 +26,7 @@ from kmq_spark.kafka.topics import QueueTopics
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from confluent_kafka import Message
 
@@ -63,6 +64,7 @@ class QueueInspector:
         self.reader_config = reader_config(bootstrap_servers, self.topics.tracker_group, new_client_id("look"), extra)
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
+        self._ended = ClosedRanges()
         self.views: dict[int, MarkersView] = {}
 
     def close(self) -> None:
@@ -287,13 +289,13 @@ class QueueInspector:
         metadata = self.cluster.metadata(topic).topics.get(topic)
         if metadata is None or metadata.error is not None or not metadata.partitions:
             return 0
-        ended: set[tuple[int, int]] = set()
-        for record in self.records(topic, dict.fromkeys(metadata.partitions, 0)):
+        reader = self._reader(topic)
+        # Only what was appended since the last look: a log of what was redriven is kept for ever.
+        for record in reader.read({partition: reader.positions.get(partition, 0) for partition in metadata.partitions}):
             marker = _marker_of(record)
             if marker is not None and marker.type is MarkerType.END:
-                first = letters.first.get(marker.queue_partition, 0)
-                ended |= {(marker.queue_partition, offset) for offset in _offsets(marker.ranges) if offset >= first}
-        return len(ended)
+                self._ended.add(marker.queue_partition, marker.ranges)
+        return sum(self._ended.count(partition, first) for partition, first in letters.first.items())
 
 
 def _marker_of(record: Message) -> Marker | None:
@@ -301,8 +303,3 @@ def _marker_of(record: Message) -> Marker | None:
         return decode_marker(record.value())
     except WireError:
         return None
-
-
-def _offsets(ranges: Iterable[OffsetRange]) -> Iterator[int]:
-    for first, count in ranges:
-        yield from range(first, first + count)

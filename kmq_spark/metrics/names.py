@@ -85,7 +85,7 @@ METRICS: dict[Name, Metric] = {
     "kmq_tracker_marker_lag": Metric("gauge", ("queue", "partition"), "Markers that the tracker has not folded."),
     "kmq_markers_unreadable_total": Metric("counter", ("queue",), "Records of the markers topic that are no markers."),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
-        "gauge", ("queue",), "When the tracker last committed, by its host's clock; an idle one commits when it stops."
+        "gauge", ("queue",), "When the tracker last committed, by its host's clock; an idle one has nothing to commit."
     ),
 }
 

@@ -88,6 +88,30 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
     return settings
 
 
+def delta_settings(*, is_local: bool = True) -> dict[str, str]:
+    """
+    Return the settings that make Delta's tables and SQL known: before the session starts, and for the ledger's alone.
+
+    Args:
+        is_local: Whether the machine is one of two or four cores, and not a cluster whose defaults fit it.
+    """
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # Days are UTC days, and what is shown is UTC.
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if is_local:
+        settings |= {
+            # The snapshot of a small table is otherwise put together by 50 tasks, most of them empty.
+            "spark.databricks.delta.snapshotPartitions": "2",
+            # VACUUM lists the folders of the days in as many tasks as this, or in 200.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+            "spark.sql.shuffle.partitions": "4",
+        }
+    return settings
+
+
 def local_checkpoint_settings(checkpoint_dir: str) -> dict[str, str]:
     """
     Return settings that make a checkpoint on a local disk faster; empty for any other file system.

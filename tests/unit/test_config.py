@@ -115,7 +115,7 @@ def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
         ("[queue]\nlease = 1", "unknown setting: got 'queue.lease' in the flags or the environment or "),
         ("[queue]\nlease = 1", "; did you mean 'lease_ms'?"),
         ("[trackr]\ntrigger = 'x'", "; did you mean 'tracker'?"),
-        ("zzz = 1", "allowed are consumer, kafka, metrics, queue, queues, tracker; remove it"),
+        ("zzz = 1", "allowed are consumer, kafka, ledger, metrics, queue, queues, tracker; remove it"),
         ("[queues.a]\nmax_delivery = 1", "unknown setting: got 'max_delivery' in [queues.a]"),
         ("[queues.a]\nmax_delivery = 1", "; did you mean 'max_deliveries'?"),
         ("[queues.a]\nlease_ms = 1", "setting lease_ms is not allowed: got 1, input should be greater than or equal"),

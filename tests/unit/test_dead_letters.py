@@ -200,3 +200,11 @@ def test_json_tells_text_and_bytes_apart() -> None:
 def test_instants_are_read_by_people() -> None:
     assert instant(1_000) == "1970-01-01 00:00:01.000Z"
     assert (instant(None), instant(-1), instant(2**62)) == ("-", "-", "-")
+
+
+def test_what_is_done_with_is_counted_from_an_offset_on() -> None:
+    closed = ClosedRanges()
+    closed.add(0, [OffsetRange(0, 5), OffsetRange(10, 2)])
+    closed.add(0, [OffsetRange(3, 4)])
+    assert [closed.count(0, first) for first in (0, 4, 8, 11, 50)] == [9, 5, 2, 1, 0]  # 0 to 6, and 10 and 11
+    assert closed.count(1, 0) == 0

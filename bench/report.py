@@ -1,0 +1,71 @@
+"""The results of the benchmarks as a table for people, and as a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMES = {
+    "plain": "plain `consume`",
+    "share": "share consumer, explicit",
+    "ack": "ours, one `ack()` a message",
+    "run": "ours, `run(handler)`",
+}
+
+
+def write_table(results: dict[str, Any], path: Path) -> str:
+    """Write the table as Markdown and return it."""
+    lines = [f"Measured on {results['measured_on']}, by `make bench`. Thousands of messages a second, medians.", ""]
+    lines += ["| bytes | consumers | " + " | ".join(NAMES.values()) + " |", "|---" * (2 + len(NAMES)) + "|"]
+    for case in results["throughput"]:
+        rates = " | ".join(f"{case['per_s'][kind]['median'] / 1000:,.0f}" for kind in NAMES)
+        lines.append(f"| {case['bytes']:,} | {case['consumers']} | {rates} |")
+    lines += ["", "| ratio, 100 bytes, one consumer | |", "|---|---|"]
+    lines += [f"| {name.replace('_', ' ')} | {ratio} |" for name, ratio in results["ratios"].items()]
+    lines += ["", "| in flight | lie | TICK, ms | events/s | MiB, driver, JVM and workers | state on disk, kB |"]
+    lines += ["|---|---|---|---|---|---|"]
+    lines += [
+        f"| {row['in_flight']:,} | {row['kind']} | {row['tick_ms']:,} | {row['events_per_s']:,} | {row['rss_mib']:,} | "
+        f"{row['state_bytes'] // 1000:,} |"
+        for row in results["tracker"]
+    ]
+    mass = results["mass_expiry"]
+    lines += ["", f"Mass expiry of {mass['messages']:,}: {mass['per_s']:,} a second, {mass['early']} early."]
+    for rate, late in results["lateness_by_rate"].items():
+        spread = late["lateness_ms"]
+        lines.append(f"Lateness at {rate}/s: p50 {spread['p50']}, p99 {spread['p99']}, max {spread['max']} ms.")
+    ratios = ", ".join(f"{kind} {ratio}" for kind, ratio in results["poison"]["ratios"].items())
+    lines.append(f"Good messages with 20 % poison, as a share of their rate without: {ratios}.")
+    text = "\n".join(lines) + "\n"
+    path.write_text(text)
+    return text
+
+
+def write_picture(results: dict[str, Any], path: Path) -> None:
+    """Draw the rates of one consumer by size, and what a TICK costs by messages in flight."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415  # the tables need none
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    cases = [case for case in results["throughput"] if case["consumers"] == 1]
+    width = 0.8 / len(NAMES)
+    for number, (kind, name) in enumerate(NAMES.items()):
+        places = [place + number * width for place in range(len(cases))]
+        left.bar(places, [case["per_s"][kind]["median"] / 1000 for case in cases], width, label=name.replace("`", ""))
+    left.set_xticks([place + 0.3 for place in range(len(cases))], [f"{case['bytes']:,} B" for case in cases])
+    left.set_ylabel("thousand messages a second")
+    left.set_title("one consumer process")
+    left.legend(frameon=False, fontsize="small")
+    for kind, style in (("runs", "o-"), ("scattered", "s--")):
+        rows = [row for row in results["tracker"] if row["kind"] == kind]
+        right.plot([row["in_flight"] for row in rows], [row["tick_ms"] for row in rows], style, label=kind)
+    right.set_xscale("log")
+    right.set_ylim(bottom=0)
+    right.set_xlabel("messages in flight")
+    right.set_ylabel("batch with a TICK, ms")
+    right.set_title("the tracker's batch")
+    right.legend(frameon=False, fontsize="small")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,12 @@
+"""
+Write the ledger under `spark-submit` or as a Databricks job: `kmq ledger run`, whose arguments it takes.
+
+    ./spark-submit.sh jobs/ledger.py --config conf/local.toml --trigger available-now orders
+"""
+
+from __future__ import annotations
+
+from kmq_spark.cli.ledger import run_submitted
+
+if __name__ == "__main__":
+    run_submitted()

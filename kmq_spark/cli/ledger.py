@@ -1,0 +1,252 @@
+"""`kmq ledger`: write the ledger, ask it, keep it small; each in a Spark of its own or in a cluster's driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kmq_spark.cli.common import (
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    print_json,
+    set_up_logs,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.cli.ledger_view import OutputForm, print_rows
+from kmq_spark.cli.one_line import OneLineCommand
+from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
+from kmq_spark.config import plain
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kmq_spark.config import Settings
+
+app = typer.Typer(help="The ledger: every message's life in Delta tables.", no_args_is_help=True)
+
+LedgerDir = Annotated[str | None, typer.Option(help="Folder of the ledger.", metavar="PATH")]
+Catalog = Annotated[str | None, typer.Option(help="catalog.schema in place of a folder.", metavar="NAME")]
+Master = Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")]
+DriverMemory = Annotated[str, typer.Option(help="Heap of the Spark driver.")]
+LogLevel = Annotated[str, typer.Option(help="Level of our own log.")]
+
+MASTER, DRIVER_MEMORY = "local[2]", "1g"
+
+
+@app.command("run")
+@told_clearly
+def run(
+    queues: Annotated[
+        list[str] | None,
+        typer.Argument(help="Queues, or queue@group; default: those of [ledger], else of [tracker].", metavar="QUEUE"),
+    ] = None,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    ledger_dir: LedgerDir = None,
+    catalog: Catalog = None,
+    checkpoint_dir: Annotated[str | None, typer.Option(help="Where Spark keeps how far it has read.")] = None,
+    trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
+    master: Master = MASTER,
+    driver_memory: DriverMemory = DRIVER_MEMORY,
+    events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")] = False,
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Write what happens in queues to Delta tables until SIGTERM or Ctrl+C, or once (available-now)."""
+    set_up_logs(log_level_of(log_level))
+    settings = settings_from(
+        config,
+        bootstrap_server,
+        command_config,
+        client_settings,
+        ledger={
+            **_place(ledger_dir, catalog),
+            "checkpoint_dir": checkpoint_dir,
+            "trigger": trigger,
+            "queues": tuple(queues) if queues else None,
+        },
+    )
+    names = _queues(settings)
+    signals = StopOnSignals()
+    spark = _session(master, driver_memory)
+    try:
+        _run(spark, names, settings, signals, events=events)
+    finally:
+        stop_session(spark)
+
+
+@app.command("show")
+@told_clearly
+def show(
+    view: Annotated[str, typer.Argument(help="deliveries, message_story, slowest_handlers, …", metavar="VIEW")],
+    config: ConfigFile = None,
+    ledger_dir: LedgerDir = None,
+    catalog: Catalog = None,
+    queue: Annotated[str, typer.Option(help="Only this queue, or queue@group.", metavar="QUEUE")] = "",
+    message: Annotated[
+        str, typer.Option(help="Of message_story: any copy, partition:offset; needs --queue.", metavar="P:O")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Most rows.", metavar="N")] = 20,
+    form: Annotated[OutputForm, typer.Option("-o", "--output", help="Form of the output.")] = OutputForm.TABLE,
+    master: Master = MASTER,
+    driver_memory: DriverMemory = DRIVER_MEMORY,
+) -> None:
+    """Ask the ledger: the rows of a view or a table."""
+    set_up_logs("WARNING")
+    settings = settings_from(config, None, None, None, ledger=_place(ledger_dir, catalog))
+    _check_view(view)
+    place = _message_place(view, queue, message)
+    spark = _session(master, driver_memory)
+    try:
+        rows = [row.asDict() for row in _asked(spark, settings, view, queue, place).limit(limit).collect()]
+    finally:
+        stop_session(spark)
+    print_rows(rows, form)
+
+
+@app.command("maintain")
+@told_clearly
+def maintain(
+    config: ConfigFile = None,
+    ledger_dir: LedgerDir = None,
+    catalog: Catalog = None,
+    keep_days: Annotated[int | None, typer.Option(help="Whole days that stay; 0 = all.", metavar="DAYS")] = None,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="First add the columns of this version.")] = False,
+    master: Master = MASTER,
+    driver_memory: DriverMemory = DRIVER_MEMORY,
+) -> None:
+    """Delete days past [ledger] keep_days, compact files, remove files that no row needs."""
+    set_up_logs("WARNING")
+    settings = settings_from(config, None, None, None, ledger={**_place(ledger_dir, catalog), "keep_days": keep_days})
+    from kmq_spark import ledger  # noqa: PLC0415  # the other commands must not wait for Spark to load
+    from kmq_spark.ledger.service import location_of  # noqa: PLC0415  # as above
+
+    location = location_of(settings.ledger)
+    spark = _session(master, driver_memory)
+    try:
+        if upgrade:
+            added = ledger.upgrade_tables(spark, location)
+            typer.echo(f"upgraded: {', '.join(added) or 'nothing was missing'}")
+        limits = settings.ledger
+        for done in ledger.maintain(spark, location, keep_days=limits.keep_days, vacuum_hours=limits.vacuum_hours):
+            typer.echo(
+                f"{done.table}: {done.deleted_rows} rows of old days deleted, "
+                f"{done.compacted_files} files compacted into {done.into_files}"
+            )
+    finally:
+        stop_session(spark)
+
+
+def _place(ledger_dir: str | None, catalog: str | None) -> dict[str, str | None]:
+    """Return the flags of a place; a folder that is named goes before a catalog in the settings."""
+    if ledger_dir and catalog:
+        message = f"the place of the ledger is not clear: got --ledger-dir {ledger_dir!r} and --catalog; give one"
+        raise ConfigError(message)
+    return {"dir": ledger_dir, "catalog": "" if ledger_dir else catalog}
+
+
+def _queues(settings: Settings) -> tuple[str, ...]:
+    """Tell what is wrong with the names, the broker and the topics now: a JVM takes seconds to start and to end."""
+    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    queues = settings.ledger.queues or settings.tracker.queues
+    if not queues:
+        message = "no queue is named: got none, at least one; name it as an argument or in [ledger] queues"
+        raise ConfigError(message)
+    kafka = settings.kafka
+    for queue in queues:
+        check_queue(
+            queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
+        )
+    return tuple(dict.fromkeys(queues))
+
+
+def _check_view(view: str) -> None:
+    from kmq_spark.ledger.views import known_view  # noqa: PLC0415  # as above
+
+    known_view(view)
+
+
+def _message_place(view: str, queue: str, message: str) -> tuple[int, int] | None:
+    if not message:
+        return None
+    partition, colon, offset = message.partition(":")
+    if view != "message_story" or not queue:
+        text = f"--message needs message_story and --queue: got {view!r} and {queue!r}; add what is missing"
+        raise ConfigError(text)
+    if not (colon and partition.isdecimal() and offset.isdecimal()):
+        text = f"message is not allowed: got {message!r}, partition:offset such as 3:17; correct --message"
+        raise ConfigError(text)
+    return int(partition), int(offset)
+
+
+def _session(master: str, driver_memory: str) -> SparkSession:
+    # Loaded here: the other commands must not wait for Spark to load.
+    from kmq_spark.local.jars import jar_paths  # noqa: PLC0415
+    from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
+
+    if SUBMITTED_MARKS & os.environ.keys():
+        return build_session("kmq-ledger", settings=delta_settings(is_local=False))
+    settings = session_settings(jar_paths("spark"), driver_memory) | delta_settings()
+    with _stdout_as_stderr():
+        return build_session("kmq-ledger", master=master, settings=settings)
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Let a process that is started here, the JVM, write to stderr what it would write to stdout: VACUUM prints."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
+
+
+def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: tuple[int, int] | None) -> DataFrame:
+    from kmq_spark import ledger  # noqa: PLC0415  # as above
+
+    # With no folder named, a catalog in the settings is meant.
+    catalog = settings.ledger.catalog
+    ledger.open_ledger(spark, "" if catalog else settings.ledger.dir, catalog=catalog)
+    if place is not None:
+        # What was asked for need not be told in every row.
+        return ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step")
+    return ledger.of_queue(ledger.ask(spark, view), queue)
+
+
+def _run(
+    spark: SparkSession, queues: tuple[str, ...], settings: Settings, signals: StopOnSignals, *, events: bool
+) -> None:
+    from kmq_spark.ledger.service import LedgerService  # noqa: PLC0415  # as above
+
+    service = LedgerService(spark, queues, settings)
+    signals.attach(service)
+    if events:
+        service.on_ready = lambda: print_json({"event": "ready", "queues": list(queues)})
+    service.run()
+    if events:
+        print_json({"event": "ended", "rows": service.rows, "restarts": service.restarts})
+    else:
+        counts = ", ".join(f"{count} rows of {table}" for table, count in sorted(service.rows.items()))
+        sys.stderr.write(f"kmq: ledger {service.location}: wrote {counts or 'nothing new'}\n")
+
+
+def run_submitted() -> None:
+    """Run with the arguments of `kmq ledger`: for `jobs/ledger.py` and Databricks wheel tasks."""
+    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    submitted.command(cls=OneLineCommand)(run)
+    submitted()

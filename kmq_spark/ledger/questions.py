@@ -1,0 +1,95 @@
+"""
+The ledger's questions as functions: each returns a frame of the ledger that `open_ledger` opened last.
+
+Rule 1: filters stand below the views' windows where they can: asking for one queue or one message reads only its rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
+
+from kmq_spark.errors import ConfigError
+from kmq_spark.ledger.views import ask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def deliveries(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return each lease of a queue, of all queues by default: start, end, outcome, how long, by whom."""
+    return of_queue(ask(spark, "deliveries"), queue)
+
+
+def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataFrame:
+    """
+    Return everything about one message, over all its copies, in order.
+
+    Args:
+        spark: Session.
+        queue: `queue`, or `queue@group` for what one group did with it.
+        partition: Queue partition of any of its copies.
+        offset: Message offset of that copy.
+
+    Returns:
+        One row an event: `at`, `event`, `queue_partition`, `message_offset`, `delivery_count`, `who`, `detail`, …;
+        empty where the ledger has no such message.
+    """
+    name, at, group = queue.partition("@")
+    messages = ask(spark, "messages")
+    origin = (
+        messages.where((F.col("queue") == name) & (F.col("queue_partition") == partition))
+        .where(F.col("message_offset") == offset)
+        .select("origin_partition", "origin_offset")
+        .first()
+    )
+    first = (origin["origin_partition"], origin["origin_offset"]) if origin is not None else (partition, offset)
+    events = ask(spark, "message_story").where(
+        (F.col("queue") == name) & (F.col("origin_partition") == first[0]) & (F.col("origin_offset") == first[1])
+    )
+    if at:
+        events = events.where(F.col("group_name").isNull() | (F.col("group_name") == group))
+    return events.orderBy("at", "message_offset", "step")
+
+
+def slowest_handlers(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return the consumers by how long their handlers take, the slowest first."""
+    return of_queue(ask(spark, "slowest_handlers"), queue)
+
+
+def hottest_poison(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return the messages that go wrong again and again, the worst first."""
+    return of_queue(ask(spark, "hottest_poison"), queue)
+
+
+def redeliveries_by_hour(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return how many messages were sent again in each hour, why, and how late, the newest hour first."""
+    return of_queue(ask(spark, "redeliveries_by_hour"), queue)
+
+
+def stuck_now(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return the messages that are in flight past their deadline or for more than an hour, the oldest first."""
+    return of_queue(ask(spark, "stuck_now"), queue)
+
+
+def in_flight(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return the messages that are started and not ended."""
+    return of_queue(ask(spark, "in_flight"), queue)
+
+
+def totals(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return one row a queue and group: what was started and what became of it, which must come out even."""
+    return of_queue(ask(spark, "totals"), queue)
+
+
+def of_queue(rows: DataFrame, queue: str) -> DataFrame:
+    """Keep the rows of `queue`, or of `queue@group`; all of them where it is empty."""
+    name, at, group = queue.partition("@")
+    if not queue:
+        return rows
+    if at and not group:
+        message = f"group name is missing: got {queue!r}, queue@group or queue; name the group or leave out the @"
+        raise ConfigError(message)
+    rows = rows.where(F.col("queue") == name)
+    return rows.where(F.col("group_name") == group) if at else rows

@@ -1,0 +1,284 @@
+"""
+A made-up hour of a queue, for the notebook and for tests: the topics' records, without a broker.
+
+Rule 1: seeded: the same hour every time, but for the instant at which it ends.
+Rule 2: the bytes and headers are those that the clients and the tracker write; only the story is invented: a worker
+dies at minute 20, a burst comes at minute 33, the tracker is away from minute 44 to 46, and three messages kill whoever
+handles them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
+from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
+from kmq_spark.ledger.tables import DEAD_LETTERS, MARKERS, MESSAGES, Location, create_tables
+from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.headers import Headers, dead_letter_headers, redelivery_headers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+LEASE_MS = 30_000
+PARTITIONS = 4
+MAX_DELIVERIES = 5
+HANDLERS_OF_A_WORKER = 3
+MESSAGES_A_SECOND, IN_THE_BURST = 1.2, 6.0
+BURST_MS = (33 * MINUTE_MS, 35 * MINUTE_MS)
+TRACKER_AWAY_MS = (44 * MINUTE_MS, 46 * MINUTE_MS)
+DEAD_WORKER, DEAD_MS = "worker-2", (20 * MINUTE_MS, 26 * MINUTE_MS)
+WORKERS = {"worker-1": 1_300, "worker-2": 1_500, "worker-3": 3_800}
+"""Each with the median of its handlers' time, milliseconds."""
+REASONS = ("no such customer", "no such customer", "amount is no number", "country not served")
+POISON = ("x-kind", b"poison")
+POISON_NUMBERS = frozenset({180, 900, 2_400})
+REJECTED, FAILED, HANGS = 0.012, 0.045, 0.052
+"""Upper bounds of a message's luck: it is rejected, its handler raises, its handler hangs; acknowledged else."""
+
+
+class SampleRecord(NamedTuple):
+    """A record of one of the three topics."""
+
+    partition: int
+    offset: int
+    at_ms: int
+    key: bytes | None
+    value: bytes
+    headers: Headers
+
+
+@dataclass(slots=True)
+class SampleHour:
+    """
+    The three topics of the queue.
+
+    Attributes:
+        records: By table of the ledger, in the order of their partitions' offsets.
+    """
+
+    records: dict[str, list[SampleRecord]] = field(
+        default_factory=lambda: {MESSAGES: [], MARKERS: [], DEAD_LETTERS: []}
+    )
+    _next: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def append(
+        self,
+        table: str,
+        partition: int,
+        at_ms: int,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+    ) -> SampleRecord:
+        """Append a record as a broker would, which gives it its offset."""
+        offset = self._next.get((table, partition), 0)
+        self._next[table, partition] = offset + 1
+        record = SampleRecord(partition, offset, at_ms, key, value, headers or [])
+        self.records[table].append(record)
+        return record
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One message in somebody's hands."""
+
+    message: SampleRecord
+    count: int
+    worker: str
+    deadline_ms: int = 0
+    is_open: bool = True
+
+
+class _Simulation:
+    """Events in the order of time: whoever has something to do is woken then."""
+
+    def __init__(self, seed: int) -> None:
+        self.hour = SampleHour()
+        self._luck = random.Random(seed)  # noqa: S311  # a story, no secret
+        self._events: list[tuple[int, int, str, Any]] = []
+        self._ready: list[tuple[SampleRecord, int]] = []
+        self._free = dict.fromkeys(WORKERS, HANDLERS_OF_A_WORKER)
+        self._number = 0
+        self._arrived = 0
+
+    def run(self) -> SampleHour:
+        self._at(0, "arrive", None)
+        while self._events and self._events[0][0] < HOUR_MS:
+            now_ms, _, what, about = heapq.heappop(self._events)
+            getattr(self, f"_{what}")(now_ms, about)
+            self._hand_out(now_ms)
+        return self.hour
+
+    def _at(self, at_ms: int, what: str, about: Any) -> None:  # noqa: ANN401  # whatever the event needs
+        self._number += 1
+        heapq.heappush(self._events, (at_ms, self._number, what, about))
+
+    def _arrive(self, now_ms: int, _: None) -> None:
+        key = f"customer-{self._luck.randrange(400)}".encode()
+        value = bytes(self._luck.randrange(80, 2_000))
+        self._arrived += 1
+        headers: Headers = [POISON] if self._arrived in POISON_NUMBERS else []
+        partition = self._luck.randrange(PARTITIONS)
+        self._ready.append((self.hour.append(MESSAGES, partition, now_ms, value, key=key, headers=headers), 1))
+        rate = IN_THE_BURST if BURST_MS[0] <= now_ms < BURST_MS[1] else MESSAGES_A_SECOND
+        self._at(now_ms + 1 + int(self._luck.expovariate(rate) * 1_000), "arrive", None)
+
+    def _hand_out(self, now_ms: int) -> None:
+        for worker in WORKERS:
+            is_dead = worker == DEAD_WORKER and DEAD_MS[0] <= now_ms < DEAD_MS[1]
+            while self._ready and self._free[worker] and not is_dead:
+                self._free[worker] -= 1
+                self._start(now_ms, worker, *self._ready.pop(0))
+
+    def _start(self, now_ms: int, worker: str, message: SampleRecord, count: int) -> None:
+        delivery = _Delivery(message, count, worker, now_ms + LEASE_MS)
+        self._mark(now_ms, delivery, MarkerType.START, redeliver_after_ms=LEASE_MS, delivery_count=count)
+        took_ms = int(WORKERS[worker] * self._luck.lognormvariate(0, 0.7)) + 20
+        luck = self._luck.random()
+        dies = worker == DEAD_WORKER and now_ms < DEAD_MS[0] <= now_ms + took_ms
+        if dies or POISON in message.headers:
+            luck = 1.0
+        if luck == 1.0 or FAILED < luck < HANGS:
+            # Silence: the process died, or the handler hangs and nobody renews.
+            back_ms = DEAD_MS[1] if dies else now_ms + 2 * LEASE_MS
+            self._at(back_ms, "freed", worker)
+        elif luck < REJECTED:
+            self._at(now_ms + took_ms, "reject", delivery)
+        elif luck < FAILED:
+            self._at(now_ms + took_ms, "fail", delivery)
+        else:
+            self._at(now_ms + took_ms, "ack", delivery)
+        self._at(now_ms + LEASE_MS // 2, "renew", delivery) if took_ms > LEASE_MS // 2 and luck >= HANGS else None
+        self._at(self._decided_at(delivery.deadline_ms), "due", delivery)
+
+    def _decided_at(self, deadline_ms: int) -> int:
+        """Return when the tracker sees to a deadline: a little after it, or when it is back."""
+        late_ms = 120 + int(self._luck.gammavariate(2.5, 90))
+        away_ms, back_ms = TRACKER_AWAY_MS
+        return max(deadline_ms, back_ms) + late_ms if away_ms <= deadline_ms < back_ms else deadline_ms + late_ms
+
+    def _freed(self, _: int, worker: str) -> None:
+        self._free[worker] += 1
+
+    def _ack(self, now_ms: int, delivery: _Delivery) -> None:
+        self._free[delivery.worker] += 1
+        if delivery.is_open:
+            delivery.is_open = False
+            self._mark(now_ms, delivery, MarkerType.END)
+
+    def _reject(self, now_ms: int, delivery: _Delivery) -> None:
+        self._free[delivery.worker] += 1
+        if delivery.is_open:
+            delivery.is_open = False
+            reason = self._luck.choice(REASONS)
+            self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.REJECTED, reason=reason)
+            self._at(self._decided_at(now_ms), "bury", (delivery, reason))
+
+    def _fail(self, now_ms: int, delivery: _Delivery) -> None:
+        self._free[delivery.worker] += 1
+        if delivery.is_open:
+            delivery.deadline_ms = now_ms + 5_000
+            self._mark(now_ms, delivery, MarkerType.KEEPALIVE, redeliver_after_ms=5_000, release=Release.FAILED)
+            self._at(self._decided_at(delivery.deadline_ms), "due", delivery)
+
+    def _renew(self, now_ms: int, delivery: _Delivery) -> None:
+        if delivery.is_open:
+            delivery.deadline_ms = now_ms + LEASE_MS
+            self._mark(now_ms, delivery, MarkerType.KEEPALIVE, redeliver_after_ms=LEASE_MS)
+            self._at(self._decided_at(delivery.deadline_ms), "due", delivery)
+
+    def _due(self, now_ms: int, delivery: _Delivery) -> None:
+        if not delivery.is_open or delivery.deadline_ms >= now_ms:
+            return
+        delivery.is_open = False
+        message = delivery.message
+        if delivery.count >= MAX_DELIVERIES:
+            self._bury(now_ms, (delivery, f"delivered {delivery.count} times, the limit"))
+            return
+        headers = redelivery_headers(
+            message.headers, delivery_count=delivery.count, queue_partition=message.partition,
+            message_offset=message.offset, sent_at_ms=message.at_ms,
+        )  # fmt: skip
+        copy = self.hour.append(MESSAGES, message.partition, now_ms, message.value, key=message.key, headers=headers)
+        self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.REDELIVERED)
+        self._ready.append((copy, delivery.count + 1))
+
+    def _bury(self, now_ms: int, about: tuple[_Delivery, str]) -> None:
+        delivery, reason = about
+        message = delivery.message
+        headers = dead_letter_headers(
+            message.headers, source_topic="orders", group="kmq.orders", delivery_count=delivery.count,
+            queue_partition=message.partition, message_offset=message.offset, sent_at_ms=message.at_ms, reason=reason,
+        )  # fmt: skip
+        self.hour.append(DEAD_LETTERS, message.partition, now_ms, message.value, key=message.key, headers=headers)
+        self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.DEAD_LETTERED, reason=reason)
+
+    def _mark(self, now_ms: int, delivery: _Delivery, kind: MarkerType, **values: Any) -> None:  # noqa: ANN401  # of Marker
+        partition, offset = delivery.message.partition, delivery.message.offset
+        by_tracker = values.get("outcome") in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
+        who = "kmq-tracker" if by_tracker else delivery.worker
+        marker = Marker(kind, partition, (OffsetRange(offset, 1),), consumer_id=who, **values)
+        self.hour.append(MARKERS, partition, now_ms, encode_marker(marker))
+
+
+def sample_hour(seed: int = 7) -> SampleHour:
+    """Return the hour; instants are milliseconds since it began."""
+    return _Simulation(seed).run()
+
+
+def write_sample(spark: SparkSession, folder: str, end_at_ms: int, seed: int = 7) -> None:
+    """
+    Make a ledger of a made-up hour of the queue `orders`.
+
+    Args:
+        spark: Session with Delta's extension.
+        folder: Where the ledger is to lie; empty so far.
+        end_at_ms: When the hour ends, epoch milliseconds.
+        seed: Of the story.
+    """
+    location = Location(folder)
+    create_tables(spark, location)
+    hour = sample_hour(seed)
+    rows: dict[str, DataFrame] = {
+        MESSAGES: message_rows(_records(spark, hour, MESSAGES, end_at_ms), "orders"),
+        MARKERS: marker_rows(_records(spark, hour, MARKERS, end_at_ms), "orders", ""),
+        DEAD_LETTERS: dead_letter_rows(_records(spark, hour, DEAD_LETTERS, end_at_ms), "orders", ""),
+    }
+    for table, frame in rows.items():
+        frame.coalesce(1).write.format("delta").mode("append").save(location.path(table))
+
+
+def _records(spark: SparkSession, hour: SampleHour, table: str, end_at_ms: int) -> DataFrame:
+    """Return records as Spark's Kafka source does."""
+    began_at_ms, records = end_at_ms - HOUR_MS, hour.records[table]
+    headers = [
+        [{"key": name, "value": _moved(name, value, began_at_ms)} for name, value in record.headers]
+        for record in records
+    ]
+    values = pa.table(
+        {
+            "key": pa.array([record.key for record in records], pa.binary()),
+            "value": pa.array([record.value for record in records], pa.binary()),
+            "partition": pa.array([record.partition for record in records], pa.int32()),
+            "offset": pa.array([record.offset for record in records], pa.int64()),
+            "timestamp": pa.array([began_at_ms + record.at_ms for record in records], pa.timestamp("ms", "UTC")),
+            "headers": pa.array(headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        }
+    )
+    return spark.createDataFrame(values)
+
+
+def _moved(name: str, value: bytes | None, by_ms: int) -> bytes | None:
+    """Return a header, its instants moved from the hour's beginning to where it lies."""
+    if not name.endswith("-ms") or value is None:
+        return value
+    return ",".join(str(int(text) + by_ms) for text in value.decode().split(",")).encode()

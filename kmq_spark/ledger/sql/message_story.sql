@@ -1,0 +1,58 @@
+-- Everything about a message, over all its copies, in order. Ask for one message: by its first copy's place,
+-- WHERE queue = … AND origin_partition = … AND origin_offset = … ORDER BY at, message_offset, step.
+WITH sent AS (
+  SELECT
+    queue, for_group AS group_name, origin_partition, origin_offset, queue_partition, message_offset,
+    sent_at AS at, 0 AS step,
+    CASE WHEN is_first_copy THEN 'sent' WHEN previous_offset IS NULL THEN 'redriven' ELSE 'sent again' END AS event,
+    delivery_count, cast(NULL AS string) AS who,
+    concat_ws(
+      ', ',
+      concat(value_bytes, ' bytes'),
+      'key ' || cast(key AS string),
+      'for queue ' || logical_queue,
+      concat('not before ', not_before),
+      concat('delayed by ', delay_ms, ' ms'),
+      concat('time to live ', ttl_ms, ' ms')
+    ) AS detail
+  FROM {messages}
+),
+marked AS (
+  SELECT
+    m.queue, k.group_name, m.origin_partition, m.origin_offset, m.queue_partition, m.message_offset,
+    k.appended_at AS at,
+    CASE k.kind WHEN 'START' THEN 1 WHEN 'KEEPALIVE' THEN 2 ELSE 3 END AS step,
+    CASE
+      WHEN k.kind = 'START' AND k.never_handed_out THEN 'deferred'
+      WHEN k.kind = 'START' THEN 'started'
+      WHEN k.kind = 'END' THEN lower(replace(k.outcome, '_', '-'))
+      WHEN k.never_handed_out THEN 'returned unseen'
+      WHEN k.release = 'FAILED' THEN 'failed'
+      WHEN k.release = 'GIVEN_BACK' OR k.redeliver_after_ms = 0 THEN 'released'
+      ELSE 'renewed'
+    END AS event,
+    k.delivery_count,
+    k.consumer_id AS who,
+    concat_ws(
+      ', ',
+      k.reason,
+      CASE WHEN k.kind <> 'END' THEN concat('for ', k.redeliver_after_ms, ' ms') END,
+      concat('until ', k.due_at)
+    ) AS detail
+  FROM {messages} AS m
+  JOIN {markers} AS k
+    ON k.queue = m.queue AND k.queue_partition = m.queue_partition
+    AND m.message_offset BETWEEN k.first_offset AND k.first_offset + k.message_count - 1
+),
+dead AS (
+  SELECT
+    queue, group_name, origin_partition, origin_offset,
+    source_partition AS queue_partition, source_offset AS message_offset,
+    dead_at AS at, 4 AS step, 'dead letter' AS event, delivery_count, cast(NULL AS string) AS who,
+    concat_ws(', ', reason, concat('at ', dead_letter_partition, ':', dead_letter_offset)) AS detail
+  FROM {dead_letters}
+  WHERE NOT is_marker
+)
+SELECT * FROM sent
+UNION ALL SELECT * FROM marked
+UNION ALL SELECT * FROM dead
