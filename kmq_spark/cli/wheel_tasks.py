@@ -14,6 +14,11 @@ def tracker() -> None:
     _run("kmq_spark.cli.tracker")
 
 
+def tracker_once() -> None:
+    """Redeliver what is overdue and end, without Spark: entry point `kmq-tracker-once`."""
+    _run("kmq_spark.cli.tracker_once")
+
+
 def ledger() -> None:
     """Write the ledger: entry point `kmq-ledger`."""
     _run("kmq_spark.cli.ledger")

@@ -41,7 +41,7 @@ def plain_interpreter(folder: Path) -> Path:
     program.write_text(
         "#!/bin/sh\n"
         f"paths=$(printf %s \"${{PYTHONPATH:-}}\" | tr : '\\n' | grep -vxF '{ROOT}' | tr '\\n' ':')\n"
-        f"PYTHONPATH=\"$paths{sysconfig.get_path('purelib')}\" exec '{sys.executable}' -S \"$@\"\n"
+        f'PYTHONPATH="$paths{sysconfig.get_path("purelib")}" exec \'{sys.executable}\' -S "$@"\n'
     )
     program.chmod(0o755)
     return program
