@@ -112,7 +112,8 @@ def _folded(
     partition: int, before: PartitionState, records: Sequence[Message], rules: Rules, topic: str
 ) -> tuple[PartitionState, PartitionOutcome]:
     """Fold records of one partition, as the tracker's state function does."""
-    markers, unreadable = [], []
+    markers: list[LoggedMarker] = []
+    unreadable: list[UnreadableRecord] = []
     for record in records:
         offset = record.offset() or 0
         try:

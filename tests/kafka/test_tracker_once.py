@@ -52,7 +52,7 @@ def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: 
     queue.send(*"abcdef")
     with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
         for message in receive_all(consumer, 6, max_messages=1):
-            if message.value in b"ace":
+            if message.value in {b"a", b"c", b"e"}:
                 message.ack()
         time.sleep(1.5 * LEASE_MS / 1000)
     assert [track_once(queue.name, settings_of(queue)).redelivered for _ in range(3)] == [3, 0, 0]

@@ -8,7 +8,7 @@ import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -20,6 +20,9 @@ from kmq_spark.cli.common import settings_from
 from kmq_spark.config import load_settings, plain
 from kmq_spark.spark.session import local_checkpoint_settings
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "databricks.yml").read_text(encoding="utf-8")
 BUNDLE: dict[str, Any] = yaml.safe_load(TEXT)
@@ -30,7 +33,7 @@ SERVERLESS = "kmq_tracker_once"
 ON_CLUSTERS = [job for job in JOBS if job != SERVERLESS]
 
 SECTION_OF = {"kmq_tracker": "tracker", "kmq_ledger": "ledger"}
-COMMAND_OF = {
+COMMAND_OF: dict[str, Callable[..., None]] = {
     "kmq_tracker": kmq_spark.cli.tracker.run,
     "kmq_tracker_once": kmq_spark.cli.tracker_once.once,
     "kmq_ledger": kmq_spark.cli.ledger.run,
