@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 COMMIT_PASSED_S = 1.0
 """How long the position behind passed-over records may stay uncommitted: they are read again after a crash, no more."""
 
+CONFIRM_S = 1.0
+"""How long the first hand-over of a process waits for its position to be committed; a rebalance may hold it up."""
+
+CONFIRM_POLL_S = 0.01
+
 SERVE_S = 1.0
 """How often the group is served while all that is wanted lies in the stash."""
 
@@ -60,6 +65,7 @@ class Fetcher:
         self.owned: set[int] = set()
         self._positions: dict[int, int] = {}
         self._uncommitted: dict[int, int] = {}
+        self._has_confirmed = False
         self._committed_at = time.monotonic()
         self._served_at = time.monotonic()
         self._stash: list[KafkaMessage] = []
@@ -116,6 +122,8 @@ class Fetcher:
         self._uncommitted.update(owned)
         if at_once:
             self._send_commit()
+            if owned and not self._has_confirmed:
+                self._wait_for_confirmation()
         else:
             self._commit_if_due()
 
@@ -207,6 +215,21 @@ class Fetcher:
         except KafkaException as error:
             self._log_commit(error.args[0])
 
+    def _wait_for_confirmation(self) -> None:
+        """
+        Wait a little for the first commit of this process to be confirmed, before its messages are handed out.
+
+        A message that kills its process at once would else be fetched by the next one as if nobody had ever had it,
+        uncounted, again and again, and each time its lease ended one more copy of it would be sent.
+        """
+        until = time.monotonic() + CONFIRM_S
+        while not self._has_confirmed and time.monotonic() < until:
+            # The answer is served in here, and a record may come with it.
+            record = self.client.poll(CONFIRM_POLL_S)
+            if record is not None:
+                self._stash += self._good([record])
+        self._has_confirmed = True
+
     def _seek(self, position: TopicPartition) -> None:
         try:
             self.client.seek(position)
@@ -262,6 +285,7 @@ class Fetcher:
         if error is not None:
             self._log_commit(error)
             return
+        self._has_confirmed = True
         failpoint("consumer.commit-done")
 
     def _log_commit(self, error: KafkaError) -> None:
