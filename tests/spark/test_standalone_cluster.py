@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +23,6 @@ from tests.spark.clusters import ROOT, cluster_environment, plain_interpreter, s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -132,3 +133,44 @@ def test_dropped_message_is_seen_again_exactly_once_from_executors_without_our_p
     ended = tracker.run_once()["queues"][queue]
     assert (ended["redelivered"], ended["dead_lettered"], ended["restarts"]) == (0, 0, 0)
     assert consumer.receive(1, timeout=2.0) == []
+
+
+@pytest.mark.parametrize("tracker", ["standalone"], indirect=True)
+def test_tracker_outlives_a_killed_executor(
+    tracker: Submitting, consumer: QueueConsumer, queue: str, bootstrap_servers: str, tmp_path: Path
+) -> None:
+    """`kill -9` while it runs: a new executor takes the state from the checkpoint, and the next message is not lost."""
+    with tracker.running() as process, QueueProducer(queue, bootstrap_servers=bootstrap_servers) as producer:
+        wait_for_line(process, '{"event": "ready"')
+        (executor,) = executors(tmp_path)
+        producer.send("dropped")
+        (dropped,) = receive_all(consumer, 1)
+        os.kill(executor, signal.SIGKILL)
+        (again,) = receive_all(consumer, 1, timeout_s=120)
+        assert (again.value, again.delivery_count) == (dropped.value, 2)
+        again.ack()
+        assert executors(tmp_path) != [executor]
+        assert consumer.receive(1, timeout=2.0) == []
+
+
+def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
+    """Read what it writes until a line begins so, and go on reading, so that it never waits for us."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(start):
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return
+    raise AssertionError("".join(lines))
+
+
+def executors(folder: Path) -> list[int]:
+    """Return the executors that run in the folder of a test, as process ids."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_ours = (process / "cwd").readlink().is_relative_to(folder / "work")
+            if is_ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
