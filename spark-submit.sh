@@ -4,23 +4,54 @@
 #   ./spark-submit.sh --master spark://host:7077 jobs/redelivery_tracker.py --config conf/local.toml orders
 #
 # The connector's jars come from the lock file (checked by sha256, cached). On a cluster that reaches a full Maven mirror,
-# KMQ_PACKAGES=1 takes the ordinary coordinates instead.
+# KMQ_PACKAGES=1 takes the ordinary coordinates instead; a --packages or --jars of your own replaces both.
+# To executors that are other processes (any master but local, local[…]) this package is sent as a zip, with --py-files.
+# They need numpy, pandas, pyarrow and protobuf, and PYSPARK_PYTHON is the path of their interpreter; where the driver's
+# is another one, name it in PYSPARK_DRIVER_PYTHON. More: docs/deployment.md.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYSPARK_PYTHON:-$here/.venv/bin/python}
+python=${PYSPARK_DRIVER_PYTHON:-${PYSPARK_PYTHON:-$here/.venv/bin/python}}
 if ! [ -x "$python" ] && ! command -v "$python" >/dev/null 2>&1; then
     echo "spark-submit.sh: no Python at $python: run 'make setup', or set PYSPARK_PYTHON" >&2
     exit 2
 fi
-# Workers must run the interpreter that has our package and pyarrow.
-export PYSPARK_PYTHON="$python" PYSPARK_DRIVER_PYTHON="$python"
+# Workers must run the interpreter that has pyarrow.
+export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$python}" PYSPARK_DRIVER_PYTHON="$python"
+# This checkout goes before another one that is installed.
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+
+# What was said before the job's path.
+master=local own_jars='' before=''
+for argument in "$@"; do
+    case $before in
+        --master) master=$argument ;;
+        --conf | -c) case $argument in spark.master=*) master=${argument#*=} ;; esac ;;
+    esac
+    case $argument in
+        --packages | --packages=* | --jars | --jars=*) own_jars=1 ;;
+        --master=*) master=${argument#*=} ;;
+        *.py) case $before in --py-files | --files) ;; *) break ;; esac ;;
+    esac
+    before=$argument
+done
+
 submit=$("$python" -c 'import os, pyspark; print(os.path.join(os.path.dirname(pyspark.__file__), "bin", "spark-submit"))')
-if [ "${KMQ_PACKAGES:-}" = 1 ]; then
+if [ "$own_jars" ]; then
+    :
+elif [ "${KMQ_PACKAGES:-}" = 1 ]; then
     set -- --packages "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,io.delta:delta-spark_4.2_2.13:4.4.0" "$@"
 else
     jars=$("$python" -m kmq_spark.local.jars paths spark)
     set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"
 fi
+case $master in
+    local | 'local['*) ;;
+    *)
+        archive=$("$python" -m kmq_spark.local.archive)
+        # First, so that a --py-files of your own goes before it.
+        set -- --py-files "$archive" "$@"
+        ;;
+esac
 # -Xss16m: stopping a query during foreachBatch otherwise overflows the stack of a regex in Spark's log formatter.
 exec "$submit" \
     --driver-memory "${KMQ_DRIVER_MEMORY:-2g}" \

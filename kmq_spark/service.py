@@ -25,19 +25,15 @@ from pyspark.errors.exceptions.base import StreamingQueryException
 from kmq_spark.catch_up import CatchUp
 from kmq_spark.checkpoints import is_damaged, is_of_another_topic, put_aside
 from kmq_spark.config import plain
-from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
-from kmq_spark.kafka.settings import marker_producer_config
-from kmq_spark.kafka.ticker import Ticker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.spark.fold_rows import FoldSettings
 from kmq_spark.spark.progress import batch_s, read_to
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
 from kmq_spark.tracker_metrics import serving_metrics
+from kmq_spark.tracker_parts import rules_of, sender_of, ticker_of
 from kmq_spark.tracker_stats import TrackerStats
 
 if TYPE_CHECKING:
@@ -49,7 +45,8 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
-    from kmq_spark.kafka.redelivery import Sent
+    from kmq_spark.kafka.redelivery import RedeliverySender, Sent
+    from kmq_spark.kafka.ticker import Ticker
 
 logger = logging.getLogger(__name__)
 
@@ -174,20 +171,12 @@ class QueueTracker:
 
     def _run_once(self) -> None:
         """Open the sender, tick, run the query until it ends."""
-        kafka, tracker = self._settings.kafka, self._settings.tracker
+        kafka = self._settings.kafka
         extra = plain(kafka.extra)
         layout = check_queue(
             self._queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=extra
         )
-        limits = SenderLimits(
-            timeout_ms=kafka.timeout_ms,
-            max_transaction_messages=tracker.max_transaction_messages,
-            max_transaction_bytes=tracker.max_transaction_bytes,
-            commit_interval_ms=tracker.commit_interval_ms,
-        )
-        sender = RedeliverySender(
-            layout, bootstrap_servers=kafka.bootstrap_servers, extra=extra, limits=limits, rules=self._rules()
-        )
+        sender = sender_of(self._settings, self._queue, layout)
         self._sender = sender
         try:
             resume = sender.open()
@@ -199,29 +188,10 @@ class QueueTracker:
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
-            ticker = Ticker(
-                marker_producer_config(kafka.bootstrap_servers, extra=extra, delivery_timeout_ms=5_000),
-                layout.topics.markers_topic,
-                layout.partition_count,
-                tracker.tick_interval_ms,
-            )
+            ticker = ticker_of(self._settings, layout)
             self._track(sender, ticker, resume)
         finally:
             sender.close()
-
-    def _rules(self) -> Rules:
-        queue = self._settings.for_queue(self._queue)
-        return Rules(
-            max_deliveries=queue.max_deliveries,
-            max_decisions_per_tick=self._settings.tracker.max_decisions_per_tick,
-            backoff=Backoff(
-                BackoffKind[queue.backoff.upper()],
-                queue.backoff_initial_ms,
-                queue.backoff_max_ms,
-                queue.backoff_jitter,
-            ),
-            dead_letters_expired=queue.expired == "dead-letter",
-        )
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> None:
         self._failure = self._upkeep_failure = None
@@ -256,7 +226,7 @@ class QueueTracker:
         )
         fold_settings = FoldSettings(
             markers_topic=topics.markers_topic,
-            queue_rules=self._rules(),
+            queue_rules=rules_of(self._settings, self._queue),
             decide_from=dict(resume.decide_from),
         )
         trigger: dict[str, object] = (

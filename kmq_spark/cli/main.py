@@ -6,6 +6,7 @@ import typer
 
 from kmq_spark.cli import acls, broker, demo, dlq, doctor, failpoints, ledger, message, pipes, queue, top, tracker
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
+from kmq_spark.cli import tracker_once as _tracker_once  # noqa: F401  # as above
 from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
 from kmq_spark.cli.one_line import OneLineGroup
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -77,7 +78,7 @@ def run(
         tracker={"checkpoint_dir": checkpoint_dir, "trigger": trigger, "queues": tuple(queues) if queues else None},
         queue={"max_deliveries": max_deliveries},
     )
-    _check_queues(settings)
+    check_queues(settings)
     signals = StopOnSignals()
     spark = _session(master, driver_memory)
     try:
@@ -94,7 +95,7 @@ def log_level_of(text: str) -> str:
     return text.upper()
 
 
-def _check_queues(settings: Settings) -> None:
+def check_queues(settings: Settings) -> None:
     """Tell what is wrong with the names, the broker and the topics now: a JVM takes seconds to start and to end."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
@@ -137,6 +138,8 @@ class StopOnSignals:
             self._take_over()
 
     def _take_over(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # of a notebook or a wheel task, which its cluster ends: Python refuses handlers there
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)
 

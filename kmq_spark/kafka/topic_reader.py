@@ -1,5 +1,5 @@
 """
-Read a topic from its beginning to where it ends now: for audits, the command line and tests.
+Read a topic to where it ends now: for audits, the command line and tests.
 
 Rule 1: `read_committed`: what a transaction gave up is not there.
 Rule 2: no group, nothing is committed.
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 READ_TIMEOUT_S = 15.0
 
 
-def read_to_end(config: Mapping[str, Any], topic: str, partition_count: int) -> Iterator[Message]:
+def read_to_end(
+    config: Mapping[str, Any], topic: str, partition_count: int, starting_offsets: Mapping[int, int] | None = None
+) -> Iterator[Message]:
     """
-    Yield every committed record of a topic, up to its present end.
+    Yield every committed record of a topic, or those from some offsets on, up to its present end.
 
     Args:
         config: librdkafka settings of a reader, see `settings.reader_config`.
         topic: Topic.
         partition_count: Its partitions.
+        starting_offsets: First offset by partition; 0 where none is given.
 
     Yields:
         Records, in order within a partition, partitions mixed.
@@ -39,7 +42,8 @@ def read_to_end(config: Mapping[str, Any], topic: str, partition_count: int) -> 
     """
     consumer = make_client(Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
     try:
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
+        first = starting_offsets or {}
+        consumer.assign([TopicPartition(topic, each, first.get(each, 0)) for each in range(partition_count)])
         unread = set(range(partition_count))
         while unread:
             # `consume` waits until it has all it was asked for: ask for one, then for what is there.

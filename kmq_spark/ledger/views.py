@@ -8,7 +8,7 @@ Rule 2: opening a ledger reads nothing but its schema: views cost when they are 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from kmq_spark.errors import ConfigError
@@ -32,7 +32,8 @@ VIEWS = (
 )
 """Every view, in an order in which each finds those that it is made of."""
 
-_SQL = Path(__file__).with_name("sql")
+# Not by a path: spark-submit runs this package out of an archive.
+_SQL = files("kmq_spark.ledger") / "sql"
 _VIEW_NAMES = re.compile(rf"\b(FROM|JOIN) ({'|'.join(VIEWS)})\b")
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+_MOUNTED_STORES = ("/Volumes/", "/Workspace/", "/dbfs/")
+"""Where Databricks shows object stores as folders: a rename there is none, so its own checkpoint manager must stay."""
+
 _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
@@ -116,8 +119,12 @@ def local_checkpoint_settings(checkpoint_dir: str) -> dict[str, str]:
     A batch that is run again after a crash decides otherwise than at first (`decide_from`), so its state must replace
     the first one's. Spark's manager asks for that, and Hadoop's default local file system, the one with checksums, does
     not do it: it leaves the first file and says nothing. The raw one renames as POSIX does.
+
+    Args:
+        checkpoint_dir: A path without scheme is local, but for Databricks' own, which are object stores below.
     """
-    if urlparse(checkpoint_dir).scheme in ("", "file"):
+    url = urlparse(checkpoint_dir)
+    if url.scheme == "file" or (not url.scheme and not url.path.startswith(_MOUNTED_STORES)):
         return {
             # Renames through Java's own file API instead of Hadoop's FileContext, which forks a `chmod` for each file.
             "spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES,

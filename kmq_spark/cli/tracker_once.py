@@ -1,0 +1,76 @@
+"""`kmq tracker once`: redeliver what is overdue and end, without Spark."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from kmq_spark.cli import tracker
+from kmq_spark.cli.common import (
+    BootstrapServer,
+    ClientSetting,
+    CommandConfig,
+    ConfigFile,
+    TimeoutMs,
+    print_json,
+    set_up_logs,
+    settings_from,
+    told_clearly,
+)
+from kmq_spark.cli.one_line import OneLineCommand
+
+logger = logging.getLogger(__name__)
+
+
+@tracker.app.command("once")
+@told_clearly
+def once(
+    queues: Annotated[
+        list[str] | None, typer.Argument(help="Queues, or queue@group; default: [tracker] queues.", metavar="QUEUE")
+    ] = None,
+    bootstrap_server: BootstrapServer = None,
+    config: ConfigFile = None,
+    command_config: CommandConfig = None,
+    client_settings: ClientSetting = None,
+    max_deliveries: Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")] = None,
+    timeout_ms: TimeoutMs = None,
+    events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ended.")] = False,
+    log_level: Annotated[str, typer.Option(help="Level of our own log.")] = "INFO",
+) -> None:
+    """Redeliver what is overdue and end; no Spark, no checkpoint: for serverless jobs and cron."""
+    set_up_logs(tracker.log_level_of(log_level))
+    settings = settings_from(
+        config,
+        bootstrap_server,
+        command_config,
+        client_settings,
+        timeout_ms,
+        tracker={"queues": tuple(queues) if queues else None},
+        queue={"max_deliveries": max_deliveries},
+    )
+    tracker.check_queues(settings)
+    from kmq_spark.one_shot import track_once  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    for queue in settings.tracker.queues:
+        stats = track_once(queue, settings)
+        counts = {
+            "redelivered": stats.redelivered,
+            "dead_lettered": stats.dead_lettered,
+            "expired": stats.expired,
+            "set_aside": stats.set_aside,
+        }
+        if events:
+            print_json({"event": "ended", "queue": queue, **counts})
+        logger.info(
+            "%s: %s", queue, ", ".join(f"{count} {name}" for name, count in counts.items()),
+            extra={"action": "ended", "queue": queue},
+        )  # fmt: skip
+
+
+def run_submitted() -> None:
+    """Run with the arguments of `kmq tracker once`: for Databricks wheel tasks."""
+    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    submitted.command(cls=OneLineCommand)(once)
+    submitted()

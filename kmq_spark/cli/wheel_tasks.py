@@ -1,0 +1,32 @@
+"""
+Entry points of Databricks wheel tasks: `kmq tracker run` and `kmq ledger run`, with the task's parameters.
+
+Rule 1: a job that ends well returns: Databricks takes any SystemExit for a failure, the one with code 0 too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+
+def tracker() -> None:
+    """Run the redelivery tracker: entry point `kmq-tracker`."""
+    _run("kmq_spark.cli.tracker")
+
+
+def tracker_once() -> None:
+    """Redeliver what is overdue and end, without Spark: entry point `kmq-tracker-once`."""
+    _run("kmq_spark.cli.tracker_once")
+
+
+def ledger() -> None:
+    """Write the ledger: entry point `kmq-ledger`."""
+    _run("kmq_spark.cli.ledger")
+
+
+def _run(module: str) -> None:
+    try:
+        import_module(module).run_submitted()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise

@@ -1,0 +1,131 @@
+"""
+The tracker without Spark, once: read the markers that matter, decide at a TICK written now, send, end.
+
+For places with no Spark of their own to drive (serverless jobs, cron): what is read is what a tracker whose checkpoint
+is lost reads, from the oldest marker that is still needed.
+
+Rule 1: the rules, the sender and the clock are the tracker's own; it is a tracker like any other, and fences others.
+Rule 2: nothing is kept but the group's offsets and their metadata, in Kafka; no checkpoint is read or written.
+Rule 3: at most `max_markers_per_batch` markers are held at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kmq_spark.config import plain
+from kmq_spark.core.fold import LoggedMarker, PartitionState, fold
+from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.errors import KafkaClientError, WireError
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.settings import reader_config
+from kmq_spark.kafka.topic_reader import read_to_end
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.tracker_parts import rules_of, sender_of, ticker_of
+from kmq_spark.tracker_stats import TrackerStats
+from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from confluent_kafka import Message
+
+    from kmq_spark.config import Settings
+    from kmq_spark.core.policy import Rules
+    from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.redelivery import RedeliverySender
+    from kmq_spark.kafka.topics import QueueLayout
+
+logger = logging.getLogger(__name__)
+
+MAX_UNREADABLE = 1_000
+"""Unreadable records told one by one in a batch, as in the tracker's state function."""
+
+
+def track_once(queue: str, settings: Settings) -> TrackerStats:
+    """
+    Redeliver what is overdue in a queue, and end.
+
+    Args:
+        queue: Queue, or `queue@group`.
+        settings: All settings; of `[tracker]` those about Spark and its checkpoint are not used.
+
+    Returns:
+        What was done, when all of it is committed.
+
+    Raises:
+        FencedError: A newer tracker of this queue has taken over.
+        TopicError: A topic is missing or does not fit.
+        KmqError: Markers were removed before they were read, or the broker does not answer; run it again.
+    """
+    kafka = settings.kafka
+    layout = check_queue(
+        queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
+    )
+    sender = sender_of(settings, queue, layout)
+    try:
+        resume = sender.open()
+        if settings.tracker.fail_on_removed_markers:
+            resume.check_nothing_removed(layout.topics.markers_topic)
+        _tick(queue, settings, layout)
+        return _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
+    finally:
+        sender.close()
+
+
+def _tick(queue: str, settings: Settings, layout: QueueLayout) -> None:
+    """Write a TICK to every markers partition: what is overdue by the broker's clock falls due there."""
+    ticker = ticker_of(settings, layout)
+    ticker.start()
+    try:
+        if not ticker.wait_first_ticks(settings.kafka.timeout_ms / 1000):
+            message = f"cannot write TICKs for {queue} in time; check the broker"
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+    finally:
+        ticker.stop()
+
+
+def _fold_and_send(
+    sender: RedeliverySender, layout: QueueLayout, resume: ResumePoint, settings: Settings, rules: Rules
+) -> TrackerStats:
+    stats, topics, kafka = TrackerStats(), layout.topics, settings.kafka
+    reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
+    states = dict.fromkeys(range(layout.partition_count), PartitionState.empty())
+    records = read_to_end(reading, topics.markers_topic, layout.partition_count, resume.starting_offsets)
+    while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
+        outcomes = []
+        for partition in sorted({_partition(record) for record in batch}):
+            own = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
+            mine = [record for record in batch if _partition(record) == partition]
+            states[partition], outcome = _folded(partition, states[partition], mine, own, topics.markers_topic)
+            outcomes.append(outcome)
+        failpoint("tracker.batch")
+        stats.add(outcomes, sender.deliver(outcomes))
+        failpoint("tracker.delivered")
+    return stats
+
+
+def _folded(
+    partition: int, before: PartitionState, records: Sequence[Message], rules: Rules, topic: str
+) -> tuple[PartitionState, PartitionOutcome]:
+    """Fold records of one partition, as the tracker's state function does."""
+    markers: list[LoggedMarker] = []
+    unreadable: list[UnreadableRecord] = []
+    for record in records:
+        offset = record.offset() or 0
+        try:
+            marker = decode_marker(record.value(), topic=topic, partition=partition, offset=offset)
+        except WireError as error:
+            marker = None
+            if len(unreadable) < MAX_UNREADABLE:
+                unreadable.append(UnreadableRecord(offset, str(error)))
+        markers.append(LoggedMarker(offset, record.timestamp()[1], marker))
+    result = fold(before, markers, rules)
+    return result.state, PartitionOutcome(partition, result.status, result.decisions, tuple(unreadable))
+
+
+def _partition(record: Message) -> int:
+    return record.partition() or 0

@@ -1,0 +1,62 @@
+"""
+What every form of the tracker is put together from: the rules of a queue, its sender, its ticker.
+
+Rule 1: wiring only, from settings to parts; nothing here connects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.config import plain
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.kafka.ticker import Ticker
+
+if TYPE_CHECKING:
+    from kmq_spark.config import Settings
+    from kmq_spark.kafka.topics import QueueLayout
+
+
+def rules_of(settings: Settings, queue: str) -> Rules:
+    """Return the rules of a queue, or of a group as `queue@group`."""
+    own = settings.for_queue(queue)
+    return Rules(
+        max_deliveries=own.max_deliveries,
+        max_decisions_per_tick=settings.tracker.max_decisions_per_tick,
+        backoff=Backoff(
+            BackoffKind[own.backoff.upper()], own.backoff_initial_ms, own.backoff_max_ms, own.backoff_jitter
+        ),
+        dead_letters_expired=own.expired == "dead-letter",
+    )
+
+
+def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> RedeliverySender:
+    """Return the sender of a queue, not yet open."""
+    kafka, tracker = settings.kafka, settings.tracker
+    limits = SenderLimits(
+        timeout_ms=kafka.timeout_ms,
+        max_transaction_messages=tracker.max_transaction_messages,
+        max_transaction_bytes=tracker.max_transaction_bytes,
+        commit_interval_ms=tracker.commit_interval_ms,
+    )
+    return RedeliverySender(
+        layout,
+        bootstrap_servers=kafka.bootstrap_servers,
+        extra=plain(kafka.extra),
+        limits=limits,
+        rules=rules_of(settings, queue),
+    )
+
+
+def ticker_of(settings: Settings, layout: QueueLayout) -> Ticker:
+    """Return the ticker of a queue, not yet started."""
+    kafka = settings.kafka
+    return Ticker(
+        marker_producer_config(kafka.bootstrap_servers, extra=plain(kafka.extra), delivery_timeout_ms=5_000),
+        layout.topics.markers_topic,
+        layout.partition_count,
+        settings.tracker.tick_interval_ms,
+    )

@@ -1,0 +1,103 @@
+"""Spark clusters for tests: a standalone master and a worker on loopback, and an interpreter without our package."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+PYSPARK = Path(pyspark.__file__).parent
+
+
+def spark_home(folder: Path) -> Path:
+    """Return a Spark of links to the installed one, so that what is written beside it stays in the test's folder."""
+    home = folder / "spark"
+    home.mkdir()
+    for part in ("bin", "jars", "python"):
+        if (PYSPARK / part).exists():
+            (home / part).symlink_to(PYSPARK / part)
+    return home
+
+
+def plain_interpreter(folder: Path) -> Path:
+    """
+    Return an interpreter that has every dependency and not this package: what an executor finds on another machine.
+
+    It reads no `.pth` file, so an editable installation is not seen, and the checkout is taken out of `PYTHONPATH`.
+    """
+    program = folder / "executor-python"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"paths=$(printf %s \"${{PYTHONPATH:-}}\" | tr : '\\n' | grep -vxF '{ROOT}' | tr '\\n' ':')\n"
+        f'PYTHONPATH="$paths{sysconfig.get_path("purelib")}" exec \'{sys.executable}\' -S "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def cluster_environment(home: Path) -> dict[str, str]:
+    """Return the environment of everything in a cluster: loopback, small, and no checkout on its path."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "SPARK_CONF_DIR"}}
+    return {
+        **kept,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false -Dspark.ui.enabled=false",
+    }
+
+
+@contextmanager
+def standalone_cluster(folder: Path, home: Path) -> Iterator[str]:
+    """Run a master and one worker of two cores, on free ports; give the master's address."""
+    with ExitStack() as running:
+        log = running.enter_context(_daemon(folder / "master.log", home, "master.Master", "--port", "0"))
+        address = _wait_for(log, r"Starting Spark master at (spark://\S+)")
+        _wait_for(log, r"I have been elected leader()")
+        worker = ("worker.Worker", "--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"), address)
+        _wait_for(running.enter_context(_daemon(folder / "worker.log", home, *worker)), r"Successfully registered()")
+        yield address
+
+
+@contextmanager
+def _daemon(log: Path, home: Path, name: str, *arguments: str) -> Iterator[Path]:
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
+            stdout=output,
+            stderr=output,
+            env=cluster_environment(home),
+        )
+    try:
+        yield log
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(log: Path, pattern: str, timeout_s: float = 60.0) -> str:
+    """Return what a line of a log says, once it is there."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if found := re.search(pattern, log.read_text()):
+            return found[1]
+        time.sleep(0.1)
+    message = f"{pattern} did not come in {timeout_s:g} s: {log.read_text()[-2000:]}"
+    raise AssertionError(message)
