@@ -230,7 +230,7 @@ class ResultTransactions:
     def _run(self, commit: _Commit) -> None:
         if self._fenced is not None:
             raise self._fenced
-        if self._producer is None:
+        if self._producer is None or self._producer.is_over:
             self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
         producer, ends = self._producer, list(self._ends(commit))
 

@@ -84,6 +84,7 @@ class TransactionalProducer:
         self._producer = make_client(Producer, config)
         self._failed: KafkaError | None = None
         self._is_given_up = False
+        self._ended_by: KafkaClientError | FencedError | None = None
         self._tracker_failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
         self._tracker_failpoint("tracker.fenced-older")
@@ -92,6 +93,11 @@ class TransactionalProducer:
     def client(self) -> Producer:
         """The client, to be left alone in a child process."""
         return self._producer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this producer can write nothing more: make a new one."""
+        return self._ended_by is not None
 
     def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
         """
@@ -153,12 +159,14 @@ class TransactionalProducer:
             FencedError: A newer producer of this transactional id exists, or the broker gave this transaction up.
             KafkaClientError: It did not succeed; its outcome may be unknown.
         """
+        if self._ended_by is not None:
+            # Whoever else writes through this producer finds its transaction open: tell what ended it, not that.
+            raise self._ended_by
         attempt, known = 1, progress()
         while True:
             try:
-                self._attempt(work, positions, group_metadata, check)
+                self._attempt_or_abort(work, positions, group_metadata, check)
             except _AbortableError as error:
-                self._abort()
                 if (now_known := progress()) > known:
                     attempt, known = 1, now_known
                     continue
@@ -181,6 +189,24 @@ class TransactionalProducer:
             return
         # No flush: after a fatal error confluent-kafka's raises SystemError, and there is nothing to wait for.
         self._producer.purge()
+
+    def _attempt_or_abort(
+        self,
+        work: Callable[[], None],
+        positions: list[TopicPartition],
+        group: object,
+        check: Callable[[], None],
+    ) -> None:
+        """Make one attempt; with an error of the client the transaction may be left open, and the producer is over."""
+        try:
+            try:
+                self._attempt(work, positions, group, check)
+            except _AbortableError:
+                self._abort()
+                raise
+        except (KafkaClientError, FencedError) as error:
+            self._ended_by = error
+            raise
 
     def _attempt(
         self,

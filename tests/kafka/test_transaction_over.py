@@ -1,0 +1,38 @@
+"""A transactional producer that failed for good says so to everybody who shares it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.settings import transactional_producer_config
+from kmq_spark.kafka.transaction import TransactionalProducer
+
+if TYPE_CHECKING:
+    from tests.kafka.conftest import Queue
+
+pytestmark = pytest.mark.kafka
+
+
+def test_second_user_of_a_producer_that_is_over_hears_what_ended_it(queue: Queue) -> None:
+    """
+    A tracker's upkeep fails with the broker away and leaves its transaction open; a batch comes before anybody noticed.
+
+    It once heard "not valid in this state", which does not pass, and the tracker ended.
+    """
+    config = transactional_producer_config(queue.bootstrap_servers, f"over-{queue.name}", "over", None)
+    producer = TransactionalProducer(config, 10_000)
+
+    def lose_the_broker() -> None:
+        message = "no answer within 10 s"
+        raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+
+    with pytest.raises(KafkaClientError, match="no answer"):
+        producer.run(lose_the_broker, [], None)
+    assert producer.is_over
+    with pytest.raises(KafkaClientError, match="no answer") as again:
+        producer.run(lambda: None, [], None)
+    assert again.value.retriable
+    producer.close()
