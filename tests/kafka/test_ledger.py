@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.kafka.conftest import Queue
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
 def ledger_settings(bootstrap_servers: str, folder: Path, **values: Any) -> Settings:  # noqa: ANN401  # of [ledger]
