@@ -85,12 +85,16 @@ class Stage:
         assert not failure, failure
 
 
-def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 40.0) -> list[Message]:
-    """Receive so many messages, or as many as come in time."""
+def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 40.0, *, ack: bool = False) -> list[Message]:
+    """Receive so many messages, or as many as come in time; with *ack* each is acknowledged as it comes."""
     messages: list[Message] = []
     deadline_s = time.monotonic() + timeout_s
     while len(messages) < count and time.monotonic() < deadline_s:
-        messages += consumer.receive(count - len(messages), timeout=1.0)
+        received = consumer.receive(count - len(messages), timeout=1.0)
+        if ack:
+            for message in received:
+                message.ack()
+        messages += received
     return messages
 
 

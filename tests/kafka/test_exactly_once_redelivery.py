@@ -68,9 +68,7 @@ def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage)
                 message.ack()
             consumer.flush()
         with stage.tracking():
-            again = receive_all(consumer, 10)
-            for message in again:
-                message.ack()
+            again = receive_all(consumer, 10, ack=True)
             consumer.flush()
     story = audit(stage.layout, stage.bootstrap_servers)
     assert sorted(message.value or b"" for message in again) == sorted(message.value or b"" for message in held[10:])
@@ -86,9 +84,7 @@ def test_lost_checkpoint_neither_loses_nor_repeats(stage: Stage) -> None:
             first_round = receive_all(consumer, 10)  # delivery 2
             assert {message.delivery_count for message in first_round} == {2}
         with stage.tracking(checkpoint="another"):
-            second_round = receive_all(consumer, 10)  # delivery 3
-            for message in second_round:
-                message.ack()
+            second_round = receive_all(consumer, 10, ack=True)  # delivery 3
             consumer.flush()
     story = audit(stage.layout, stage.bootstrap_servers)
     assert {message.delivery_count for message in second_round} == {3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import threading
@@ -109,12 +110,10 @@ def test_full_disk_fails_batches_loudly_and_loses_nothing(
         assert tracker.wait_ready(90)
         with stage.consumer() as consumer:
             receive_all(consumer, 20)
-            with ballast.open("wb") as file:
-                try:
-                    while True:
-                        file.write(bytes(65_536))
-                except OSError:
-                    pass
+            # Unbuffered, or closing the file would want to write once more.
+            with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(65_536))
             assert wait_until(lambda: tracker.stats.restarts > 0, 60)
             ballast.unlink()
             again = receive_all(consumer, 20)
