@@ -52,6 +52,8 @@ class Profile:
         poison: Share of messages whose handler raises at every delivery.
         slow: Share of deliveries that take one and a half leases.
         forgotten: Share of deliveries that are never settled (`receive` only).
+        isolate_after: As of the consumer; 0, because who forgets a third on purpose makes suspects of innocents
+            (`tests/kafka/test_poison_isolation.py` tries it).
         extra: librdkafka settings.
     """
 
@@ -71,6 +73,7 @@ class Profile:
     poison: float = 0.001
     slow: float = 0.002
     forgotten: float = 0.0
+    isolate_after: int = 0
     extra: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -129,6 +132,7 @@ def main(text: str) -> None:
         lease_ms=profile.lease_ms,
         keep_alive=profile.keep_alive,
         max_in_flight=profile.max_in_flight,
+        isolate_after=profile.isolate_after,
         extra=profile.extra,
     )
     # They share the machine with the tracker and the broker, which in production they do not.
