@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from kmq_spark.errors import ConfigError, KmqError, UsageError
@@ -175,7 +176,7 @@ class QueueConsumer:
     @property
     def in_flight_count(self) -> int:
         """How many messages are held."""
-        return self._leases.held_count()
+        return self._leases.held_count(time.monotonic())
 
     def receive(
         self, max_messages: int = 1, timeout: float = 1.0, lease: float | timedelta | None = None

@@ -130,11 +130,12 @@ class Intake:
 
     def room(self) -> Room:
         """Return what may be handed out now: no messages while a suspect is out, or waits for others to end."""
-        held_count, now = self._held_count(), time.monotonic()
+        now = time.monotonic()
+        held_count = self._held_count(now)
         under_way_bytes = sum([batch.byte_count for batch in self._started])
-        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes_bound()
+        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes_bound(now)
         if max_bytes <= 0:
-            max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes()
+            max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes(now)
         is_full = held_count > 0 and (max_bytes <= 0 or self._isolation.is_pausing(now))
         if is_full or self._isolation.is_out(now):
             return Room(0, 0, is_empty=False)
@@ -168,6 +169,8 @@ class Intake:
         records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
         if not records:
             return None
+        # What was held may have ended while the fetch waited.
+        room = room._replace(is_empty=not self._held_count(time.monotonic()))
         headers = list(map(_HEADERS, records))
         if any(headers) or not self._door.is_open:
             return self._take_sorted(records, headers, room, lease_s, may_wait=may_wait)
@@ -361,11 +364,11 @@ class Intake:
         if sum(sizes) <= room.max_bytes:
             return room
         under_way_bytes = sum([batch.byte_count for batch in self._started])
-        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes()
+        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes(time.monotonic())
         return room._replace(max_bytes=max(0, max_bytes))
 
-    def _held_count(self) -> int:
-        return self._leases.held_count() + sum([len(batch.messages) for batch in self._started])
+    def _held_count(self, now: float) -> int:
+        return self._leases.held_count(now) + sum([len(batch.messages) for batch in self._started])
 
     def _started_positions(self, gone: set[int]) -> dict[int, int]:
         """Wait for what is under way on partitions that go away; return the positions behind what became durable."""

@@ -203,20 +203,17 @@ class LeaseTable:
         with self._lock:
             self._leases.update({id(lease): lease for lease in leases})
 
-    def held_count(self) -> int:
-        """Return how many messages are held."""
-        with self._lock:
-            return sum([len(lease.held) for lease in self._leases.values()])
+    def held_count(self, now: float) -> int:
+        """Return how many messages are held *now*, monotonic seconds; a lease that has ended holds nothing."""
+        return sum([len(lease.held) for lease in self._held(now)])
 
-    def held_bytes_bound(self) -> int:
+    def held_bytes_bound(self, now: float) -> int:
         """Return an upper bound of `held_bytes` that costs nothing a message."""
-        with self._lock:
-            return sum([lease.byte_count for lease in self._leases.values() if lease.held])
+        return sum([lease.byte_count for lease in self._held(now)])
 
-    def held_bytes(self) -> int:
-        """Return how many bytes the values of the messages have that are held."""
-        with self._lock:
-            return sum([lease.held_bytes for lease in self._leases.values() if lease.held])
+    def held_bytes(self, now: float) -> int:
+        """Return how many bytes the values of the messages have that are held *now*, monotonic seconds."""
+        return sum([lease.held_bytes for lease in self._held(now)])
 
     def open_leases(self) -> list[Lease]:
         """Return the leases that still hold something, and forget the others."""
@@ -250,6 +247,11 @@ class LeaseTable:
         for lease in ended:
             lease.end(fate)
         return ended
+
+    def _held(self, now: float) -> list[Lease]:
+        with self._lock:
+            # Ended ones stay in the table until the next `expire`, which is a sweep's business and may be late.
+            return [lease for lease in self._leases.values() if lease.held and lease.expires_at >= now]
 
     def after_fork(self) -> None:
         """End every lease in a child process: the thread that writes markers lives in the parent."""

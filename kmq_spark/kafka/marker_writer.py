@@ -147,7 +147,7 @@ class MarkerWriter:
             self._sweep(now)
 
     def _serve_until_next_round(self, began_at: float) -> None:
-        is_idle = not self._producer.is_waiting and not self._leases.held_count()
+        is_idle = not self._producer.is_waiting and not self._leases.open_leases()
         until = began_at + (IDLE_S if is_idle else self._ack_linger_s)
         while True:
             left = FLUSH_S if self._flushing else until - time.monotonic()

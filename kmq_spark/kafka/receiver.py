@@ -140,7 +140,7 @@ class Receiver:
         return True
 
     def _log_full(self, now: float) -> None:
-        held_count = self._leases.held_count()
+        held_count = self._leases.held_count(now)
         if now - self._full_logged_at > _FULL_LOG_S and held_count:
             self._full_logged_at = now
             logger.warning(

@@ -132,9 +132,11 @@ def test_held_count_and_expiry_of_the_table() -> None:
     table = LeaseTable()
     early, late = lease_of(1, 2, lease_s=10.0), lease_of(3, lease_s=20.0)
     table.open([early, late])
-    assert table.held_count() == 3
+    assert table.held_count(10.0) == 3
+    assert table.held_count(15.0) == 1, "a lease that has ended holds nothing, whenever the sweep comes by"
+    assert table.held_bytes(15.0) == table.held_bytes_bound(15.0) == late.byte_count
     assert table.expire(15.0) == [early]
-    assert table.held_count() == 1
+    assert table.held_count(15.0) == 1
 
 
 def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -> None:
