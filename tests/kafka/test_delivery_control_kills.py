@@ -1,0 +1,182 @@
+"""Promises of delivery control that concern what a consumer holds, with `kill -9` of the consumer that holds it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.demo.audit import audit
+from kmq_spark.kafka.consumer import QueueConsumer
+from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.service import QueueTracker
+from tests.kafka.conftest import Queue, covered
+from tests.kafka.stage import Stage, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.kafka.message import Message
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+KILLED_LEASE_MS = 2_000
+
+HOLDER = """
+import json, sys, time
+from kmq_spark import QueueConsumer
+servers, queue, count, extend_s, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
+# The group gives up a member that was killed after six seconds, the least that a broker allows by default.
+extra = {"session.timeout.ms": "6000"}
+consumer = QueueConsumer(queue, bootstrap_servers=servers, extra=extra, consumer_id="killed", **json.loads(options))
+held = []
+while len(held) < count:
+    held += consumer.receive(100, timeout=0.5)
+held += consumer.receive(100, timeout=1.0)  # nothing more where limits hold
+if extend_s:
+    min(held, key=lambda message: message.value).extend(extend_s)
+    consumer.flush()
+print(json.dumps([message.value.decode() for message in held]), flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def holding(
+    stage: Stage, count: int, extend_s: float = 0.0, **options: object
+) -> Iterator[tuple[list[str], subprocess.Popen[bytes]]]:
+    """Let a process receive so many messages; give what it holds and the process, which is dead in the end."""
+    options = {"lease_ms": KILLED_LEASE_MS, **options}
+    program = [sys.executable, "-c", HOLDER, stage.bootstrap_servers, stage.queue]
+    process = subprocess.Popen([*program, str(count), str(extend_s), json.dumps(options)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline()), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """`kill -9`, and wait for the end."""
+    process.kill()
+    process.communicate()
+
+
+def ack_all(messages: list[Message]) -> dict[bytes, int]:
+    """Acknowledge; return the deliveries by value."""
+    for message in messages:
+        message.ack()
+    return {message.value or b"": message.delivery_count for message in messages}
+
+
+def started_by(stage: Stage, consumer_id: str) -> list[int]:
+    """Return how many messages each START of a consumer covers."""
+    starts = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.START)
+    return [len(covered(each.marker)) for each in starts if each.marker.consumer_id == consumer_id]
+
+
+def test_extended_message_of_a_killed_consumer_rests_until_its_own_deadline_and_the_others_do_not(stage: Stage) -> None:
+    stage.send("a long one", "b short one")
+    with stage.tracking():
+        with holding(stage, 2, extend_s=12.0, keep_alive=False) as (held, process):
+            assert sorted(held) == ["a long one", "b short one"]
+            kill(process)
+        with stage.consumer() as consumer:
+            (short,) = receive_all(consumer, 1)
+            assert (short.value, short.delivery_count) == (b"b short one", 2)
+            short.ack()
+            (long,) = receive_all(consumer, 1)
+            assert (long.value, long.delivery_count) == (b"a long one", 2)
+            long.ack()
+            consumer.flush()
+    (extension,) = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.KEEPALIVE)
+    assert 12_000 <= long.appended_at_ms - extension.appended_at_ms < 30_000
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (2, 0, set())
+
+
+def test_killed_consumer_held_no_more_than_its_limit_and_the_rest_was_never_counted(stage: Stage) -> None:
+    names = {f"m{number}".encode() for number in range(12)}
+    stage.send(*(name.decode() for name in names))
+    with stage.tracking():
+        with holding(stage, 3, max_in_flight=3) as (held, process):
+            assert len(held) == 3
+            kill(process)
+        assert sum(started_by(stage, "killed")) == 3
+        with stage.consumer(lease_ms=60_000, max_in_flight=2) as consumer:
+            deliveries: dict[bytes, int] = {}
+            while len(deliveries) < len(names):
+                messages = receive_all(consumer, 1)
+                assert consumer.in_flight_count <= 2
+                assert messages, "came no more"
+                deliveries |= ack_all(messages)
+            consumer.flush()
+    assert deliveries == {name: 2 if name.decode() in held else 1 for name in names}
+
+
+def test_message_of_a_killed_consumer_comes_again_to_its_logical_queue_alone(stage: Stage) -> None:
+    with QueueProducer(stage.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
+        for number in range(500):
+            producer.send(f"report {number}", queue="reports")
+        producer.send("mail", queue="emails")
+        producer.send("plain")
+    with stage.tracking():
+        with holding(stage, 1, queue="emails") as (held, process):
+            assert held == ["mail"]
+            kill(process)
+        options: dict[str, Any] = {"lease_ms": 60_000}
+        with (
+            stage.consumer(queue="emails", **options) as emails,
+            stage.consumer(queue="reports", **options) as reports,
+            stage.consumer(**options) as plain,
+        ):
+            assert ack_all(receive_all(emails, 1)) == {b"mail": 2}
+            assert ack_all(receive_all(plain, 1)) == {b"plain": 1}
+            flood = ack_all(receive_all(reports, 500))
+            assert flood == {f"report {number}".encode(): 1 for number in range(500)}
+            for consumer in (emails, reports, plain):
+                assert consumer.receive(10, timeout=1.0) == []
+                consumer.flush()
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (1, 0, set())
+
+
+def test_killed_consumer_of_one_group_costs_another_group_nothing(stage: Stage) -> None:
+    billing = f"{stage.queue}@billing"
+    create_queue(billing, bootstrap_servers=stage.bootstrap_servers)
+    stage.send("a", "b", "c")
+    servers = stage.bootstrap_servers
+    with stage.tracking() as own_tracker, tracking(stage, billing) as their_tracker:
+        with holding(stage, 3, group="billing") as (held, process):
+            assert sorted(held) == ["a", "b", "c"]
+            kill(process)
+        with (
+            stage.consumer(lease_ms=60_000) as own,
+            QueueConsumer(stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000) as theirs,
+        ):
+            assert ack_all(receive_all(own, 3)) == {b"a": 1, b"b": 1, b"c": 1}
+            assert ack_all(receive_all(theirs, 3)) == {b"a": 2, b"b": 2, b"c": 2}
+            assert (own.receive(10, timeout=1.0), theirs.receive(10, timeout=1.0)) == ([], [])
+    assert (own_tracker.stats.redelivered, their_tracker.stats.redelivered) == (0, 3)
+
+
+@contextmanager
+def tracking(stage: Stage, queue: str) -> Iterator[QueueTracker]:
+    """Run a second tracker in this process for the time of a block."""
+    tracker = QueueTracker(stage.spark, queue, stage.settings())
+    thread = threading.Thread(target=tracker.run)
+    thread.start()
+    try:
+        assert wait_until(lambda: tracker.wait_ready(0), 60)
+        yield tracker
+    finally:
+        tracker.stop()
+        thread.join(60)
