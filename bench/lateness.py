@@ -73,7 +73,7 @@ _SHARES = {"p50": 50, "p99": 99, "max": 100}
 
 
 def _start_messages(bootstrap_servers: str, topic: str, rate_per_s: int, partitions: int, seconds: int) -> None:
-    """Write one START after the other, evenly over time; above a thousand a second, each covers some, as a consumer's."""
+    """Write STARTs evenly over time; above a thousand a second each covers some messages, as a consumer's do."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     began_s = time.monotonic()
     size = max(1, rate_per_s // 1_000)
