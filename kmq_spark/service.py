@@ -55,6 +55,9 @@ LONGEST_BACKOFF_S = 30.0
 _JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
 """What py4j raises when nobody answers; the clients of Kafka raise neither."""
 
+BEHIND_S = 1.0
+"""A batch that took longer has more to read behind it, most likely, and is not followed by a rest."""
+
 STOP_WAIT_S = 10.0
 """How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
 
@@ -82,6 +85,7 @@ class QueueTracker:
         self._upkeep_failure: KmqError | None = None
         self._failures_in_a_row = 0
         self._has_opened = False
+        self._batch_began_s = time.monotonic()
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
         self.stats = TrackerStats()
@@ -272,8 +276,16 @@ class QueueTracker:
                     batch_id, self._queue, sent.redelivered, sent.dead_lettered, sent.expired,
                     extra={"action": "redelivered", "queue": self._queue},
                 )  # fmt: skip
+            self._rest_between_batches(ticker, catch_up)
 
         return deliver
+
+    def _rest_between_batches(self, ticker: Ticker, catch_up: CatchUp) -> None:
+        """Leave the machine to others while nothing is due: consumers write markers all the time."""
+        took_s = time.monotonic() - self._batch_began_s
+        if catch_up.is_over and took_s < BEHIND_S and self._settings.tracker.trigger != "available-now":
+            ticker.rest(self._settings.tracker.rest_ms / 1000)
+        self._batch_began_s = time.monotonic()
 
     def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
