@@ -33,6 +33,8 @@ def write_table(results: dict[str, Any], path: Path) -> str:
         f"{row['state_bytes'] // 1000:,} |"
         for row in results["tracker"]
     ]
+    by_partitions = ", ".join(f"{count}: {ms} ms" for count, ms in results["tick_ms_by_partitions"].items())
+    lines += ["", f"A batch with a TICK in every markers partition, by their number: {by_partitions}."]
     hand_over = results["latency"]
     lines += ["", f"From `send` to the consumer's hands at {hand_over['per_s']:,} messages a second, ms:", ""]
     lines += ["| | p50 | p95 | p99 | p95 as a multiple of plain |", "|---|---|---|---|---|"]

@@ -40,6 +40,8 @@ def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: 
             in_flight.measure(bench, count, scattered=scattered) for count in in_flights for scattered in (False, True)
         ]
         _say("in flight", tracker)
+        by_partitions = in_flight.tick_ms_by_partitions(bench, (4, 16, 64))
+        _say("TICK by partitions", by_partitions)
     finally:
         bench.close()
     late = {str(rate): lateness.main(rate) for rate in (1, 100, 10_000)}
@@ -54,6 +56,7 @@ def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: 
         "mass_expiry_per_s": mass["per_s"],
         "mass_expiry": mass,
         "tracker": tracker,
+        "tick_ms_by_partitions": by_partitions,
         "poison": poison.main(),
     }
 
