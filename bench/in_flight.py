@@ -30,7 +30,7 @@ TICKS = 12
 
 
 def tick_ms_by_partitions(bench: Bench, counts: Sequence[int]) -> dict[str, int]:
-    """Return how long a batch with a TICK in every partition takes, next to nothing in flight, by markers partitions."""
+    """Return how long a batch with a TICK in every markers partition takes, ms, by their number; few are in flight."""
     found = {}
     for partitions in counts:
         queue = bench.queue(f"flight-of-{partitions}", partitions)
