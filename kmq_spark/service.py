@@ -84,7 +84,7 @@ class QueueTracker:
         self._failure: BaseException | None = None
         self._upkeep_failure: KmqError | None = None
         self._failures_in_a_row = 0
-        self._has_opened = False
+        self._known_ids: frozenset[str] = frozenset()
         self._batch_began_s = time.monotonic()
         self._rests_s: dict[int, float] = {}
         self._query: StreamingQuery | None = None
@@ -145,9 +145,9 @@ class QueueTracker:
     def _may_pass(self, error: Exception) -> bool:
         """Return whether starting again may help."""
         if isinstance(error, KafkaClientError):
-            return error.retriable and self._has_opened
+            return error.retriable and bool(self._known_ids)
         if isinstance(error, TopicError):
-            return self._has_opened
+            return bool(self._known_ids)
         if isinstance(error, KmqError):
             return error.retriable
         return not isinstance(error, _JVM_IS_GONE)
@@ -184,8 +184,8 @@ class QueueTracker:
         sender = sender_of(self._settings, self._queue, layout)
         self._sender = sender
         try:
-            resume = sender.open()
-            self._has_opened = True
+            resume = sender.open(self._known_ids)
+            self._known_ids |= sender.known_ids
             if self._settings.tracker.fail_on_removed_markers:
                 resume.check_nothing_removed(sender.topics.markers_topic)
             logger.info(
