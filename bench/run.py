@@ -30,7 +30,7 @@ def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: 
     """Measure everything and return it in the form of results.json."""
     bench = Bench()
     try:
-        rates = throughput.measure(bench, rounds=rounds, sizes=sizes, consumers=consumers, mib=100)
+        rates = throughput.measure(bench, rounds=rounds, sizes=sizes, consumers=consumers, mib=600)
         _say("throughput", rates["ratios"])
         hand_over = latency.measure(bench, rate_per_s=1_000, seconds=12, rounds=rounds)
         _say("latency", hand_over)
@@ -66,7 +66,7 @@ def guard() -> int:
     stored = json.loads((HERE / "results.json").read_text())["ratios"]
     bench = Bench()
     try:
-        now = throughput.measure(bench, rounds=3, sizes=[100], consumers=[1], mib=50)["ratios"]
+        now = throughput.measure(bench, rounds=3, sizes=[100], consumers=[1], mib=200)["ratios"]
     finally:
         bench.close()
     fallen = [name for name, ratio in stored.items() if now[name] < TOLERATED * ratio]
