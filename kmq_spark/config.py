@@ -14,7 +14,7 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -49,6 +49,14 @@ QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
 TrackedName = Annotated[str, Field(pattern=TRACKED_NAME_PATTERN)]
 
 
+class Reach(TypedDict):
+    """What everything that asks a broker takes: which one, how patiently, and with which secrets."""
+
+    bootstrap_servers: str
+    timeout_ms: int
+    extra: dict[str, str]
+
+
 class _Section(BaseModel):
     """One table of the file: frozen, and nothing unknown in it."""
 
@@ -69,6 +77,10 @@ class KafkaSettings(_Section):
 
     timeout_ms: int = Field(default=15_000, ge=1_000, le=300_000)
     """How long a metadata or admin call may take before it is an error; raise it on slow networks."""
+
+    def reach(self) -> Reach:
+        """Return the arguments by which a client is told of the broker; secrets are open in them."""
+        return Reach(bootstrap_servers=self.bootstrap_servers, timeout_ms=self.timeout_ms, extra=plain(self.extra))
 
 
 class QueueSettings(_Section):

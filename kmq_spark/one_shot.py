@@ -61,10 +61,7 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
         TopicError: A topic is missing or does not fit.
         KmqError: Markers were removed before they were read, or the broker does not answer; run it again.
     """
-    kafka = settings.kafka
-    layout = check_queue(
-        queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-    )
+    layout = check_queue(queue, **settings.kafka.reach())
     sender = sender_of(settings, queue, layout)
     try:
         resume = sender.open()

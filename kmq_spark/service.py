@@ -171,11 +171,7 @@ class QueueTracker:
 
     def _run_once(self) -> None:
         """Open the sender, tick, run the query until it ends."""
-        kafka = self._settings.kafka
-        extra = plain(kafka.extra)
-        layout = check_queue(
-            self._queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=extra
-        )
+        layout = check_queue(self._queue, **self._settings.kafka.reach())
         sender = sender_of(self._settings, self._queue, layout)
         self._sender = sender
         try:

@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import (
-    EXIT_FAILED,
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import EXIT_FAILED, told_clearly
 from kmq_spark.cli.looking import inspector_of, reading
+from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
@@ -44,13 +36,9 @@ def _message() -> None:
 @app.command("show")
 @told_clearly
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")],
+    name: QueueName,
     message_id: Annotated[str, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O")],
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
@@ -58,7 +46,7 @@ def show(
     from kmq_spark.kafka.storyteller import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
 
     wanted = _parsed(message_id)
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     with inspector_of(name, settings) as inspector, reading(name) as told:
         content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
     if not events:
