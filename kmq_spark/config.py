@@ -25,6 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from kmq_spark.core.names import GROUP_NAME, QUEUE_NAME
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
-"""Queue names reach topic names, metric labels and file paths, so Kafka's own alphabet and room for a suffix."""
-
-TRACKED_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}(@[A-Za-z0-9._-]{1,100})?$"
+TRACKED_NAME_PATTERN = rf"^{QUEUE_NAME}(@{GROUP_NAME})?$"
 """`queue`, or `queue@group` for one of the groups that read it, each of which has a tracker of its own."""
 
 ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
@@ -45,7 +43,6 @@ TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
 _FILE_VALUES = "_file_values"
 """Under this name the file's values travel to `settings_customise_sources`; no section may have it."""
 
-QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
 TrackedName = Annotated[str, Field(pattern=TRACKED_NAME_PATTERN)]
 
 

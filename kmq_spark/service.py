@@ -193,11 +193,8 @@ class QueueTracker:
         self._failure = self._upkeep_failure = None
         ticker.start()
         try:
-            if self._settings.tracker.trigger == "available-now" and not ticker.wait_first_ticks(
-                self._settings.kafka.timeout_ms / 1000
-            ):
-                message = f"cannot write TICKs for {self._queue} in time; check the broker"
-                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            if self._settings.tracker.trigger == "available-now":
+                ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
             query = self._query = self._start_query(sender, ticker, resume)
             ticker.on_pause = lambda: self._keep_up(sender, query)
             self._await(query)

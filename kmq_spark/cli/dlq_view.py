@@ -66,7 +66,7 @@ def _cells(letter: DeadLetter) -> tuple[str, ...]:
 
 
 def _origin(letter: DeadLetter) -> str | None:
-    return None if letter.origin is None else ":".join(map(str, letter.origin))
+    return None if letter.origin is None else letter.origin.text
 
 
 def print_whole(letter: DeadLetter, max_bytes: int) -> None:

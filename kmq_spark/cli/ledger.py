@@ -14,6 +14,7 @@ from kmq_spark.cli.ledger_view import print_rows
 from kmq_spark.cli.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, settings_from
 from kmq_spark.cli.output import Output, OutputForm
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
+from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -157,17 +158,16 @@ def _check_view(view: str) -> None:
     known_view(view)
 
 
-def _message_place(view: str, queue: str, message: str) -> tuple[int, int] | None:
+def _message_place(view: str, queue: str, message: str) -> MessageId | None:
     if not message:
         return None
-    partition, colon, offset = message.partition(":")
     if view != "message_story" or not queue:
         text = f"--message needs message_story and --queue: got {view!r} and {queue!r}; add what is missing"
         raise ConfigError(text)
-    if not (colon and partition.isdecimal() and offset.isdecimal()):
+    if (place := MessageId.parse(message)) is None:
         text = f"message is not allowed: got {message!r}, partition:offset such as 3:17; correct --message"
         raise ConfigError(text)
-    return int(partition), int(offset)
+    return place
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:
@@ -195,7 +195,7 @@ def _stdout_as_stderr() -> Iterator[None]:
         os.close(ours)
 
 
-def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: tuple[int, int] | None) -> DataFrame:
+def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: MessageId | None) -> DataFrame:
     from kmq_spark import ledger  # noqa: PLC0415  # as above
 
     # With no folder named, a catalog in the settings is meant.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,8 +24,6 @@ app = typer.Typer(help="One message.", no_args_is_help=True)
 
 SHOWN_BYTES = 1_000
 
-_ID = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
-
 
 @app.callback()
 def _message() -> None:
@@ -45,7 +42,10 @@ def show(
     """Tell a message's story from its first copy on: sent, started, kept alive, ended, redelivered, dead, redriven."""
     from kmq_spark.kafka.storyteller import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    wanted = _parsed(message_id)
+    wanted = MessageId.parse(message_id)
+    if wanted is None:
+        message = f"message id is not allowed: got {message_id!r}, partition:offset as in 0:42; see `kmq queue peek`"
+        raise ConfigError(message)
     settings = connection.settings()
     with inspector_of(name, settings) as inspector, reading(name) as told:
         content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
@@ -56,14 +56,6 @@ def show(
     if output is OutputForm.TABLE:
         typer.echo(_head(message_id, content, max_bytes))
     print_rows(output, rows, lambda: _events(events))
-
-
-def _parsed(text: str) -> MessageId:
-    found = _ID.fullmatch(text)
-    if found is None:
-        message = f"message id is not allowed: got {text!r}, partition:offset as in 0:42; see `kmq queue peek`"
-        raise ConfigError(message)
-    return MessageId(int(found[1]), int(found[2]))
 
 
 def _head(message_id: str, content: Content | None, max_bytes: int) -> str:

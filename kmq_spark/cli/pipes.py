@@ -148,7 +148,7 @@ def _write(message: Message, output: OutputForm) -> None:
         sys.stdout.buffer.write((message.value or b"") + b"\n")
     else:
         told = {
-            "id": f"{message.id.queue_partition}:{message.id.message_offset}",
+            "id": message.id.text,
             "delivery_count": message.delivery_count,
             **json_bytes("key", message.key),
             **json_bytes("value", message.value),
