@@ -67,14 +67,17 @@ class Tally:
         return now - self.last_s > IDLE_S if self.messages else now - self._began_s > FIRST_S
 
 
+def of_group(work: Work) -> dict[str, Any]:
+    """Return the settings of a plain consumer, tuned as ours is."""
+    return {
+        "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
+        "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10,
+    }  # fmt: skip
+
+
 def plain(work: Work, tally: Tally) -> None:
     """`confluent_kafka.Consumer.consume`, positions committed in the background."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
-            "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10,
-        }
-    )  # fmt: skip
+    consumer = Consumer(of_group(work))
     consumer.subscribe([work.topic])
     while not tally.is_over:
         messages = consumer.consume(1, 0.2)

@@ -23,8 +23,8 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from kmq_spark.errors import ConfigError, KmqError, LeaseLostError
-from kmq_spark.failpoints import failpoint
+from kmq_spark.errors import ConfigError, KmqError, LeaseLostError, UsageError
+from kmq_spark.failpoints import failpoint, is_armed
 from kmq_spark.kafka.hand_over import HandOver, Window
 from kmq_spark.kafka.leases import Verb
 
@@ -118,7 +118,7 @@ class Worker:
         _check_least(retry_delay_ms=(retry_delay_ms, 0), drain_timeout_ms=(drain_timeout_ms, 0))
         self._intake = intake
         self._close = close
-        self._handler = handler
+        self._handler = _with_failpoints(handler) if is_armed() else handler
         self._max_batch = max_batch
         self._retry_delay_s = retry_delay_ms / 1000
         self._drain_timeout_s = drain_timeout_ms / 1000
@@ -262,12 +262,18 @@ class Worker:
             )
 
     def _work(self, counts: RunSummary) -> None:
-        handler, take = self._handler, self._ready.take
-        while (message := take()) is not None:
+        """Handle messages until there are no more; each step here is made a million times a second."""
+        handler, pop, take = self._handler, self._ready.pop, self._ready.take
+        while True:
             try:
-                failpoint("consumer.in-handler")
+                message = pop()
+            except IndexError:
+                waited_for = take()
+                if waited_for is None:
+                    return
+                message = waited_for
+            try:
                 handler(message)
-                failpoint("consumer.handled")
             except Exception:
                 counts.failed += 1
                 logger.exception("handler raised on %r", message, extra={"action": "handler_failed"})
@@ -277,15 +283,21 @@ class Worker:
                 self.stop()
                 self._settle(message, counts, Verb.RELEASE)
             else:
-                self._settle(message, counts, Verb.ACK)
+                try:
+                    message.ack()
+                except LeaseLostError as error:
+                    _lose(counts, error)
+                except UsageError:
+                    self._settle(message, counts, Verb.ACK)  # the handler has released or rejected it
+                else:
+                    counts.acked += 1
 
     def _settle(self, message: Message, counts: RunSummary, default: Verb) -> None:
         """Settle what the handler has not, and count how it ended."""
         try:
             verb = message.finish(default, self._retry_delay_s)
         except LeaseLostError as error:
-            counts.lost += 1
-            logger.warning("%s", error, extra={"action": "lease_lost"})
+            _lose(counts, error)
             return
         if verb is Verb.ACK:
             counts.acked += 1
@@ -312,6 +324,22 @@ class Worker:
         if number == signal.SIGINT and self._stopping.is_set():
             raise KeyboardInterrupt
         self.stop()
+
+
+def _lose(counts: RunSummary, error: LeaseLostError) -> None:
+    counts.lost += 1
+    logger.warning("%s", error, extra={"action": "lease_lost"})
+
+
+def _with_failpoints(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+    """Return a handler with the points before and behind it, where one of them may be meant."""
+
+    def handle(message: Message) -> None:
+        failpoint("consumer.in-handler")
+        handler(message)
+        failpoint("consumer.handled")
+
+    return handle
 
 
 @contextlib.contextmanager
