@@ -14,7 +14,7 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -25,6 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from kmq_spark.core.names import GROUP_NAME, QUEUE_NAME
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
-"""Queue names reach topic names, metric labels and file paths, so Kafka's own alphabet and room for a suffix."""
-
-TRACKED_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}(@[A-Za-z0-9._-]{1,100})?$"
+TRACKED_NAME_PATTERN = rf"^{QUEUE_NAME}(@{GROUP_NAME})?$"
 """`queue`, or `queue@group` for one of the groups that read it, each of which has a tracker of its own."""
 
 ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
@@ -45,8 +43,15 @@ TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
 _FILE_VALUES = "_file_values"
 """Under this name the file's values travel to `settings_customise_sources`; no section may have it."""
 
-QueueName = Annotated[str, Field(pattern=QUEUE_NAME_PATTERN)]
 TrackedName = Annotated[str, Field(pattern=TRACKED_NAME_PATTERN)]
+
+
+class Reach(TypedDict):
+    """What everything that asks a broker takes: which one, how patiently, and with which secrets."""
+
+    bootstrap_servers: str
+    timeout_ms: int
+    extra: dict[str, str]
 
 
 class _Section(BaseModel):
@@ -69,6 +74,10 @@ class KafkaSettings(_Section):
 
     timeout_ms: int = Field(default=15_000, ge=1_000, le=300_000)
     """How long a metadata or admin call may take before it is an error; raise it on slow networks."""
+
+    def reach(self) -> Reach:
+        """Return the arguments by which a client is told of the broker; secrets are open in them."""
+        return Reach(bootstrap_servers=self.bootstrap_servers, timeout_ms=self.timeout_ms, extra=plain(self.extra))
 
 
 class QueueSettings(_Section):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.config import plain
 from kmq_spark.core.fold import LoggedMarker, PartitionState, fold
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
-from kmq_spark.errors import KafkaClientError, WireError
+from kmq_spark.errors import WireError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topic_reader import read_to_end
@@ -61,29 +61,24 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
         TopicError: A topic is missing or does not fit.
         KmqError: Markers were removed before they were read, or the broker does not answer; run it again.
     """
-    kafka = settings.kafka
-    layout = check_queue(
-        queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-    )
+    layout = check_queue(queue, **settings.kafka.reach())
     sender = sender_of(settings, queue, layout)
     try:
         resume = sender.open()
         if settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(layout.topics.markers_topic)
-        _tick(queue, settings, layout)
+        _tick(settings, layout)
         return _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
     finally:
         sender.close()
 
 
-def _tick(queue: str, settings: Settings, layout: QueueLayout) -> None:
+def _tick(settings: Settings, layout: QueueLayout) -> None:
     """Write a TICK to every markers partition: what is overdue by the broker's clock falls due there."""
     ticker = ticker_of(settings, layout)
     ticker.start()
     try:
-        if not ticker.wait_first_ticks(settings.kafka.timeout_ms / 1000):
-            message = f"cannot write TICKs for {queue} in time; check the broker"
-            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+        ticker.wait_first_ticks(settings.kafka.timeout_ms / 1000)
     finally:
         ticker.stop()
 

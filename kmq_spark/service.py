@@ -176,11 +176,7 @@ class QueueTracker:
 
     def _run_once(self) -> None:
         """Open the sender, tick, run the query until it ends."""
-        kafka = self._settings.kafka
-        extra = plain(kafka.extra)
-        layout = check_queue(
-            self._queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=extra
-        )
+        layout = check_queue(self._queue, **self._settings.kafka.reach())
         sender = sender_of(self._settings, self._queue, layout)
         self._sender = sender
         try:
@@ -202,11 +198,8 @@ class QueueTracker:
         self._failure = self._upkeep_failure = None
         ticker.start()
         try:
-            if self._settings.tracker.trigger == "available-now" and not ticker.wait_first_ticks(
-                self._settings.kafka.timeout_ms / 1000
-            ):
-                message = f"cannot write TICKs for {self._queue} in time; check the broker"
-                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            if self._settings.tracker.trigger == "available-now":
+                ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
             query = self._query = self._start_query(sender, ticker, resume)
             ticker.on_pause = lambda: self._keep_up(sender, query)
             self._await(query)

@@ -13,7 +13,6 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from kmq_spark.config import plain
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KmqError, WireError
 from kmq_spark.kafka.inspector import QueueInspector
@@ -139,10 +138,7 @@ class TrackerMetrics:
         return add
 
     def _inspector(self, queue: str) -> QueueInspector:
-        kafka = self._settings.kafka
-        return QueueInspector(
-            queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-        )
+        return QueueInspector(queue, **self._settings.kafka.reach())
 
     def _oldest_start_s(self, queue: str, inspector: QueueInspector, needed: dict[int, int]) -> float | None:
         """Return when the oldest message in flight was started: the append time of the START still needed."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kmq_spark.cli.common import told_clearly
-from kmq_spark.cli.output import Output, OutputForm, print_rows, table
+from kmq_spark.cli.output import Output, OutputForm, print_data
 from kmq_spark.cli.queue import Name
 from kmq_spark.errors import ConfigError
 
@@ -93,7 +93,7 @@ def acls(
             raise ConfigError(message)
     wanted = [grant for grant in grants(QueueTopics.parse(name)) if not part or grant.part in part]
     if output is not OutputForm.TABLE:
-        print_rows(output, [grant._asdict() for grant in wanted], table)  # type: ignore[arg-type]  # never called
+        print_data(output, (grant._asdict() for grant in wanted))
         return
     before = ""
     for grant in wanted:

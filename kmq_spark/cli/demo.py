@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, BootstrapServer, print_json, set_up_logs, told_clearly
+from kmq_spark.cli.common import EXIT_FAILED, print_json, set_up_logs, told_clearly
+from kmq_spark.cli.options import BootstrapServer
 
 
 @told_clearly

@@ -8,15 +8,11 @@ Rule 2: JSON names are those of `DeadLetter`; a key or value that is no UTF-8 st
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from kmq_spark.cli.output import PIPE_WIDTH, OutputForm, json_bytes, shown
+from kmq_spark.cli.output import OutputForm, json_bytes, print_data, rendered, shown, table
 from kmq_spark.inspection.spans import instant
 
 if TYPE_CHECKING:
@@ -32,7 +28,7 @@ def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[s
         "id": letter.id,
         "partition": letter.partition,
         "offset": letter.offset,
-        "origin": ":".join(map(str, letter.origin)) if letter.origin is not None else None,
+        "origin": _origin(letter),
         "queue": letter.queue or None,
         "reason": letter.reason,
         "delivery_count": letter.delivery_count,
@@ -51,47 +47,35 @@ def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[s
 
 def print_letters(letters: Iterable[DeadLetter], form: OutputForm, max_bytes: int) -> int:
     """Print dead letters as a list; return how many."""
-    count = 0
-    if form is OutputForm.JSONL:
-        for count, letter in enumerate(letters, 1):  # noqa: B007  # the count is the result
-            typer.echo(json.dumps(as_json(letter, max_bytes=max_bytes, with_headers=False)))
-        return count
-    found = list(letters)
-    if form is OutputForm.JSON:
-        typer.echo(json.dumps([as_json(each, max_bytes=max_bytes, with_headers=False) for each in found], indent=2))
-    elif found:
-        _console().print(_table(found))
+    if form is not OutputForm.TABLE:
+        return print_data(form, (as_json(each, max_bytes=max_bytes, with_headers=False) for each in letters))
+    if found := [_cells(each) for each in letters]:
+        typer.echo(rendered(table(("ID…", "DEAD AT…", "ORIGIN…", ">DELIVERIES", "KEY…24", "REASON"), found)))
     return len(found)
 
 
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+def _cells(letter: DeadLetter) -> tuple[str, ...]:
+    return (
+        letter.id,
+        instant(letter.dead_at_ms),
+        _origin(letter) or "-",
+        str(letter.delivery_count),
+        shown(letter.key),
+        shown(letter.reason or letter.problem),
+    )
 
 
-def _table(letters: list[DeadLetter]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("ID", no_wrap=True)
-    table.add_column("DEAD AT", no_wrap=True)
-    table.add_column("ORIGIN", no_wrap=True)
-    table.add_column("DELIVERIES", justify="right")
-    table.add_column("KEY", max_width=24, no_wrap=True, overflow="ellipsis")
-    table.add_column("REASON", overflow="fold")
-    for letter in letters:
-        origin = ":".join(map(str, letter.origin)) if letter.origin is not None else "-"
-        cells = (letter.id, instant(letter.dead_at_ms), origin, str(letter.delivery_count), shown(letter.key))
-        table.add_row(*map(Text, cells), Text(shown(letter.reason or letter.problem)))
-    return table
+def _origin(letter: DeadLetter) -> str | None:
+    return None if letter.origin is None else letter.origin.text
 
 
 def print_whole(letter: DeadLetter, max_bytes: int) -> None:
     """Print everything that a dead letter tells, a fact a line."""
-    origin = ":".join(map(str, letter.origin)) if letter.origin is not None else "-"
     typer.echo(f"dead letter    {letter.id}")
     typer.echo(f"reason         {shown(letter.reason)}")
     if letter.problem:
         typer.echo(f"cannot redrive {shown(letter.problem)}")
-    typer.echo(f"origin         {origin}")
+    typer.echo(f"origin         {_origin(letter) or '-'}")
     if letter.queue:
         typer.echo(f"logical queue  {shown(letter.queue)}")
     typer.echo(f"deliveries     {letter.delivery_count}")

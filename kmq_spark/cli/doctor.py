@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.common import (
-    EXIT_UNHEALTHY,
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import EXIT_UNHEALTHY, told_clearly
 from kmq_spark.cli.looking import inspector_of, reading
+from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output, OutputForm, print_rows, rendered, shown, table
 from kmq_spark.errors import KafkaClientError
 
@@ -36,12 +28,8 @@ _SIGNS = {"ok": "ok", "warning": "WARN", "unhealthy": "FAIL"}
 
 @told_clearly
 def doctor(
-    name: Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")],
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    name: QueueName,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
     checkpoint_dir: Annotated[
         str | None, typer.Option(help="The tracker's checkpoint folder, to look at it too.")
@@ -50,11 +38,7 @@ def doctor(
     """Check a queue from its broker to its dead letters, and name each repair. Exit code 3: unhealthy."""
     from kmq_spark.inspection.findings import is_unhealthy  # noqa: PLC0415  # `kmq --help` must not wait for numpy
 
-    settings = settings_from(
-        config, bootstrap_server, command_config, client_settings, timeout_ms,
-        tracker={"checkpoint_dir": checkpoint_dir},
-    )  # fmt: skip
-    found = _findings(name, settings)
+    found = _findings(name, connection.settings(tracker={"checkpoint_dir": checkpoint_dir}))
     print_rows(output, [asdict(finding) for finding in found], lambda: _as_table(found))
     if output is OutputForm.TABLE:
         typer.echo(_repairs(found))

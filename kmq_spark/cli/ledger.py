@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    print_json,
-    set_up_logs,
-    settings_from,
-    told_clearly,
-)
-from kmq_spark.cli.ledger_view import OutputForm, print_rows
-from kmq_spark.cli.one_line import OneLineCommand
+from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.ledger_view import print_rows
+from kmq_spark.cli.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, settings_from
+from kmq_spark.cli.output import Output, OutputForm
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
-from kmq_spark.config import plain
+from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,9 +28,6 @@ app = typer.Typer(help="The ledger: every message's life in Delta tables.", no_a
 
 LedgerDir = Annotated[str | None, typer.Option(help="Folder of the ledger.", metavar="PATH")]
 Catalog = Annotated[str | None, typer.Option(help="catalog.schema in place of a folder.", metavar="NAME")]
-Master = Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")]
-DriverMemory = Annotated[str, typer.Option(help="Heap of the Spark driver.")]
-LogLevel = Annotated[str, typer.Option(help="Level of our own log.")]
 
 MASTER, DRIVER_MEMORY = "local[2]", "1g"
 
@@ -46,30 +35,24 @@ MASTER, DRIVER_MEMORY = "local[2]", "1g"
 @app.command("run")
 @told_clearly
 def run(
+    address: Address,
     queues: Annotated[
         list[str] | None,
         typer.Argument(help="Queues, or queue@group; default: those of [ledger], else of [tracker].", metavar="QUEUE"),
     ] = None,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
     ledger_dir: LedgerDir = None,
     catalog: Catalog = None,
     checkpoint_dir: Annotated[str | None, typer.Option(help="Where Spark keeps how far it has read.")] = None,
     trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
-    events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")] = False,
+    events: Events = False,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Write what happens in queues to Delta tables until SIGTERM or Ctrl+C, or once (available-now)."""
     set_up_logs(log_level_of(log_level))
     settings = settings_from(
-        config,
-        bootstrap_server,
-        command_config,
-        client_settings,
+        address,
         ledger={
             **_place(ledger_dir, catalog),
             "checkpoint_dir": checkpoint_dir,
@@ -98,13 +81,13 @@ def show(
         str, typer.Option(help="Of message_story: any copy, partition:offset; needs --queue.", metavar="P:O")
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Most rows.", metavar="N")] = 20,
-    form: Annotated[OutputForm, typer.Option("-o", "--output", help="Form of the output.")] = OutputForm.TABLE,
+    form: Output = OutputForm.TABLE,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
 ) -> None:
     """Ask the ledger: the rows of a view or a table."""
     set_up_logs("WARNING")
-    settings = settings_from(config, None, None, None, ledger=_place(ledger_dir, catalog))
+    settings = settings_from(Address(config=config), ledger=_place(ledger_dir, catalog))
     _check_view(view)
     place = _message_place(view, queue, message)
     spark = _session(master, driver_memory)
@@ -128,7 +111,7 @@ def maintain(
 ) -> None:
     """Delete days past [ledger] keep_days, compact files, remove files that no row needs."""
     set_up_logs("WARNING")
-    settings = settings_from(config, None, None, None, ledger={**_place(ledger_dir, catalog), "keep_days": keep_days})
+    settings = settings_from(Address(config=config), ledger={**_place(ledger_dir, catalog), "keep_days": keep_days})
     from kmq_spark import ledger  # noqa: PLC0415  # the other commands must not wait for Spark to load
     from kmq_spark.ledger.service import location_of  # noqa: PLC0415  # as above
 
@@ -164,11 +147,8 @@ def _queues(settings: Settings) -> tuple[str, ...]:
     if not queues:
         message = "no queue is named: got none, at least one; name it as an argument or in [ledger] queues"
         raise ConfigError(message)
-    kafka = settings.kafka
     for queue in queues:
-        check_queue(
-            queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-        )
+        check_queue(queue, **settings.kafka.reach())
     return tuple(dict.fromkeys(queues))
 
 
@@ -178,17 +158,16 @@ def _check_view(view: str) -> None:
     known_view(view)
 
 
-def _message_place(view: str, queue: str, message: str) -> tuple[int, int] | None:
+def _message_place(view: str, queue: str, message: str) -> MessageId | None:
     if not message:
         return None
-    partition, colon, offset = message.partition(":")
     if view != "message_story" or not queue:
         text = f"--message needs message_story and --queue: got {view!r} and {queue!r}; add what is missing"
         raise ConfigError(text)
-    if not (colon and partition.isdecimal() and offset.isdecimal()):
+    if (place := MessageId.parse(message)) is None:
         text = f"message is not allowed: got {message!r}, partition:offset such as 3:17; correct --message"
         raise ConfigError(text)
-    return int(partition), int(offset)
+    return place
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:
@@ -216,7 +195,7 @@ def _stdout_as_stderr() -> Iterator[None]:
         os.close(ours)
 
 
-def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: tuple[int, int] | None) -> DataFrame:
+def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: MessageId | None) -> DataFrame:
     from kmq_spark import ledger  # noqa: PLC0415  # as above
 
     # With no folder named, a catalog in the settings is meant.
@@ -247,6 +226,4 @@ def _run(
 
 def run_submitted() -> None:
     """Run with the arguments of `kmq ledger`: for `jobs/ledger.py` and Databricks wheel tasks."""
-    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    submitted.command(cls=OneLineCommand)(run)
-    submitted()
+    run_alone(run)

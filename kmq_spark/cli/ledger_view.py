@@ -7,7 +7,6 @@ Rule 2: columns that are empty in every row are left out of a table, never of JS
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from datetime import UTC, date, datetime
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.output import OutputForm, shown
+from kmq_spark.cli.output import OutputForm, print_data, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["OutputForm", "print_rows"]
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], form: OutputForm) -> None:
@@ -31,11 +28,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], form: OutputForm) -> None:
         rows: Values by column, as Spark gives them: instants without a zone are UTC.
         form: As asked for.
     """
-    if form is OutputForm.JSON:
-        typer.echo(json.dumps([_plain(row) for row in rows], indent=2))
-    elif form is OutputForm.JSONL:
-        for row in rows:
-            typer.echo(json.dumps(_plain(row)))
+    if form is not OutputForm.TABLE:
+        print_data(form, map(_plain, rows))
     elif rows:
         typer.echo(_table(rows))
     else:

@@ -7,8 +7,6 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kmq_spark.config import plain
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -26,10 +24,7 @@ def inspector_of(queue: str, settings: Settings) -> QueueInspector:
     from kmq_spark.kafka.inspector import QueueInspector  # noqa: PLC0415  # `kmq --help` must not load the client
 
     quiet_client()
-    kafka = settings.kafka
-    return QueueInspector(
-        queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-    )
+    return QueueInspector(queue, **settings.kafka.reach())
 
 
 @contextmanager

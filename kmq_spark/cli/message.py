@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import (
-    EXIT_FAILED,
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import EXIT_FAILED, told_clearly
 from kmq_spark.cli.looking import inspector_of, reading
+from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
@@ -33,8 +24,6 @@ app = typer.Typer(help="One message.", no_args_is_help=True)
 
 SHOWN_BYTES = 1_000
 
-_ID = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
-
 
 @app.callback()
 def _message() -> None:
@@ -44,21 +33,20 @@ def _message() -> None:
 @app.command("show")
 @told_clearly
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")],
+    name: QueueName,
     message_id: Annotated[str, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O")],
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Tell a message's story from its first copy on: sent, started, kept alive, ended, redelivered, dead, redriven."""
     from kmq_spark.kafka.storyteller import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    wanted = _parsed(message_id)
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    wanted = MessageId.parse(message_id)
+    if wanted is None:
+        message = f"message id is not allowed: got {message_id!r}, partition:offset as in 0:42; see `kmq queue peek`"
+        raise ConfigError(message)
+    settings = connection.settings()
     with inspector_of(name, settings) as inspector, reading(name) as told:
         content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
     if not events:
@@ -68,14 +56,6 @@ def show(
     if output is OutputForm.TABLE:
         typer.echo(_head(message_id, content, max_bytes))
     print_rows(output, rows, lambda: _events(events))
-
-
-def _parsed(text: str) -> MessageId:
-    found = _ID.fullmatch(text)
-    if found is None:
-        message = f"message id is not allowed: got {text!r}, partition:offset as in 0:42; see `kmq queue peek`"
-        raise ConfigError(message)
-    return MessageId(int(found[1]), int(found[2]))
 
 
 def _head(message_id: str, content: Content | None, max_bytes: int) -> str:

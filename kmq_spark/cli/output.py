@@ -71,16 +71,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table
 
     Args:
         columns: Heads; one that begins with `>` is of numbers, one that ends with `…` is cut where there is no room,
-            all others are folded.
+            with a number behind it at that many characters in any case; all others are folded.
         rows: Cells; text that came from outside must have been through `shown`.
     """
     made = Table(box=None, pad_edge=False, header_style="")
-    for name in columns:
-        is_number, is_cut = name.startswith(">"), name.endswith("…")
+    for column in columns:
+        name, is_cut, widest = column.partition("…")
+        is_number = name.startswith(">")
         made.add_column(
-            name.strip(">…"),
+            name.removeprefix(">"),
+            max_width=int(widest) if widest else None,
             justify="right" if is_number else "left",
-            no_wrap=is_number or is_cut,
+            no_wrap=is_number or bool(is_cut),
             overflow="ellipsis" if is_cut else "fold",
         )
     for row in rows:
@@ -97,13 +99,22 @@ def print_rows(form: OutputForm, rows: Sequence[Mapping[str, Any]], as_table: Ca
         rows: As JSON can hold them.
         as_table: Makes the table where that is wanted.
     """
-    if form is OutputForm.JSON:
-        typer.echo(json.dumps(list(rows), indent=2))
-    elif form is OutputForm.JSONL:
-        for row in rows:
-            typer.echo(json.dumps(row))
-    else:
+    if form is OutputForm.TABLE:
         typer.echo(rendered(as_table()))
+    else:
+        print_data(form, rows)
+
+
+def print_data(form: OutputForm, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Print rows as JSON: one document, or a line each as they come; return how many."""
+    if form is OutputForm.JSON:
+        found = list(rows)
+        typer.echo(json.dumps(found, indent=2))
+        return len(found)
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007  # the count is the result
+        typer.echo(json.dumps(row))
+    return count
 
 
 def shown(value: bytes | str | None, max_bytes: int = 0) -> str:

@@ -16,16 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import told_clearly
 from kmq_spark.cli.looking import quiet_client
+from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes
 from kmq_spark.cli.queue import Name
 from kmq_spark.errors import ConfigError
@@ -40,11 +33,7 @@ POLL_S = 0.5
 @told_clearly
 def send(
     name: Name,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     as_json: Annotated[bool, typer.Option("--json", help="Lines are JSON objects: value, key, headers.")] = False,
     key_separator: Annotated[
         str | None, typer.Option(help="Text between key and value in a line; without it there is no key.")
@@ -54,7 +43,7 @@ def send(
     from kmq_spark.kafka.configured import producer_from  # noqa: PLC0415  # `kmq --help` must not load the client
 
     quiet_client()
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     count = 0
     with producer_from(settings, name) as producer:
         for number, line in enumerate(sys.stdin.buffer, 1):
@@ -68,11 +57,7 @@ def send(
 @told_clearly
 def receive(
     name: Name,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
     limit: Annotated[int | None, typer.Option("-n", "--limit", help="Messages, then end.", min=1)] = None,
     wait_ms: Annotated[
@@ -83,7 +68,7 @@ def receive(
     from kmq_spark.kafka.configured import consumer_from  # noqa: PLC0415  # as above
 
     quiet_client()
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     stopping = _Stopping()
     left, heard_s = limit, time.monotonic()
     # Leaving the block gives back what was not acknowledged, uncounted.
@@ -163,7 +148,7 @@ def _write(message: Message, output: OutputForm) -> None:
         sys.stdout.buffer.write((message.value or b"") + b"\n")
     else:
         told = {
-            "id": f"{message.id.queue_partition}:{message.id.message_offset}",
+            "id": message.id.text,
             "delivery_count": message.delivery_count,
             **json_bytes("key", message.key),
             **json_bytes("value", message.value),

@@ -8,17 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm
-from kmq_spark.config import plain
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
@@ -29,26 +21,14 @@ Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or q
 @told_clearly
 def create(
     name: Name,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     partitions: Annotated[int, typer.Option(help="Partitions of each topic; a group takes its queue's.")] = 4,
     replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
 ) -> None:
     """Make the queue, markers, dead-letter and redrive topics where they do not exist, and check them."""
     from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    kafka = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms).kafka
-    layout = create_queue(
-        name,
-        bootstrap_servers=kafka.bootstrap_servers,
-        partitions=partitions,
-        replication_factor=replication_factor,
-        timeout_ms=kafka.timeout_ms,
-        extra=plain(kafka.extra),
-    )
+    layout = create_queue(name, partitions=partitions, replication_factor=replication_factor, **connection.reach())
     names = ", ".join((*layout.topics.all_topics, layout.topics.redrive_topic))
     typer.echo(f"queue {name}: {names}, {layout.partition_count} partitions")
 
@@ -57,20 +37,13 @@ def create(
 @told_clearly
 def describe(
     name: Name,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Check the queue's topics, and say how each finding is repaired."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    kafka = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms).kafka
-    layout = check_queue(
-        name, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-    )
+    layout = check_queue(name, **connection.reach())
     if output is not OutputForm.TABLE:
         # One object, not a list: there is one queue.
         typer.echo(json.dumps({"queue": name, **asdict(layout)}, indent=2 if output is OutputForm.JSON else None))

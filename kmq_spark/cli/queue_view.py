@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import told_clearly
 from kmq_spark.cli.looking import inspector_of, quiet_client, reading
+from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, shown, table
 from kmq_spark.cli.queue import Name, app
-from kmq_spark.config import plain
 from kmq_spark.inspection.spans import span
 from kmq_spark.wire.headers import delivery_count_of
 
@@ -39,20 +31,16 @@ SHOWN_BYTES = 200
 @app.command("list")
 @told_clearly
 def list_queues(
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
     """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
     from kmq_spark.inspection.names import queues_of  # noqa: PLC0415  # `kmq --help` must not load the client
     from kmq_spark.kafka.cluster import Cluster  # noqa: PLC0415  # as above
 
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     quiet_client()
-    cluster = Cluster(settings.kafka.bootstrap_servers, settings.kafka.timeout_ms, plain(settings.kafka.extra))
+    cluster = Cluster(**settings.kafka.reach())
     rows = [_row(queue, settings) for queue in queues_of(cluster.metadata().topics)]
     print_rows(output, rows, lambda: _queues(rows))
 
@@ -61,11 +49,7 @@ def list_queues(
 @told_clearly
 def peek(
     name: Name,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
     in_flight: Annotated[bool, typer.Option("--in-flight", help="Only messages that a consumer holds.")] = False,
     ready: Annotated[bool, typer.Option("--ready", help="Only messages that no consumer has started.")] = False,
@@ -73,7 +57,7 @@ def peek(
     max_bytes: Annotated[int, typer.Option(help="What is shown of a key or value.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Show messages in flight and messages ready, the oldest first, without taking any."""
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     rows: list[dict[str, Any]] = []
     with inspector_of(name, settings) as inspector:
         inspector.queue_partitions()

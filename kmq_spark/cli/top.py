@@ -13,17 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    print_json,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import print_json, told_clearly
 from kmq_spark.cli.looking import inspector_of
+from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, rendered, shown, table, width
 from kmq_spark.errors import ConfigError, KmqError
 from kmq_spark.inspection.spans import span
@@ -62,11 +54,7 @@ class Frame:
 @told_clearly
 def top(
     queues: Annotated[list[str], typer.Argument(help="Queues, or queue@group.", metavar="QUEUE...")],
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
     once: Annotated[
         bool, typer.Option("--once", help="Print one frame and end, after two looks for the rates.")
@@ -78,7 +66,7 @@ def top(
 
     Where the broker goes away it says so, keeps the last figures and goes on.
     """
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     if repeated := next((queue for queue in queues if queues.count(queue) > 1), ""):
         message = f"a queue is named more than once: got {repeated!r}; name it once"
         raise ConfigError(message)

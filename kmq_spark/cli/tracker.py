@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    print_json,
-    set_up_logs,
-    settings_from,
-    told_clearly,
-)
-from kmq_spark.cli.one_line import OneLineCommand
-from kmq_spark.config import plain
+from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +29,11 @@ SUBMITTED_MARKS = frozenset({"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION
 
 app = typer.Typer(help="The redelivery tracker.", no_args_is_help=True)
 
+Queues = Annotated[
+    list[str] | None, typer.Argument(help="Queues, or queue@group; default: [tracker] queues.", metavar="QUEUE")
+]
+MaxDeliveries = Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")]
+
 
 @app.callback()
 def _tracker() -> None:
@@ -49,30 +43,22 @@ def _tracker() -> None:
 @app.command("run")
 @told_clearly
 def run(
-    queues: Annotated[
-        list[str] | None, typer.Argument(help="Queues, or queue@group; default: [tracker] queues.", metavar="QUEUE")
-    ] = None,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
+    address: Address,
+    queues: Queues = None,
     checkpoint_dir: Annotated[str | None, typer.Option(help="Where Spark keeps offsets and state.")] = None,
     trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
-    max_deliveries: Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")] = None,
-    master: Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")] = "local[2]",
-    driver_memory: Annotated[str, typer.Option(help="Heap of the Spark driver.")] = "2g",
+    max_deliveries: MaxDeliveries = None,
+    master: Master = "local[2]",
+    driver_memory: DriverMemory = "2g",
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; default: no.")] = None,
     timeout_ms: TimeoutMs = None,
-    events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")] = False,
-    log_level: Annotated[str, typer.Option(help="Level of our own log.")] = "INFO",
+    events: Events = False,
+    log_level: LogLevel = "INFO",
 ) -> None:
     """Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C, or once (available-now)."""
     set_up_logs(log_level_of(log_level))
     settings = settings_from(
-        config,
-        bootstrap_server,
-        command_config,
-        client_settings,
+        address,
         timeout_ms,
         metrics={"port": metrics_port},
         tracker={"checkpoint_dir": checkpoint_dir, "trigger": trigger, "queues": tuple(queues) if queues else None},
@@ -99,7 +85,6 @@ def check_queues(settings: Settings) -> None:
     """Tell what is wrong with the names, the broker and the topics now: a JVM takes seconds to start and to end."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    kafka = settings.kafka
     if not settings.tracker.queues:
         message = "no queue is named: got none, at least one; name it as an argument or in [tracker] queues"
         raise ConfigError(message)
@@ -107,9 +92,7 @@ def check_queues(settings: Settings) -> None:
         if queues.count(queue) > 1:
             message = f"a queue is named more than once: got {queue!r} {queues.count(queue)} times; name it once"
             raise ConfigError(message)
-        check_queue(
-            queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-        )
+        check_queue(queue, **settings.kafka.reach())
 
 
 class Stoppable(Protocol):
@@ -210,6 +193,4 @@ def _counts(service: TrackerService) -> dict[str, Any]:
 
 def run_submitted() -> None:
     """Run with the arguments of `kmq tracker run`: for `jobs/redelivery_tracker.py` and Databricks wheel tasks."""
-    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    submitted.command(cls=OneLineCommand)(run)
-    submitted()
+    run_alone(run)

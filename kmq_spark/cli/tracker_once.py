@@ -8,18 +8,8 @@ from typing import Annotated
 import typer
 
 from kmq_spark.cli import tracker
-from kmq_spark.cli.common import (
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    print_json,
-    set_up_logs,
-    settings_from,
-    told_clearly,
-)
-from kmq_spark.cli.one_line import OneLineCommand
+from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.options import Address, LogLevel, TimeoutMs, settings_from
 
 logger = logging.getLogger(__name__)
 
@@ -27,25 +17,17 @@ logger = logging.getLogger(__name__)
 @tracker.app.command("once")
 @told_clearly
 def once(
-    queues: Annotated[
-        list[str] | None, typer.Argument(help="Queues, or queue@group; default: [tracker] queues.", metavar="QUEUE")
-    ] = None,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    max_deliveries: Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")] = None,
+    address: Address,
+    queues: tracker.Queues = None,
+    max_deliveries: tracker.MaxDeliveries = None,
     timeout_ms: TimeoutMs = None,
     events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ended.")] = False,
-    log_level: Annotated[str, typer.Option(help="Level of our own log.")] = "INFO",
+    log_level: LogLevel = "INFO",
 ) -> None:
     """Redeliver what is overdue and end; no Spark, no checkpoint: for serverless jobs and cron."""
     set_up_logs(tracker.log_level_of(log_level))
     settings = settings_from(
-        config,
-        bootstrap_server,
-        command_config,
-        client_settings,
+        address,
         timeout_ms,
         tracker={"queues": tuple(queues) if queues else None},
         queue={"max_deliveries": max_deliveries},
@@ -71,6 +53,4 @@ def once(
 
 def run_submitted() -> None:
     """Run with the arguments of `kmq tracker once`: for Databricks wheel tasks."""
-    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    submitted.command(cls=OneLineCommand)(once)
-    submitted()
+    run_alone(once)

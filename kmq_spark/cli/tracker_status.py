@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.common import (
-    EXIT_UNHEALTHY,
-    BootstrapServer,
-    ClientSetting,
-    CommandConfig,
-    ConfigFile,
-    TimeoutMs,
-    settings_from,
-    told_clearly,
-)
+from kmq_spark.cli.common import EXIT_UNHEALTHY, told_clearly
 from kmq_spark.cli.looking import inspector_of, reading
+from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.cli.queue import Name
 from kmq_spark.cli.tracker import app
@@ -31,17 +23,13 @@ if TYPE_CHECKING:
 @told_clearly
 def status(
     name: Name,
-    bootstrap_server: BootstrapServer = None,
-    config: ConfigFile = None,
-    command_config: CommandConfig = None,
-    client_settings: ClientSetting = None,
-    timeout_ms: TimeoutMs = None,
+    connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Show what the tracker has read of each markers partition, and who it is. Exit code 3: it is late."""
     from kmq_spark.inspection.findings import TRACKER_LATE_MS  # noqa: PLC0415  # `kmq --help` must not wait for numpy
 
-    settings = settings_from(config, bootstrap_server, command_config, client_settings, timeout_ms)
+    settings = connection.settings()
     with inspector_of(name, settings) as inspector:
         with reading(name) as told:
             views = inspector.look(told)

@@ -9,6 +9,7 @@ Source: kafka-mq-go `pkg/proto/marker.proto` (V1), extended upward; the ranges a
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -33,6 +34,9 @@ MAX_DELIVERY_COUNT = 2**31 - 1
 
 MAX_TEXT_CHARS = 1_000
 """Longest reason or consumer id that is kept: both travel on into headers, so a longer one is cut."""
+
+
+_PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
 
 
 class MarkerType(IntEnum):
@@ -70,6 +74,19 @@ class MessageId(NamedTuple):
 
     queue_partition: int
     message_offset: int
+
+    @property
+    def text(self) -> str:
+        """The form that `parse` reads: `partition:offset`, as in headers and on the command line."""
+        return f"{self.queue_partition}:{self.message_offset}"
+
+    @classmethod
+    def parse(cls, text: str | bytes | None) -> MessageId | None:
+        """Read `partition:offset`; None where it is none, or out of bounds."""
+        found = _PLACE.fullmatch(text.decode("latin-1") if isinstance(text, bytes) else text or "")
+        if found is None or int(found[1]) > MAX_QUEUE_PARTITION or int(found[2]) > MAX_MESSAGE_OFFSET:
+            return None
+        return cls(int(found[1]), int(found[2]))
 
 
 class OffsetRange(NamedTuple):

@@ -31,6 +31,7 @@ from kmq_spark.wire.headers import (
     QUEUE,
     SILENT_COUNT,
     TTL_MS,
+    expires_at_ms_of,
     read_number,
 )
 
@@ -126,31 +127,7 @@ class Door:
         silent_count = read_number(ours.get(SILENT_COUNT)) or 0
         is_suspect = 0 < self._isolate_after <= silent_count
         verdict = Verdict.HAND_OUT_ALONE if is_suspect else Verdict.HAND_OUT
-        return Admission(verdict, delivery_count, expires_at_ms=_expires_at_ms(ours, record))
-
-
-def expires_at_ms(headers: Iterable[tuple[str, bytes | None]] | None, record: Stamped) -> int | None:
-    """
-    Return when a message's time to live is over.
-
-    Args:
-        headers: Of the record.
-        record: For its append time.
-
-    Returns:
-        Epoch milliseconds, broker clock: the absolute instant, or the append time of the first copy and the relative
-        time, whichever is earlier; None where the message has neither.
-    """
-    return _expires_at_ms(dict(headers or ()), record)
-
-
-def _expires_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
-    at_ms, ttl_ms = read_number(ours.get(EXPIRES_AT_MS)), read_number(ours.get(TTL_MS))
-    if ttl_ms is None:
-        return at_ms
-    first_sent_ms = read_number(ours.get(FIRST_SENT_MS))
-    ends_at_ms = (record.timestamp()[1] if first_sent_ms is None else first_sent_ms) + ttl_ms
-    return ends_at_ms if at_ms is None else min(at_ms, ends_at_ms)
+        return Admission(verdict, delivery_count, expires_at_ms=expires_at_ms_of(ours.items(), record.timestamp()[1]))
 
 
 def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:

@@ -9,21 +9,20 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
 from kmq_spark.kafka.client_errors import client_error, until_answered
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, NOT_ALLOWED, offsets_of, settings_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from confluent_kafka.admin import ClusterMetadata
-
-EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
 
 _API = re.compile(r"ApiKey (\w+) \((\d+)\) Versions (\d+)\.\.(\d+)")
 _FETCH, _TXN_OFFSET_COMMIT = 1, 28
@@ -34,8 +33,6 @@ _RELEASES = ((18, "4.1"), (17, "3.9"), (16, "3.7"), (15, "3.5"), (13, "3.1"), (1
 """Version of Fetch -> the first release of Kafka that spoke it: brokers do not tell their release."""
 
 API_WAIT_S = 2.0
-
-_NOT_ALLOWED = "AUTHORIZATION_FAILED"
 
 
 class Cluster:
@@ -105,7 +102,7 @@ class Cluster:
             found[name] = TopicFacts(
                 name,
                 len(parts),
-                self._settings(name),
+                settings_of(self.admin, [name], self._timeout_s).get(name, {}),
                 len(next(iter(parts.values())).replicas),
                 tuple(sorted(number for number, each in parts.items() if each.leader < 0)),
                 tuple(sorted(number for number, each in parts.items() if len(each.isrs) < len(each.replicas))),
@@ -121,17 +118,7 @@ class Cluster:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-        if not wanted:
-            return {}
-
-        def ask() -> dict[int, int]:
-            futures = self.admin.list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
-            )
-            return {place.partition: future.result().offset for place, future in futures.items()}
-
-        return until_answered(ask, f"cannot read the offsets of {topic}", self._timeout_s)
+        return offsets_of(self.admin, topic, partitions, spec, self._timeout_s)
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Return the first offset appended at an instant or later, by partition; one without any is left out."""
@@ -184,7 +171,7 @@ class Cluster:
             try:
                 places = self._groups[group].committed(wanted, timeout=self._timeout_s)
             except KafkaException as error:
-                if _NOT_ALLOWED in error.args[0].name():
+                if NOT_ALLOWED in error.args[0].name():
                     return []
                 raise
             return [place for place in places if place.offset >= 0]
@@ -196,18 +183,6 @@ class Cluster:
         for client in self._groups.values():
             client.close()
         self._groups.clear()
-
-    def _settings(self, topic: str) -> dict[str, str]:
-        futures: dict[Any, Any] = self.admin.describe_configs(
-            [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=self._timeout_s
-        )
-        (future,) = futures.values()
-        try:
-            return {key: str(entry.value) for key, entry in future.result().items()}
-        except KafkaException as error:
-            if _NOT_ALLOWED in error.args[0].name():
-                return {}
-            raise client_error(error, f"cannot read the settings of topic {topic}") from error
 
     def _api_versions(self) -> dict[int, int]:
         """

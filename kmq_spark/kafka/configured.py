@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kmq_spark.config import plain
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
 
@@ -31,10 +30,7 @@ def producer_from(settings: Settings, queue: str) -> QueueProducer:
     Raises:
         KmqError: As `QueueProducer` does.
     """
-    kafka = settings.kafka
-    return QueueProducer(
-        queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
-    )
+    return QueueProducer(queue, **settings.kafka.reach())
 
 
 def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
@@ -48,17 +44,14 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
     Raises:
         KmqError: As `QueueConsumer` does.
     """
-    kafka = settings.kafka
     return QueueConsumer(
         queue,
-        bootstrap_servers=kafka.bootstrap_servers,
         group_protocol=settings.consumer.group_protocol,
         lease_ms=settings.for_queue(queue).lease_ms,
         max_in_flight=settings.consumer.max_in_flight,
         max_in_flight_bytes=settings.consumer.max_in_flight_bytes,
         isolate_after=settings.consumer.isolate_after,
-        timeout_ms=kafka.timeout_ms,
-        extra=plain(kafka.extra),
+        **settings.kafka.reach(),
     )
 
 

@@ -6,10 +6,10 @@ Rule 1: settings first, before any connection.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS
+from kmq_spark.core.names import is_name, name_error
 from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.durations import MIN_LEASE_MS
 from kmq_spark.kafka.intake import Limits
@@ -25,8 +25,6 @@ MAX_START_TIMEOUT_MS = 10_000
 
 _HOLD_LEASES = 10
 """Leases that a message may be held, by default: long work is renewed, a handler that hangs is given up."""
-
-_LOGICAL_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 BOUNDS: dict[str, tuple[int, int]] = {
     "lease_ms": (MIN_LEASE_MS, MAX_REDELIVER_AFTER_MS),
@@ -90,11 +88,8 @@ def check_logical_queue(queue: str) -> None:
     Raises:
         ConfigError: It is not allowed.
     """
-    if queue and _LOGICAL_QUEUE_NAME.fullmatch(queue) is None:
-        message = (
-            f"logical queue name is not allowed: got {queue!r}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
-        )
-        raise ConfigError(message)
+    if queue and not is_name(queue):
+        raise name_error("logical queue", queue)
 
 
 def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:

@@ -18,8 +18,9 @@ from kmq_spark.errors import TopicError, WireError
 from kmq_spark.inspection.facts import Backlog, TopicFacts, TrackerFacts
 from kmq_spark.inspection.figures import Figures, figures
 from kmq_spark.inspection.view import MarkersView
-from kmq_spark.kafka.cluster import LATEST, Cluster
+from kmq_spark.kafka.cluster import Cluster
 from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import LATEST
 from kmq_spark.kafka.positions import Position
 from kmq_spark.kafka.settings import new_client_id, reader_config
 from kmq_spark.kafka.topics import QueueTopics

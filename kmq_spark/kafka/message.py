@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from kmq_spark.core.markers import MAX_TEXT_CHARS, MessageId
 from kmq_spark.errors import LeaseLostError, UsageError
-from kmq_spark.kafka.admission import expires_at_ms
 from kmq_spark.kafka.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.kafka.leases import Settled, Verb
-from kmq_spark.wire.headers import FIRST_SENT_MS, ORIGIN, PREFIX
+from kmq_spark.wire.headers import ORIGIN, PREFIX, expires_at_ms_of, first_sent_ms_of, place_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -76,9 +75,7 @@ class Message:
     @property
     def origin(self) -> MessageId:
         """The place of the first copy: the same for every delivery of a message."""
-        text = self._header(ORIGIN)
-        partition, _, offset = text.partition(":")
-        return MessageId(int(partition), int(offset)) if partition.isdecimal() and offset.isdecimal() else self.id
+        return place_of(self._all_headers(), ORIGIN) or self.id
 
     @property
     def delivery_count(self) -> int:
@@ -93,13 +90,13 @@ class Message:
     @property
     def first_sent_at_ms(self) -> int:
         """When the first copy was appended, epoch milliseconds, broker clock."""
-        text = self._header(FIRST_SENT_MS)
-        return int(text) if text.isdecimal() else self.appended_at_ms
+        found = first_sent_ms_of(self._all_headers(), self.appended_at_ms)
+        return self.appended_at_ms if found is None else found
 
     @property
     def expires_at_ms(self) -> int | None:
         """When its time to live is over, epoch milliseconds, broker clock; None where it has none."""
-        return expires_at_ms(self._record.headers(), self._record)  # type: ignore[arg-type]  # as in `_all_headers`
+        return expires_at_ms_of(self._all_headers(), self.appended_at_ms)
 
     @property
     def is_held(self) -> bool:
@@ -233,7 +230,7 @@ class Message:
         if self._offset not in lease.held:
             self._settled_before(Verb.ACK)
             message = (
-                f"message {_shown(self.id)} is settled already: got an ack in a transaction, "
+                f"message {self.id.text} is settled already: got an ack in a transaction, "
                 f"{self.settled_by or 'another'} came first; settle a message once"
             )
             raise UsageError(message)
@@ -282,7 +279,7 @@ class Message:
 
     def _raise_settled(self, verb: str) -> NoReturn:
         message = (
-            f"message {_shown(self.id)} is settled already: got {verb}, "
+            f"message {self.id.text} is settled already: got {verb}, "
             f"{self.settled_by or 'another thread'} came first; settle a message once"
         )
         raise UsageError(message)
@@ -290,7 +287,7 @@ class Message:
     def _raise_lost(self) -> NoReturn:
         why = self._lease.fate or "the lease ran out"
         message = (
-            f"lease of message {_shown(self.id)} is lost: {why}; expect it to be delivered again, "
+            f"lease of message {self.id.text} is lost: {why}; expect it to be delivered again, "
             "raise lease_ms where handlers need longer"
         )
         raise LeaseLostError(message)
@@ -299,14 +296,3 @@ class Message:
         headers = self._record.headers()
         # The stub's type is what may be sent; what is received is always pairs with bytes.
         return cast("list[tuple[str, bytes | None]]", headers or [])
-
-    def _header(self, name: str) -> str:
-        """Return the last header of a name as text, empty where there is none or it is no text."""
-        for found, value in reversed(self._all_headers()):
-            if found == name and value is not None:
-                return value.decode("ascii", "replace")
-        return ""
-
-
-def _shown(message_id: MessageId) -> str:
-    return f"{message_id.queue_partition}:{message_id.message_offset}"

@@ -14,23 +14,21 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import TopicPartition
 
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import until_answered
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from confluent_kafka import Consumer
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, OffsetSpec
 
 logger = logging.getLogger(__name__)
 
 METADATA_VERSION = 1
-
-_EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
 
 
 class Position(NamedTuple):
@@ -140,7 +138,7 @@ class TrackerPositions:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        first, end = self._offsets(_EARLIEST), self._offsets(_LATEST)
+        first, end = self._offsets(EARLIEST), self._offsets(LATEST)
         committed = self.committed()
         positions, starting_offsets, removed = {}, {}, {}
         for partition in self._partitions:
@@ -167,13 +165,6 @@ class TrackerPositions:
         return ResumePoint(positions, starting_offsets, end, removed)
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
-        def ask() -> dict[int, int]:
-            # The very end, open transactions included: `read_committed` would stop short of them.
-            futures = self._admin.list_offsets(
-                {TopicPartition(self._topic, partition): spec for partition in self._partitions},
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=self._timeout_s,
-            )
-            return {place.partition: future.result().offset for place, future in futures.items()}
-
-        return until_answered(ask, f"cannot read the offsets of {self._topic}", self._timeout_s)
+        return offsets_of(
+            self._admin, self._topic, self._partitions, spec, self._timeout_s, with_open_transactions=True
+        )

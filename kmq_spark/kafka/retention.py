@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 
-from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
@@ -47,16 +46,6 @@ def shortest_retention(
         KafkaClientError: The broker cannot be reached in time.
     """
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    wanted = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-    found = []
-    for resource, future in admin.describe_configs(wanted, request_timeout=timeout_ms / 1000).items():
-        try:
-            entry = future.result().get("retention.ms")
-        except KafkaException as error:
-            failure = client_error(error, f"cannot read the retention of topic {resource.name}")
-            if failure.retriable:
-                raise failure from error
-            continue
-        if entry is not None and int(entry.value or -1) >= 0:
-            found.append(Retention(int(entry.value), resource.name))
-    return min(found, default=Retention())
+    found = settings_of(admin, topics, timeout_ms / 1000, where_we_can=True)
+    kept = [Retention(int(settings.get("retention.ms", "-1")), topic) for topic, settings in found.items()]
+    return min((each for each in kept if each.retention_ms >= 0), default=Retention())

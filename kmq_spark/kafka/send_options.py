@@ -10,15 +10,13 @@ Source: SQS `DelaySeconds`, RabbitMQ's per-message TTL; for the names, kafka-mq-
 from __future__ import annotations
 
 import math
-import re
 from datetime import datetime, timedelta
 
 from kmq_spark.core.markers import MAX_DUE_AT_MS
+from kmq_spark.core.names import is_name, name_error
 from kmq_spark.errors import ConfigError
+from kmq_spark.kafka.durations import milliseconds, rounded_up_ms
 from kmq_spark.wire.headers import DELAY_MS, NOT_BEFORE_MS, QUEUE, TTL_MS
-
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_SHOWN_CHARS = 60
 
 
 def option_headers(
@@ -48,13 +46,15 @@ def option_headers(
         raise ConfigError(message)
     headers: list[tuple[str, bytes | str | None]] = []
     if queue is not None:
-        headers.append((QUEUE, _checked_queue(queue).encode()))
-    if delay is not None and (delay_ms := _duration_ms("delay", delay)):
+        if not is_name(queue):
+            raise name_error("queue", queue)
+        headers.append((QUEUE, queue.encode()))
+    if delay is not None and (delay_ms := milliseconds("delay", delay, most_ms=MAX_DUE_AT_MS)):
         headers.append((DELAY_MS, b"%d" % delay_ms))
     if at is not None:
         headers.append((NOT_BEFORE_MS, b"%d" % _instant_ms(at)))
     if ttl is not None:
-        ttl_ms = _duration_ms("ttl", ttl)
+        ttl_ms = milliseconds("ttl", ttl, most_ms=MAX_DUE_AT_MS)
         if ttl_ms == 0:
             message = f"ttl is out of bounds: got {ttl!r}, more than 0 seconds; leave it out for a message that stays"
             raise ConfigError(message)
@@ -72,7 +72,7 @@ def wait_ms(delay: float | timedelta | None, at: datetime | float | None, now_s:
         now_s: Epoch seconds, the sender's clock: good enough to compare with a retention of days.
     """
     if delay is not None:
-        return _duration_ms("delay", delay)
+        return milliseconds("delay", delay, most_ms=MAX_DUE_AT_MS)
     return 0 if at is None else max(0, _instant_ms(at) - math.floor(now_s * 1000))
 
 
@@ -96,28 +96,6 @@ def check_wait(waits_ms: int, retention_ms: int, topic: str) -> None:
         raise ConfigError(message)
 
 
-def _checked_queue(queue: str) -> str:
-    if not isinstance(queue, str) or _QUEUE_NAME.fullmatch(queue) is None:
-        shown = repr(queue)
-        shown = f"{shown[:_SHOWN_CHARS]}… ({len(queue)} characters)" if len(shown) > _SHOWN_CHARS else shown
-        message = f"queue name is not allowed: got {shown}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
-        raise ConfigError(message)
-    return queue
-
-
-def _duration_ms(name: str, duration: float | timedelta) -> int:
-    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    # A bool is an int, and never what was meant. NaN fails both comparisons.
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not 0 <= seconds <= MAX_DUE_AT_MS / 1000
-    ):  # fmt: skip
-        message = f"{name} is out of bounds: got {duration!r}, at least 0 seconds; give seconds or a timedelta"
-        raise ConfigError(message)
-    return math.ceil(_whole(seconds))
-
-
 def _instant_ms(at: datetime | float) -> int:
     if isinstance(at, datetime):
         if at.tzinfo is None or at.utcoffset() is None:
@@ -127,9 +105,4 @@ def _instant_ms(at: datetime | float) -> int:
     if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= MAX_DUE_AT_MS / 1000:
         message = f"at is out of bounds: got {at!r}, 1970 to 9999; give an aware datetime or epoch seconds"
         raise ConfigError(message)
-    return math.ceil(_whole(at))
-
-
-def _whole(seconds: float) -> float:
-    """Return milliseconds without what the float added: 0.001 s is one of them, not two."""
-    return round(seconds * 1000, 3)
+    return rounded_up_ms(at)

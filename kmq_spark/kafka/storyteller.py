@@ -27,7 +27,7 @@ from kmq_spark.inspection.story import (
 )
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN, PREVIOUS, delivery_count_of
+from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN, PREVIOUS, delivery_count_of, place_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class Storyteller:
         if message.queue_partition not in partitions:
             return None, []
         asked = self._record(message)
-        first_id = _place(asked, ORIGIN) or message
+        first_id = (asked and place_of(_headers(asked), ORIGIN)) or message
         first = asked if first_id == message else self._record(first_id)
         if asked is None and first is None:
             markers = self._markers(message, 0)
@@ -128,7 +128,7 @@ class Storyteller:
         events.append(Event(ended.at_ms, where, "redriven" if is_redriven else "purged", ended.marker.consumer_id))
         if not is_redriven:
             return None
-        origin = _place(letter, ORIGIN) or place
+        origin = place_of(_headers(letter), ORIGIN) or place
         return self._find(self._topics.queue_topic, self._inspector.queue_partitions(), ended.at_ms, ORIGIN, origin)
 
     def _markers(self, message: MessageId, since_ms: int) -> list[Told]:
@@ -151,7 +151,6 @@ class Storyteller:
 
     def _find(self, topic: str, partitions: object, at_ms: int, header: str, place: MessageId) -> Message | None:
         """Return the first record around an instant whose header names a place."""
-        wanted = f"{place.queue_partition}:{place.message_offset}"
         starts = self._inspector.cluster.offsets_at(topic, partitions, max(0, at_ms - LONGEST_TRANSACTION_MS))  # type: ignore[arg-type]
         for partition, start in starts.items():
             for record in self._inspector.records(topic, {partition: start}):
@@ -159,7 +158,7 @@ class Storyteller:
                 if record.timestamp()[1] > at_ms + LONGEST_TRANSACTION_MS:
                     break
                 is_later = topic != self._topics.queue_topic or record.offset() != place.message_offset
-                if is_later and _header(record, header) == wanted and self._is_fresh(record, header, at_ms):
+                if is_later and place_of(_headers(record), header) == place and self._is_fresh(record, header, at_ms):
                     return record
         return None
 
@@ -167,7 +166,7 @@ class Storyteller:
     def _is_fresh(record: Message, header: str, at_ms: int) -> bool:
         """By its origin a redriven copy is told from older ones: it was committed with the END of its dead letter."""
         return header == PREVIOUS or (
-            _header(record, PREVIOUS) == "" and abs(record.timestamp()[1] - at_ms) < LONGEST_TRANSACTION_MS
+            not text_of(_headers(record), PREVIOUS) and abs(record.timestamp()[1] - at_ms) < LONGEST_TRANSACTION_MS
         )
 
     def _record(self, message: MessageId) -> Message | None:
@@ -184,8 +183,8 @@ class Storyteller:
             record.partition() or 0,
             record.offset() or 0,
             record.timestamp()[1],
-            delivery_count_of(cast("Headers", record.headers() or [])),
-            _header(record, DLQ_MESSAGE),
+            delivery_count_of(_headers(record)),
+            text_of(_headers(record), DLQ_MESSAGE),
         )
 
     def _tell(self) -> None:
@@ -197,18 +196,8 @@ class Storyteller:
 def _content(record: Message | None) -> Content | None:
     if record is None:
         return None
-    return Content(*cast("tuple[Any, Any]", (record.key(), record.value())), cast("Headers", record.headers() or []))
+    return Content(*cast("tuple[Any, Any]", (record.key(), record.value())), _headers(record))
 
 
-def _header(record: Message, wanted: str) -> str:
-    for name, value in reversed(record.headers() or []):
-        if name == wanted:
-            return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
-    return ""
-
-
-def _place(record: Message | None, header: str) -> MessageId | None:
-    partition, _, offset = _header(record, header).partition(":") if record is not None else ("", "", "")
-    if partition.isdecimal() and offset.isdecimal() and len(offset) < 16:  # noqa: PLR2004  # digits of 2**48
-        return MessageId(int(partition), int(offset))
-    return None
+def _headers(record: Message) -> Headers:
+    return cast("Headers", record.headers() or [])

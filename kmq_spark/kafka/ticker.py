@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.errors import KmqError
+from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.wire.codec import encode_marker
@@ -127,9 +127,16 @@ class Ticker(threading.Thread):
         with self._ticked:
             self._ticked.wait_for(self._may_go_on, longest_s)
 
-    def wait_first_ticks(self, timeout_s: float) -> bool:
-        """Wait until every partition has got a TICK from this thread; return whether it has."""
-        return self._all_reported.wait(timeout_s)
+    def wait_first_ticks(self, timeout_s: float) -> None:
+        """
+        Wait until every partition has got a TICK from this thread.
+
+        Raises:
+            KafkaClientError: One has not, in time.
+        """
+        if not self._all_reported.wait(timeout_s):
+            message = f"cannot write TICKs to {self._topic} in time; check the broker"
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
     def stop(self) -> None:
         """Stop ticking and wait for the thread."""

@@ -10,24 +10,22 @@ Source: system.md §2; kafka-mq-go names its group after nothing but itself, so 
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmq_spark.core.names import LONGEST_GROUP, is_name, name_error
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
+from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
 from kmq_spark.kafka.topic_rules import HEADER_ROOM_BYTES, config_findings, partition_findings, wanted_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
-
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_GROUP_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 MAX_TOPIC_CHARS = 249
 """Longest name of a topic. Kafka's own limit."""
@@ -74,16 +72,10 @@ class QueueTopics:
 
     def __post_init__(self) -> None:
         """Check the names: they reach topic names, metric labels, file paths and SQL."""
-        if self.group and _GROUP_NAME.fullmatch(self.group) is None:
-            message = (
-                f"group name is not allowed: got {self.group!r}, 1 to 100 of A-Z a-z 0-9 . _ -; choose another name"
-            )
-            raise ConfigError(message)
-        if not isinstance(self.queue, str) or _QUEUE_NAME.fullmatch(self.queue) is None or set(self.queue) <= {"."}:
-            message = (
-                f"queue name is not allowed: got {self.queue!r}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
-            )
-            raise ConfigError(message)
+        if self.group and not is_name(self.group, LONGEST_GROUP):
+            raise name_error("group", self.group, LONGEST_GROUP)
+        if not is_name(self.queue) or set(self.queue) <= {"."}:
+            raise name_error("queue", self.queue)
         if len(self.redrive_topic) > MAX_TOPIC_CHARS:
             message = (
                 f"names are too long together: got {str(self)!r}, {MAX_TOPIC_CHARS} characters in the topic name "
@@ -201,7 +193,7 @@ def create_queue(
     queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
     if topics.group and topics.queue_topic in known:
         partitions = known[topics.queue_topic]
-        shared = _topic_configs(admin, [topics.queue_topic], timeout_ms).get(topics.queue_topic, {})
+        shared = settings_of(admin, [topics.queue_topic], timeout_ms / 1000).get(topics.queue_topic, {})
         queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
     configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
     counts = dict.fromkeys(configs, partitions)
@@ -244,7 +236,7 @@ def check_queue(
     topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     counts = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
-    configs = _topic_configs(admin, list(counts), timeout_ms)
+    configs = settings_of(admin, counts, timeout_ms / 1000)
     findings = [*partition_findings(topics, counts), *config_findings(topics, configs)]
     if findings:
         message = f"queue {queue!r} does not fit: " + "; ".join(findings)
@@ -344,22 +336,3 @@ def _partition_counts(
     names = (*topics.all_topics, topics.redrive_topic)
     counts = {name: partition_count(admin, name, bootstrap_servers, timeout_ms) for name in names}
     return {name: count for name, count in counts.items() if count}
-
-
-def _topic_configs(admin: AdminClient, names: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
-    """Return the settings of each topic; a topic whose settings we may not read is left out."""
-    if not names:
-        return {}
-    futures = admin.describe_configs(
-        [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=timeout_ms / 1000
-    )
-    configs = {}
-    for resource, future in futures.items():
-        try:
-            entries = future.result()
-        except KafkaException as error:
-            if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
-                continue
-            raise client_error(error, f"cannot read the settings of topic {resource.name}") from error
-        configs[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
-    return configs

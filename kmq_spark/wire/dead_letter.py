@@ -16,14 +16,12 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, MessageId
+from kmq_spark.core.markers import MAX_DUE_AT_MS, MessageId
 from kmq_spark.errors import ConfigError
 from kmq_spark.wire.headers import death_of
 
 if TYPE_CHECKING:
     from kmq_spark.wire.headers import Death, Headers
-
-_ID = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ def _problem(death: Death, queue_topic: str, *, has_payload: bool) -> str:
     return ""
 
 
-def parse_id(text: str) -> tuple[int, int]:
+def parse_id(text: str) -> MessageId:
     """
     Read the name of a dead letter.
 
@@ -134,14 +132,14 @@ def parse_id(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: It is none.
     """
-    found = _ID.fullmatch(text) if isinstance(text, str) else None
-    if found is not None and int(found[1]) <= MAX_QUEUE_PARTITION and int(found[2]) <= MAX_MESSAGE_OFFSET:
-        return int(found[1]), int(found[2])
-    message = (
-        f"id of a dead letter is not allowed: got {text!r}, partition:offset such as '0:17'; "
-        "`kmq dlq list` shows the ids"
-    )
-    raise ConfigError(message)
+    found = MessageId.parse(text) if isinstance(text, str) else None
+    if found is None:
+        message = (
+            f"id of a dead letter is not allowed: got {text!r}, partition:offset such as '0:17'; "
+            "`kmq dlq list` shows the ids"
+        )
+        raise ConfigError(message)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,7 @@ class DeadLetterFilter:
         return (
             (self.reason is None or _is_in(self.reason, letter.reason))
             and (key is None or key == letter.key)
-            and (self.origin is None or letter.origin == MessageId(*parse_id(self.origin)))
+            and (self.origin is None or letter.origin == parse_id(self.origin))
             and (self.queue is None or self.queue == letter.queue)
             and (before is None or letter.dead_at_ms < before)
             and (after is None or letter.dead_at_ms >= after)

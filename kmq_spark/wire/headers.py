@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, MessageId
+from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MessageId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,15 +107,25 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
     headers = list(headers or ())
     source = b"%s:%s" % (_last(headers, DLQ_PARTITION) or b"", _last(headers, DLQ_OFFSET) or b"")
     return Death(
-        topic=_text(_last(headers, DLQ_TOPIC)),
-        source=_place(source),
-        origin=_place(_last(headers, ORIGIN)),
-        reason=_text(_last(headers, DLQ_MESSAGE)),
-        delivery_count=_number(_last(headers, DLQ_DELIVERY_COUNT)) or 0,
-        first_sent_ms=_number(_last(headers, FIRST_SENT_MS)),
+        topic=text_of(headers, DLQ_TOPIC),
+        source=MessageId.parse(source),
+        origin=place_of(headers, ORIGIN),
+        reason=text_of(headers, DLQ_MESSAGE),
+        delivery_count=read_number(_last(headers, DLQ_DELIVERY_COUNT)) or 0,
+        first_sent_ms=read_number(_last(headers, FIRST_SENT_MS)),
         attempts_ms=tuple(_numbers(_last(headers, ATTEMPTS_MS))),
-        queue=_text(_last(headers, QUEUE)),
+        queue=text_of(headers, QUEUE),
     )
+
+
+def text_of(headers: Iterable[tuple[str, bytes | None]] | None, name: str) -> str:
+    """Return what a header says, empty where there is none."""
+    return (_last(headers, name) or b"").decode("utf-8", "replace")
+
+
+def place_of(headers: Iterable[tuple[str, bytes | None]] | None, name: str) -> MessageId | None:
+    """Return the place that a header names; None where there is none that can be read."""
+    return MessageId.parse(_last(headers, name))
 
 
 def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
@@ -128,17 +138,17 @@ def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int
     Returns:
         Deliveries so far; 0 where the header is absent or unreadable. One more is a count that a START may carry.
     """
-    return min(_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
+    return min(read_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
 def silent_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
     """Return how many deliveries of a message ended without a word; 0 where the header is absent or unreadable."""
-    return min(_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
+    return min(read_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
 def first_sent_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
     """Return the append time of a message's first copy, epoch milliseconds, from any copy; None where unknown."""
-    first_sent_ms = _number(_last(headers, FIRST_SENT_MS))
+    first_sent_ms = read_number(_last(headers, FIRST_SENT_MS))
     return first_sent_ms if first_sent_ms is not None or appended_at_ms < 0 else appended_at_ms
 
 
@@ -155,8 +165,8 @@ def expires_at_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appende
         time to live counts from the append time of the first copy on, which later copies carry.
     """
     headers = list(headers or ())
-    instants = [_number(_last(headers, EXPIRES_AT_MS))]
-    ttl_ms, first_sent_ms = _number(_last(headers, TTL_MS)), first_sent_ms_of(headers, appended_at_ms)
+    instants = [read_number(_last(headers, EXPIRES_AT_MS))]
+    ttl_ms, first_sent_ms = read_number(_last(headers, TTL_MS)), first_sent_ms_of(headers, appended_at_ms)
     if ttl_ms is not None and first_sent_ms is not None:
         instants.append(first_sent_ms + ttl_ms)
     return min((instant for instant in instants if instant is not None), default=None)
@@ -264,9 +274,9 @@ def _history(headers: Headers, queue_partition: int, message_offset: int, sent_a
     """Return where a message began and when its copies were sent."""
     earlier = _numbers(_last(headers, ATTEMPTS_MS))
     attempts = [*earlier, sent_at_ms] if sent_at_ms >= 0 else earlier
-    previous = f"{queue_partition}:{message_offset}"
-    history = {ORIGIN: _origin(_last(headers, ORIGIN)) or previous, PREVIOUS: previous}
-    first_sent_ms = _number(_last(headers, FIRST_SENT_MS))
+    previous = MessageId(queue_partition, message_offset)
+    history = {ORIGIN: (place_of(headers, ORIGIN) or previous).text, PREVIOUS: previous.text}
+    first_sent_ms = read_number(_last(headers, FIRST_SENT_MS))
     if first_sent_ms is None and sent_at_ms >= 0:
         first_sent_ms = sent_at_ms
     if first_sent_ms is not None:
@@ -290,37 +300,15 @@ def _last(headers: Iterable[tuple[str, bytes | None]] | None, wanted: str) -> by
     return found
 
 
-def _number(value: bytes | None) -> int | None:
-    """Read a number of at least 0; longer ones than an int64 are hostile, and slow to read."""
+def read_number(value: bytes | None) -> int | None:
+    """
+    Return the number, at least 0, that a header's value holds; None where there is none that can be read.
+
+    Longer ones than an int64 are hostile, and slow to read.
+    """
     return int(value) if value is not None and len(value) <= _MAX_DIGITS and value.isdigit() else None
 
 
 def _numbers(value: bytes | None) -> list[int]:
     parts = (value or b"")[: (_MAX_DIGITS + 1) * MAX_ATTEMPTS_KEPT].split(b",")
-    return [number for part in parts if (number := _number(part)) is not None]
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace")
-
-
-def _origin(value: bytes | None) -> str:
-    """Return a well-formed origin as text, empty where it is none."""
-    place = _place(value)
-    return f"{place.queue_partition}:{place.message_offset}" if place is not None else ""
-
-
-def _place(value: bytes | None) -> MessageId | None:
-    """Read `partition:offset`; None where it is none."""
-    partition, _, offset = (value or b"").partition(b":")
-    queue_partition, message_offset = _number(partition), _number(offset)
-    if queue_partition is None or message_offset is None:
-        return None
-    if queue_partition > MAX_QUEUE_PARTITION or message_offset > MAX_MESSAGE_OFFSET:
-        return None
-    return MessageId(queue_partition, message_offset)
-
-
-def read_number(value: bytes | None) -> int | None:
-    """Return the number, at least 0, that a header's value holds; None where there is none that can be read."""
-    return _number(value)
+    return [number for part in parts if (number := read_number(part)) is not None]

@@ -15,9 +15,9 @@ from kmq_spark.kafka.admission import (
     Turn,
     Verdict,
     count_that_fits,
-    expires_at_ms,
     portion_of,
 )
+from kmq_spark.wire.headers import expires_at_ms_of
 
 OUT, ALONE, DEFER, PASS = Verdict.HAND_OUT, Verdict.HAND_OUT_ALONE, Verdict.DEFER, Verdict.PASS_OVER
 
@@ -91,8 +91,8 @@ def test_time_to_live_counts_from_the_first_copy() -> None:
     assert admit(Door(), ttl_ms=b"500").expires_at_ms == 1_500
     assert admit(Door(), ttl_ms=b"500", first_sent_ms=b"700").expires_at_ms == 1_200
     assert admit(Door(), ttl_ms=b"500", expires_at_ms=b"1400").expires_at_ms == 1_400
-    assert expires_at_ms([("kmq-expires-at-ms", b"1400")], Stamp()) == 1_400
-    assert expires_at_ms(None, Stamp()) is None
+    assert expires_at_ms_of([("kmq-expires-at-ms", b"1400")], 1_000) == 1_400
+    assert expires_at_ms_of(None, 1_000) is None
 
 
 def test_message_that_ended_without_a_word_too_often_is_a_suspect() -> None:

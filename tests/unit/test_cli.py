@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -154,6 +155,14 @@ def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, 
     assert "cannot reach broker at 127.0.0.1:1: " in line
     assert "; check that the broker runs, and [kafka] bootstrap_servers" in line
     assert SECRET not in line
+
+
+def test_every_command_that_takes_settings_takes_all_options_of_a_connection() -> None:
+    """One form everywhere; `acls`, `up`, `demo` and `failpoints` need none."""
+    for command in COMMANDS:
+        options = set(re.findall(r"--?[a-zX][a-z-]*", kmq(*command, "--help", env={"COLUMNS": "200"}).stdout))
+        if "--config" in options:
+            assert options >= {"--bootstrap-server", "--command-config", "-X", "--timeout-ms"}, command
 
 
 def test_every_command_is_on_the_page_of_commands() -> None:

@@ -16,7 +16,7 @@ import yaml
 import kmq_spark.cli.ledger
 import kmq_spark.cli.tracker
 import kmq_spark.cli.tracker_once
-from kmq_spark.cli.common import settings_from
+from kmq_spark.cli.options import Address, settings_from
 from kmq_spark.config import load_settings, plain
 from kmq_spark.spark.session import local_checkpoint_settings
 
@@ -106,7 +106,7 @@ def test_serverless_job_has_its_secrets_from_a_file_in_a_volume(tmp_path: Path) 
     flags = flags_of(SERVERLESS)
     assert flags["--command-config"].startswith("/Volumes/")
     (file := tmp_path / "client.properties").write_text("sasl.username=kmq\nsasl.password=canary\n")
-    settings = settings_from(Path(flags["--config"]), None, file, None)
+    settings = settings_from(Address(config=Path(flags["--config"]), command_config=file))
     assert plain(settings.kafka.extra)["sasl.password"] == "canary"
     assert "job_clusters" not in JOBS[SERVERLESS]
     (environment,) = JOBS[SERVERLESS]["environments"]

@@ -1,0 +1,163 @@
+"""
+Options that commands share: to a broker, to settings; and how a group of options becomes one parameter.
+
+Rule 1: a group is a frozen dataclass whose fields are annotated as typer wants options to be. A command that has a
+parameter of such a type has the group's options at the place of that parameter (`spread`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
+from kmq_spark.config import Reach, Settings, load_settings
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+R = TypeVar("R")
+
+SECRET = re.compile(r"password|secret|token|credential|jaas|\.key\.|\.pem$", re.IGNORECASE)
+"""Keys whose value `ps` should not show."""
+
+QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")]
+BootstrapServer = Annotated[
+    str | None, typer.Option("--bootstrap-server", help="Broker, host:port, comma-separated.", metavar="HOST:PORT")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Settings file (TOML); see conf/local.toml.", metavar="FILE")
+]
+TimeoutMs = Annotated[
+    int | None, typer.Option("--timeout-ms", help="Longest wait for an answer of the broker.", metavar="MS")
+]
+Events = Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")]
+Master = Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")]
+DriverMemory = Annotated[str, typer.Option(help="Heap of the Spark driver.")]
+LogLevel = Annotated[str, typer.Option(help="Level of our own log.")]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the broker is, and who we are to it."""
+
+    bootstrap_server: BootstrapServer = None
+    config: ConfigFile = None
+    command_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--command-config", help="Client properties, key=value lines, as Kafka's tools take.", metavar="FILE"
+        ),
+    ] = None
+    client_settings: Annotated[
+        list[str] | None,
+        typer.Option("-X", help="One librdkafka setting, key=value; may be repeated.", metavar="KEY=VALUE"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Connection(Address):
+    """An address, and how long to wait for an answer."""
+
+    timeout_ms: TimeoutMs = None
+
+    def settings(self, **flags: Mapping[str, Any]) -> Settings:
+        """Return the settings, as `settings_from` does."""
+        return settings_from(self, self.timeout_ms, **flags)
+
+    def reach(self) -> Reach:
+        """Return the arguments by which a client is told of the broker."""
+        return self.settings().kafka.reach()
+
+
+def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapping[str, Any]) -> Settings:
+    """
+    Put the settings together from a command's options.
+
+    Client settings may go by the Java client's names or by librdkafka's: both clients get them by their own.
+
+    Raises:
+        ConfigError: A source cannot be read or a value is not allowed.
+    """
+    pairs = dict(_pair(text, "-X") for text in address.client_settings or [])
+    _warn_of_secrets(pairs)
+    given = {**_properties(address.command_config), **pairs}
+    # Kafka's own tools take the address from the file too, where no flag gives it.
+    in_file = given.pop("bootstrap.servers", None)
+    kafka: dict[str, Any] = {
+        "bootstrap_servers": address.bootstrap_server or in_file,
+        "extra": to_librdkafka(given) or None,
+        "spark_extra": to_java(given) or None,
+        "timeout_ms": timeout_ms,
+    }
+    return load_settings(address.config, {"kafka": kafka, **flags})
+
+
+def spread(command: Callable[..., R]) -> Callable[..., R]:
+    """
+    Return a command that takes the options of its groups one by one, for typer, which knows no groups.
+
+    Args:
+        command: Its annotations are evaluated now.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    taken: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        own = get_type_hints(groups[name], include_extras=True) if name in groups else {}
+        for field in fields(groups[name]) if name in groups else ():
+            taken[field.name] = inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=own[field.name]
+            )
+        if name not in groups:
+            taken[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+
+    @functools.wraps(command)
+    def spreading(**options: Any) -> R:  # noqa: ANN401  # of all types
+        gathered = {
+            name: group(**{field.name: options.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        return command(**gathered, **options)
+
+    spreading.__signature__ = inspect.Signature(list(taken.values()))  # type: ignore[attr-defined]  # PEP 362
+    spreading.__annotations__ = {name: parameter.annotation for name, parameter in taken.items()}
+    return spreading
+
+
+def _warn_of_secrets(pairs: Mapping[str, str]) -> None:
+    for key in pairs:
+        if SECRET.search(key):
+            typer.echo(
+                f"kmq: warning: -X {key}=… is shown to everybody by `ps`; put it into a file of mode 0600 "
+                "(--command-config) or into KMQ_KAFKA__EXTRA",
+                err=True,
+            )
+
+
+def _properties(file: Path | None) -> dict[str, str]:
+    if file is None:
+        return {}
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        message = f"cannot read the client properties: got {str(file)!r}: {why}; give an existing file"
+        raise ConfigError(message) from error
+    return parse_properties(text, str(file))
+
+
+def _pair(text: str, source: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        # The text is not shown: it may be a password with its key left out.
+        message = f"a client setting in {source} has no key or no '=': allowed is key=value; correct it"
+        raise ConfigError(message)
+    return key.strip(), value.strip()

@@ -1,0 +1,87 @@
+"""
+What the broker is asked about topics: offsets and settings.
+
+Rule 1: a broker that does not answer is an error; what we may not read is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+from kmq_spark.kafka.client_errors import client_error, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
+
+NOT_ALLOWED = "AUTHORIZATION_FAILED"
+"""In the names of the codes that say so."""
+
+
+def offsets_of(
+    admin: AdminClient,
+    topic: str,
+    partitions: Iterable[int],
+    spec: OffsetSpec,
+    timeout_s: float,
+    *,
+    with_open_transactions: bool = False,
+) -> dict[int, int]:
+    """
+    Return an offset of each partition: the first, the end, the first from an instant on.
+
+    Args:
+        admin: Admin client.
+        topic: The topic.
+        partitions: Its partitions.
+        spec: Which offset.
+        timeout_s: Bound on the answer, seconds.
+        with_open_transactions: Whether the end is the very end; else it is that of what is committed.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time.
+    """
+    isolation = IsolationLevel.READ_UNCOMMITTED if with_open_transactions else IsolationLevel.READ_COMMITTED
+    wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+    if not wanted:
+        return {}
+
+    def ask() -> dict[int, int]:
+        futures = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
+        return {place.partition: future.result().offset for place, future in futures.items()}
+
+    return until_answered(ask, f"cannot read the offsets of {topic}", timeout_s)
+
+
+def settings_of(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float, *, where_we_can: bool = False
+) -> dict[str, dict[str, str]]:
+    """
+    Return the settings of topics; one whose settings we may not read is left out.
+
+    Args:
+        admin: Admin client.
+        topics: Names.
+        timeout_s: Bound on the answer, seconds.
+        where_we_can: Whether a topic is left out for every other reason too that asking again would not change.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time; or there is no such topic.
+    """
+    wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
+    found = {}
+    for resource, future in futures.items():
+        try:
+            entries = future.result()
+        except KafkaException as error:
+            failure = client_error(error, f"cannot read the settings of topic {resource.name}")
+            if NOT_ALLOWED in error.args[0].name() or (where_we_can and not failure.retriable):
+                continue
+            raise failure from error
+        found[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
+    return found
