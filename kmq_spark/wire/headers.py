@@ -18,6 +18,9 @@ from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_MESSAGE_OFFSET, MAX_Q
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    Given = Iterable[tuple[str, bytes | None]] | dict[str, bytes | None] | None
+    """Headers as Kafka's client gives them, None for none; or `by_name`, where several of them are asked for."""
+
 Headers = list[tuple[str, bytes | None]]
 
 PREFIX = "kmq-"
@@ -58,6 +61,9 @@ MAX_ATTEMPTS_KEPT = 20
 """Attempts told by time: enough to see a pattern, bounded where deliveries are not."""
 
 _MAX_DIGITS = 19
+
+_TIME_HAS_COME = frozenset({DELAY_MS, NOT_BEFORE_MS})
+"""Headers that a redelivered message has not got any more."""
 
 _ENDS_WITH_DEATH = frozenset(
     {
@@ -104,26 +110,31 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
     Args:
         headers: Of any record of a dead-letter topic; what cannot be read counts as absent.
     """
-    headers = list(headers or ())
-    source = b"%s:%s" % (_last(headers, DLQ_PARTITION) or b"", _last(headers, DLQ_OFFSET) or b"")
+    known = by_name(headers)
+    source = b"%s:%s" % (known.get(DLQ_PARTITION) or b"", known.get(DLQ_OFFSET) or b"")
     return Death(
-        topic=_text(_last(headers, DLQ_TOPIC)),
+        topic=_text(known.get(DLQ_TOPIC)),
         source=_place(source),
-        origin=_place(_last(headers, ORIGIN)),
-        reason=_text(_last(headers, DLQ_MESSAGE)),
-        delivery_count=_number(_last(headers, DLQ_DELIVERY_COUNT)) or 0,
-        first_sent_ms=_number(_last(headers, FIRST_SENT_MS)),
-        attempts_ms=tuple(_numbers(_last(headers, ATTEMPTS_MS))),
-        queue=_text(_last(headers, QUEUE)),
+        origin=_place(known.get(ORIGIN)),
+        reason=_text(known.get(DLQ_MESSAGE)),
+        delivery_count=_number(known.get(DLQ_DELIVERY_COUNT)) or 0,
+        first_sent_ms=_number(known.get(FIRST_SENT_MS)),
+        attempts_ms=tuple(_numbers(known.get(ATTEMPTS_MS))),
+        queue=_text(known.get(QUEUE)),
     )
 
 
-def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+def by_name(headers: Iterable[tuple[str, bytes | None]] | None) -> dict[str, bytes | None]:
+    """Return headers by their names; of a repeated one the last."""
+    return dict(headers or ())
+
+
+def delivery_count_of(headers: Given) -> int:
     """
     Return how often a message was delivered before.
 
     Args:
-        headers: As Kafka's client gives them, None for none.
+        headers: As Kafka's client gives them, None for none; or by name.
 
     Returns:
         Deliveries so far; 0 where the header is absent or unreadable. One more is a count that a START may carry.
@@ -131,18 +142,18 @@ def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int
     return min(_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
-def silent_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+def silent_count_of(headers: Given) -> int:
     """Return how many deliveries of a message ended without a word; 0 where the header is absent or unreadable."""
     return min(_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
-def first_sent_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
+def first_sent_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """Return the append time of a message's first copy, epoch milliseconds, from any copy; None where unknown."""
     first_sent_ms = _number(_last(headers, FIRST_SENT_MS))
     return first_sent_ms if first_sent_ms is not None or appended_at_ms < 0 else appended_at_ms
 
 
-def expires_at_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
+def expires_at_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """
     Return when a message's time to live is over.
 
@@ -154,12 +165,11 @@ def expires_at_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appende
         Epoch milliseconds on the broker's clock, the earlier one where two headers name an instant; None for never. A
         time to live counts from the append time of the first copy on, which later copies carry.
     """
-    headers = list(headers or ())
-    instants = [_number(_last(headers, EXPIRES_AT_MS))]
-    ttl_ms, first_sent_ms = _number(_last(headers, TTL_MS)), first_sent_ms_of(headers, appended_at_ms)
-    if ttl_ms is not None and first_sent_ms is not None:
-        instants.append(first_sent_ms + ttl_ms)
-    return min((instant for instant in instants if instant is not None), default=None)
+    known = headers if isinstance(headers, dict) else by_name(headers)
+    instant, ttl_ms = _number(known.get(EXPIRES_AT_MS)), _number(known.get(TTL_MS))
+    if ttl_ms is None or (first_sent_ms := first_sent_ms_of(known, appended_at_ms)) is None:
+        return instant
+    return first_sent_ms + ttl_ms if instant is None else min(instant, first_sent_ms + ttl_ms)
 
 
 def redelivery_headers(
@@ -188,13 +198,17 @@ def redelivery_headers(
         Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
         over, so its headers are gone.
     """
-    headers = [(name, value) for name, value in headers or () if name not in {DELAY_MS, NOT_BEFORE_MS}]
-    ours = {DELIVERY_COUNT: str(delivery_count), **_history(headers, queue_partition, message_offset, sent_at_ms)}
+    given = list(headers or ())
+    known = by_name(given)
+    ours = {DELIVERY_COUNT: b"%d" % delivery_count}
+    _tell_history(ours, known, queue_partition, message_offset, sent_at_ms)
     if is_silent:
-        ours[SILENT_COUNT] = str(silent_count_of(headers) + 1)
+        ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1)
     if group:
-        ours[GROUP] = group
-    return _replaced(headers, ours)
+        ours[GROUP] = _bytes(group)
+    if not _TIME_HAS_COME.isdisjoint(known):
+        given = [header for header in given if header[0] not in _TIME_HAS_COME]
+    return _replaced(given, ours)
 
 
 def dead_letter_headers(
@@ -226,18 +240,18 @@ def dead_letter_headers(
 
     Source: KIP-1191.
     """
-    headers = list(headers or ())
-    ours = {
-        DELIVERY_COUNT: str(delivery_count),
-        **_history(headers, queue_partition, message_offset, sent_at_ms),
-        DLQ_TOPIC: source_topic,
-        DLQ_PARTITION: str(queue_partition),
-        DLQ_OFFSET: str(message_offset),
-        DLQ_GROUP: group,
-        DLQ_DELIVERY_COUNT: str(delivery_count),
-        DLQ_MESSAGE: reason,
+    given = list(headers or ())
+    ours = {DELIVERY_COUNT: b"%d" % delivery_count}
+    _tell_history(ours, by_name(given), queue_partition, message_offset, sent_at_ms)
+    ours |= {
+        DLQ_TOPIC: _bytes(source_topic),
+        DLQ_PARTITION: b"%d" % queue_partition,
+        DLQ_OFFSET: b"%d" % message_offset,
+        DLQ_GROUP: _bytes(group),
+        DLQ_DELIVERY_COUNT: b"%d" % delivery_count,
+        DLQ_MESSAGE: _bytes(reason),
     }
-    return _replaced(headers, ours)
+    return _replaced(given, ours)
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group: str = "") -> Headers:
@@ -257,37 +271,39 @@ def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group
         for name, value in headers or ()
         if name not in _ENDS_WITH_DEATH and not name.startswith(DLQ_PREFIX)
     ]
-    return _replaced(kept, {GROUP: group}) if group else kept
+    return _replaced(kept, {GROUP: _bytes(group)}) if group else kept
 
 
-def _history(headers: Headers, queue_partition: int, message_offset: int, sent_at_ms: int) -> dict[str, str]:
-    """Return where a message began and when its copies were sent."""
-    earlier = _numbers(_last(headers, ATTEMPTS_MS))
-    attempts = [*earlier, sent_at_ms] if sent_at_ms >= 0 else earlier
-    previous = f"{queue_partition}:{message_offset}"
-    history = {ORIGIN: _origin(_last(headers, ORIGIN)) or previous, PREVIOUS: previous}
-    first_sent_ms = _number(_last(headers, FIRST_SENT_MS))
-    if first_sent_ms is None and sent_at_ms >= 0:
-        first_sent_ms = sent_at_ms
-    if first_sent_ms is not None:
-        history[FIRST_SENT_MS] = str(first_sent_ms)
+def _tell_history(
+    ours: dict[str, bytes], known: dict[str, bytes | None], queue_partition: int, message_offset: int, sent_at_ms: int
+) -> None:
+    """Add where a message began and when its copies were sent."""
+    previous = b"%d:%d" % (queue_partition, message_offset)
+    sent_at = b"%d" % sent_at_ms if sent_at_ms >= 0 else b""
+    # Nearly every message comes without any of these: nothing is to be read then.
+    origin = _place(known[ORIGIN]) if ORIGIN in known else None
+    ours[ORIGIN] = b"%d:%d" % origin if origin is not None else previous
+    ours[PREVIOUS] = previous
+    first_sent_ms = _number(known.get(FIRST_SENT_MS))
+    first_sent = b"%d" % first_sent_ms if first_sent_ms is not None else sent_at
+    if first_sent:
+        ours[FIRST_SENT_MS] = first_sent
+    attempts = [b"%d" % each for each in _numbers(known[ATTEMPTS_MS])] if ATTEMPTS_MS in known else []
+    if sent_at:
+        attempts.append(sent_at)
     if attempts:
-        history[ATTEMPTS_MS] = ",".join(map(str, attempts[-MAX_ATTEMPTS_KEPT:]))
-    return history
+        ours[ATTEMPTS_MS] = b",".join(attempts[-MAX_ATTEMPTS_KEPT:])
 
 
-def _replaced(headers: Headers, ours: dict[str, str]) -> Headers:
+def _replaced(headers: Headers, ours: dict[str, bytes]) -> Headers:
     """Return *headers* with *ours* at the end, in place of what had their names."""
-    kept = [(name, value) for name, value in headers if name not in ours]
-    return kept + [(name, text.encode("utf-8", "replace")) for name, text in ours.items()]
+    kept: Headers = [header for header in headers if header[0] not in ours]
+    kept.extend(ours.items())
+    return kept
 
 
-def _last(headers: Iterable[tuple[str, bytes | None]] | None, wanted: str) -> bytes | None:
-    found = None
-    for name, value in headers or ():
-        if name == wanted:
-            found = value
-    return found
+def _last(headers: Given, wanted: str) -> bytes | None:
+    return (headers if isinstance(headers, dict) else by_name(headers)).get(wanted)
 
 
 def _number(value: bytes | None) -> int | None:
@@ -304,10 +320,8 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
-def _origin(value: bytes | None) -> str:
-    """Return a well-formed origin as text, empty where it is none."""
-    place = _place(value)
-    return f"{place.queue_partition}:{place.message_offset}" if place is not None else ""
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def _place(value: bytes | None) -> MessageId | None:
