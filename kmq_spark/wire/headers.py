@@ -62,9 +62,6 @@ MAX_ATTEMPTS_KEPT = 20
 
 _MAX_DIGITS = 19
 
-_TIME_HAS_COME = frozenset({DELAY_MS, NOT_BEFORE_MS})
-"""Headers that a redelivered message has not got any more."""
-
 _ENDS_WITH_DEATH = frozenset(
     {
         # What was counted and timed starts again.
@@ -203,11 +200,11 @@ def redelivery_headers(
     ours = {DELIVERY_COUNT: b"%d" % delivery_count}
     _tell_history(ours, known, queue_partition, message_offset, sent_at_ms)
     if is_silent:
-        ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1)
+        ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1) if SILENT_COUNT in known else b"1"
     if group:
         ours[GROUP] = _bytes(group)
-    if not _TIME_HAS_COME.isdisjoint(known):
-        given = [header for header in given if header[0] not in _TIME_HAS_COME]
+    if DELAY_MS in known or NOT_BEFORE_MS in known:
+        given = [header for header in given if header[0] not in {DELAY_MS, NOT_BEFORE_MS}]
     return _replaced(given, ours)
 
 
