@@ -91,6 +91,10 @@ class Dues:
         partitions, first = np.unique(queue_partition[self._rows[:-1]], return_index=True)
         self._first_message = dict(zip(partitions.tolist(), first.tolist(), strict=True))
 
+    def __len__(self) -> int:
+        """Return the number of decisions."""
+        return len(self._reasons)
+
     def wanted(self) -> dict[int, list[int]]:
         """Return the offsets of the messages by queue partition, ascending, without repeats."""
         offsets = self._columns["message_offset"][self._rows[:-1]]

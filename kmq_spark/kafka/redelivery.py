@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.dues import Dues
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
+from kmq_spark.kafka.read_ahead import one_ahead
 from kmq_spark.kafka.redelivery_attempt import Attempt
 from kmq_spark.kafka.redelivery_records import Item, OutgoingRecord, end_records
 from kmq_spark.kafka.refusals import Refusals
@@ -40,7 +42,7 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.kafka.transaction import TransactionalProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.topics import QueueLayout
@@ -204,15 +206,24 @@ class RedeliverySender:
         sent = Sent()
         set_aside = self._set_aside.records(outcomes, self._committed)
         self._advance(outcomes)
-        chunks = self._chunks(outcomes)
-        chunk = next(chunks, [])
-        while (following := next(chunks, None)) is not None:
-            self._transact(chunk, [], [], sent)
-            failpoint("tracker.chunk-committed")
-            chunk = following
-        # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
-        if chunk or set_aside or self._is_commit_due():
-            self._transact(chunk, set_aside, list(self._positions), sent)
+        dues = Dues(outcomes)
+        left = len(dues)
+        # The client's own threads read and write; what can be done beside a commit is to make items of what they read.
+        with closing(one_ahead(self._chunks(dues))) as chunks:
+            for chunk in chunks:
+                left -= len(chunk)
+                if not left:
+                    break
+                self._transact(chunk, [], [], sent)
+                failpoint("tracker.chunk-committed")
+            else:
+                chunk = []
+                if left:
+                    message = f"{left} decisions were neither carried out nor told: this is a bug; nothing is committed"
+                    raise KmqError(message)
+            # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
+            if chunk or set_aside or self._is_commit_due():
+                self._transact(chunk, set_aside, list(self._positions), sent)
         sent.set_aside = len(set_aside)
         return sent
 
@@ -276,9 +287,8 @@ class RedeliverySender:
                     status.next_marker_offset, status.needed_marker_offset, self.tracker_id
                 )
 
-    def _chunks(self, outcomes: Sequence[PartitionOutcome]) -> Iterator[list[Item]]:
+    def _chunks(self, dues: Dues) -> Generator[list[Item]]:
         """Read the payloads of all decisions, in pieces that fit into one transaction."""
-        dues = Dues(outcomes)
         wanted = dues.wanted()
         chunk: list[Item] = []
         size = 0
