@@ -20,7 +20,7 @@ import threading
 import time
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -145,8 +145,7 @@ class TransactionalProducer:
         is_asked = False
         while True:
             try:
-                # The client's stub takes lists of other kinds, and so none of this kind.
-                self._producer.produce(topic, value, key, partition, report, headers=cast("Any", headers))
+                self._producer.produce(topic, value, key, partition, report, headers=headers)  # type: ignore[arg-type]  # a narrower list
             except BufferError:
                 # The local queue is full: let it drain.
                 self._producer.poll(POLL_S)
