@@ -3,55 +3,146 @@ Measure a mass expiry: a million messages whose leases end at the same instant.
 
     .venv/bin/python -m bench.mass_expiry [messages, default 1000000]
 
-Reported: messages sent again by second, between the append times of the first and the last copy; and how late an END
-beside them was folded, since a flood of redeliveries must not hold up what consumers say.
+Reported: messages sent again by second, from the deadline to the append time of the last copy; and what a flood of
+redeliveries must not hold up, measured beside it: how long an END of the same queue takes until it is folded, and how
+late redeliveries of another queue of the same Spark application come, before the flood and in it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from confluent_kafka import Producer
 
 from bench.stage import Bench, markers_of, memory_mib, wait_until
-from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.service import QueueTracker
 
 LEASE_MS = 5_000
+BESIDE = 1_000
+"""Messages for what is measured beside the flood: more than a minute of them."""
+BESIDE_INTERVAL_S = 0.1
+BESIDE_LEASE_MS = 1_000
+PARTITIONS = 4
 
 
 def measure(bench: Bench, count: int) -> dict[str, Any]:
     """Return the figures of one mass expiry."""
-    queue = bench.queue(f"mass-{count}")
-    bench.send(queue.queue_topic, count)
-    with bench.tracking(queue) as tracker:
+    queue, other = bench.queue(f"mass-{count}"), bench.queue(f"beside-{count}")
+    bench.send(queue.queue_topic, count + BESIDE)
+    bench.send(other.queue_topic, BESIDE)
+    producer = Producer({"bootstrap.servers": bench.broker.bootstrap_servers, "linger.ms": 0})
+    with bench.tracking(queue) as tracker, bench.tracking(other) as beside:
+        # Held for good by somebody, who acks them one by one during the flood.
+        held = markers_of(MarkerType.START, BESIDE, 3_600_000, first=count // PARTITIONS)
+        bench.write(queue.markers_topic, held)
+        ends = _Ends(producer, queue.markers_topic, count // PARTITIONS, tracker)
+        others = _Repeated(lambda number: _start_one(producer, other.markers_topic, number))
         began_s = time.monotonic()
         bench.write(queue.markers_topic, markers_of(MarkerType.START, count, LEASE_MS))
-        peak = 0
-
-        def is_done() -> bool:
-            nonlocal peak
-            peak = max(peak, sum(memory_mib().values()))
-            time.sleep(0.2)
-            return tracker.stats.redelivered >= count
-
-        wait_until("the last redelivery", is_done, 600)
+        others.start()
+        wait_until("the first redelivery", lambda: tracker.stats.redelivered > 0)
+        calm = len(beside.stats.lateness_ms)
+        ends.start()
+        peak = _peak_until(lambda: tracker.stats.redelivered >= count)
         took_s = time.monotonic() - began_s
+        for each in (ends, others):
+            each.stop()
         lateness_ms = np.array(tracker.stats.lateness_ms)
-    # The newest ones are kept: their spread gives the rate of the stretch that they cover.
-    stretch_s = (lateness_ms.max() - lateness_ms.min()) / 1000
+        others_ms = list(beside.stats.lateness_ms)
     return {
         "messages": count,
         "per_s": round(count / (lateness_ms.max() / 1000)),
-        "per_s_last": round(len(lateness_ms) / stretch_s) if stretch_s else 0,
         "last_after_deadline_s": round(float(lateness_ms.max()) / 1000, 1),
         "early": int((lateness_ms < 0).sum()),
         "batches": tracker.stats.batches,
         "took_s": round(took_s, 1),
         "peak_rss_mib": peak,
+        "end_folded_ms": _spread(ends.folded_ms),
+        "other_queue_lateness_ms": {"before": _spread(others_ms[:calm]), "in_the_flood": _spread(others_ms[calm:])},
     }
+
+
+def _peak_until(is_done: Callable[[], bool]) -> int:
+    """Wait; return the most memory that driver, JVM and workers had meanwhile, MiB."""
+    peak = 0
+
+    def look() -> bool:
+        nonlocal peak
+        peak = max(peak, sum(memory_mib().values()))
+        time.sleep(0.2)
+        return is_done()
+
+    wait_until("the last redelivery", look, 600)
+    return peak
+
+
+def _spread(values: list[float]) -> dict[str, int]:
+    shares = {"p50": 50, "p99": 99, "max": 100}
+    return {name: int(np.percentile(values, share)) for name, share in shares.items()} if values else {}
+
+
+def _start_one(producer: Producer, topic: str, number: int) -> None:
+    covered = (OffsetRange(number // PARTITIONS, 1),)
+    _write(producer, topic, Marker(MarkerType.START, number % PARTITIONS, covered, redeliver_after_ms=BESIDE_LEASE_MS))
+
+
+def _write(producer: Producer, topic: str, marker: Marker) -> None:
+    producer.produce(topic, encode_marker(marker), partition=marker.queue_partition)
+    producer.flush()
+
+
+class _Repeated(threading.Thread):
+    """Does something ten times a second until stopped."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        super().__init__(daemon=True)
+        self._act = act
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self._stopping.wait(BESIDE_INTERVAL_S) and number < BESIDE:
+            self._act(number)
+            number += 1
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+
+class _Ends(_Repeated):
+    """Ends a held message each time, and notes how long it took until the tracker said that it knows."""
+
+    def __init__(self, producer: Producer, topic: str, first: int, tracker: QueueTracker) -> None:
+        super().__init__(self._end_one)
+        self._producer = producer
+        self._topic = topic
+        self._first = first
+        self._tracker = tracker
+        self.folded_ms: list[float] = []
+
+    def _end_one(self, number: int) -> None:
+        covered = (OffsetRange(self._first + number // PARTITIONS, 1),)
+        _write(self._producer, self._topic, Marker(MarkerType.END, number % PARTITIONS, covered))
+        written_s = time.monotonic()
+        while self._acked() <= number and not self._stopping.is_set():
+            time.sleep(0.005)
+        if not self._stopping.is_set():
+            self.folded_ms.append((time.monotonic() - written_s) * 1000)
+
+    def _acked(self) -> int:
+        return sum(status.counters["acked"] for status in list(self._tracker.stats.statuses.values()))
 
 
 def main(count: int = 1_000_000) -> dict[str, Any]:

@@ -13,22 +13,32 @@ Source: kmq redelivers whatever it finds at the position after a seek; this is w
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.payload_run import Run
 from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from confluent_kafka import Message
+    from kmq_spark.kafka.payload_run import Stretch
 
 READ_THROUGH = 2_000
 """Unwanted messages that are read and dropped rather than sought over: a seek empties the fetch queue."""
 
-POLL_MESSAGES = 1_000
+POLL_MESSAGES = 2_000
+
+READ_AHEAD: dict[str, str | int | float | bool] = {
+    # Whatever lies behind the last wanted offset is fetched for nothing. Enough to keep the fetcher at work while a
+    # thousand messages are looked at; the client's own 100,000 a partition and 64 MiB are mostly thrown away.
+    "queued.min.messages": 10_000,
+    "queued.max.messages.kbytes": 16_384,
+}
+"""How much the client may fetch ahead; the operator's settings go before these."""
 
 SECOND_LOOK_S = 0.25
 """How long after a first look the end of a log is believed: a broker that starts may say too little for a moment."""
@@ -54,7 +64,9 @@ class PayloadReader:
 
     def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
         """Connect lazily: nothing is sent before the first read."""
-        self._consumer = make_client(Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "error"})
+        self._consumer = make_client(
+            Consumer, {**READ_AHEAD, **config, "enable.partition.eof": True, "auto.offset.reset": "error"}
+        )
         self._config = dict(config)
         self._uncommitted: Consumer | None = None
         self._topic = topic
@@ -74,13 +86,30 @@ class PayloadReader:
             wanted: Offsets by partition, ascending, without repeats.
 
         Yields:
-            Payloads, ascending within a partition, partitions mixed.
+            Payloads, partitions mixed; ascending within a partition, but for offsets past its end, which come first.
+
+        Raises:
+            KafkaClientError: As `stretches`.
+        """
+        for partition, first, messages in self.stretches(wanted):
+            for index, message in enumerate(messages, first):
+                yield Payload(partition, wanted[partition][index], message)
+
+    def stretches(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Stretch]:
+        """
+        Yield every wanted message once, many at a time: a million of them must not cost a step each.
+
+        Args:
+            wanted: Offsets by partition, ascending, without repeats.
+
+        Yields:
+            Stretches, as they arrive.
 
         Raises:
             KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, as when all that is
                 left lies behind an open transaction.
         """
-        runs = {partition: _Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
+        runs = {partition: Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
         try:
             yield from self._skip_removed(runs)
             self._consumer.assign([run.position() for run in runs.values() if not run.is_done])
@@ -90,7 +119,7 @@ class PayloadReader:
         finally:
             self._consumer.unassign()
 
-    def _read_runs(self, runs: dict[int, _Run]) -> Iterator[Payload]:
+    def _read_runs(self, runs: dict[int, Run]) -> Iterator[Stretch]:
         quiet_since = time.monotonic()
         while not all(run.is_done for run in runs.values()):
             # `consume` waits until it has all it was asked for: ask for one, then for what is there.
@@ -107,19 +136,27 @@ class PayloadReader:
                     "[kafka] timeout_ms"
                 )
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-            for record in records:
-                yield from self._take(runs, record)
+            yield from self._take(runs, records)
             self._seek_far(runs)
 
-    def _take(self, runs: dict[int, _Run], record: Message) -> Iterator[Payload]:
-        error, partition = record.error(), record.partition()
-        run = runs.get(-1 if partition is None else partition)
+    def _take(self, runs: dict[int, Run], records: list[Message]) -> Iterator[Stretch]:
+        for partition, group in groupby(records, Message.partition):
+            run = runs.get(-1 if partition is None else partition)
+            # Events of the client stand among the records, each at its place.
+            for is_event, neighbours in groupby(group, _is_event):
+                if is_event:
+                    for event in neighbours:
+                        yield from self._heed(runs, run, event)
+                elif run is not None:
+                    yield from run.take(list(neighbours))
+
+    def _heed(self, runs: dict[int, Run], run: Run | None, event: Message) -> Iterator[Stretch]:
+        error = event.error()
         if error is None:
+            return
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             if run is not None:
-                yield from run.take(record)
-        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
-            if run is not None:
-                yield from run.drop_below(max(run.committed_end, record.offset() or 0))
+                yield from run.drop_below(max(run.committed_end, event.offset() or 0))
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
             # Retention moved past the position while we read: tell what is gone, go on behind it.
             yield from self._skip_removed(runs)
@@ -129,7 +166,7 @@ class PayloadReader:
         elif not error.retriable() and error.code() != KafkaError._TRANSPORT:  # noqa: SLF001  # as above
             raise KafkaException(error)
 
-    def _skip_removed(self, runs: dict[int, _Run]) -> Iterator[Payload]:
+    def _skip_removed(self, runs: dict[int, Run]) -> Iterator[Stretch]:
         for run in runs.values():
             if run.is_done:
                 continue
@@ -164,57 +201,12 @@ class PayloadReader:
             return 0, 0
         return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
 
-    def _seek_far(self, runs: dict[int, _Run]) -> None:
+    def _seek_far(self, runs: dict[int, Run]) -> None:
         for run in runs.values():
             if not run.is_done and run.offsets[run.cursor] - run.read_to > READ_THROUGH:
                 self._consumer.seek(run.position())
                 run.read_to = run.offsets[run.cursor]
 
 
-class _Run:
-    """The wanted offsets of one partition and how far they were read."""
-
-    def __init__(self, topic: str, partition: int, offsets: Sequence[int]) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offsets = [int(offset) for offset in offsets]
-        self.cursor = 0
-        self.read_to = self.offsets[0]
-        self.committed_end = 0  # as it was before reading: an end that is met lies there or past it
-
-    @property
-    def is_done(self) -> bool:
-        return self.cursor >= len(self.offsets)
-
-    @property
-    def left(self) -> int:
-        return len(self.offsets) - self.cursor
-
-    def position(self) -> TopicPartition:
-        return TopicPartition(self.topic, self.partition, self.offsets[self.cursor])
-
-    def take(self, record: Message) -> Iterator[Payload]:
-        offset = record.offset()
-        if offset is None:
-            return
-        self.read_to = max(self.read_to, offset + 1)
-        # Compaction, deletion and aborted transactions leave holes: what was passed over is gone.
-        yield from self.drop_below(offset)
-        if not self.is_done and self.offsets[self.cursor] == offset:
-            self.cursor += 1
-            yield Payload(self.partition, offset, record)
-
-    def drop_below(self, first: int) -> Iterator[Payload]:
-        while not self.is_done and self.offsets[self.cursor] < first:
-            self.cursor += 1
-            yield Payload(self.partition, self.offsets[self.cursor - 1], None)
-
-    def drop_from(self, end: int) -> Iterator[Payload]:
-        """Tell the offsets that the topic has not reached: a marker may name any number."""
-        known = len(self.offsets)
-        while known > self.cursor and self.offsets[known - 1] >= end:
-            known -= 1
-        beyond = self.offsets[known:]
-        del self.offsets[known:]
-        for offset in beyond:
-            yield Payload(self.partition, offset, None)
+def _is_event(record: Message) -> bool:
+    return record.error() is not None

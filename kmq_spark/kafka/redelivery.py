@@ -14,28 +14,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.dues import Dues
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
-from kmq_spark.kafka.redelivery_records import (
-    Due,
-    Item,
-    OutgoingRecord,
-    dues_of,
-    end_records,
-    outgoing_record,
-    settle,
-)
+from kmq_spark.kafka.read_ahead import one_ahead
+from kmq_spark.kafka.redelivery_attempt import Attempt
+from kmq_spark.kafka.redelivery_records import Item, OutgoingRecord, end_records
 from kmq_spark.kafka.refusals import Refusals
 from kmq_spark.kafka.set_aside import SetAside
 from kmq_spark.kafka.settings import (
@@ -48,9 +42,7 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.kafka.transaction import TransactionalProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from confluent_kafka import Message
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.topics import QueueLayout
@@ -59,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 LARGEST_RECORD = 1_000_000_000
 """The broker decides what is too large, not our client: librdkafka's upper bound."""
+
+LINGER_MS = 5
 
 CLAIM_WAIT_S = 2.0
 """How long a tracker that was shut out waits for its successor to sign the group's offsets."""
@@ -159,8 +153,9 @@ class RedeliverySender:
             max_message_bytes=LARGEST_RECORD,
             transaction_timeout_ms=self._limits.transaction_timeout_ms,
         )
-        # A transaction is flushed as a whole: waiting for a fuller batch would only be waiting.
-        config["linger.ms"] = 0
+        # Each batch costs the broker about the same, however full: without a pause a mass expiry makes tens of
+        # thousands of them. A lone message waits as long, which is a hundredth of its lateness.
+        config["linger.ms"] = LINGER_MS
         # The broker judges a whole batch by the topic's limit, and refuses it whole.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
         return config
@@ -226,15 +221,24 @@ class RedeliverySender:
         sent = Sent()
         set_aside = self._set_aside.records(outcomes, self._committed)
         self._advance(outcomes)
-        chunks = self._chunks(outcomes)
-        chunk = next(chunks, [])
-        while (following := next(chunks, None)) is not None:
-            self._transact(chunk, [], [], sent)
-            failpoint("tracker.chunk-committed")
-            chunk = following
-        # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
-        if chunk or set_aside or self._is_commit_due():
-            self._transact(chunk, set_aside, list(self._positions), sent)
+        dues = Dues(outcomes)
+        left = len(dues)
+        # The client's own threads read and write; what can be done beside a commit is to make items of what they read.
+        with closing(one_ahead(self._chunks(dues))) as chunks:
+            for chunk in chunks:
+                left -= len(chunk)
+                if not left:
+                    break
+                self._transact(chunk, [], [], sent)
+                failpoint("tracker.chunk-committed")
+            else:
+                chunk = []
+                if left:
+                    message = f"{left} decisions were neither carried out nor told: this is a bug; nothing is committed"
+                    raise KmqError(message)
+            # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
+            if chunk or set_aside or self._is_commit_due():
+                self._transact(chunk, set_aside, list(self._positions), sent)
         sent.set_aside = len(set_aside)
         return sent
 
@@ -298,58 +302,47 @@ class RedeliverySender:
                     status.next_marker_offset, status.needed_marker_offset, self.tracker_id
                 )
 
-    def _chunks(self, outcomes: Sequence[PartitionOutcome]) -> Iterator[list[Item]]:
+    def _chunks(self, dues: Dues) -> Generator[list[Item]]:
         """Read the payloads of all decisions, in pieces that fit into one transaction."""
-        by_id: dict[tuple[int, int], list[Due]] = {}
-        for due in dues_of(outcomes):
-            by_id.setdefault((due.queue_partition, due.message_offset), []).append(due)
-        wanted: dict[int, list[int]] = {}
-        for queue_partition, message_offset in sorted(by_id):
-            wanted.setdefault(queue_partition, []).append(message_offset)
+        wanted = dues.wanted()
         chunk: list[Item] = []
         size = 0
-        for payload in self._payloads.read(wanted) if wanted else ():
-            items = [Item(due, payload.message) for due in by_id[payload.partition, payload.offset]]
-            chunk += items
-            size += sum(item.size for item in items)
-            if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
-                yield chunk
-                chunk, size = [], 0
+        for partition, first, messages in self._payloads.stretches(wanted) if wanted else ():
+            for which, due in dues.of(partition, first, len(messages)):
+                item = Item(due, messages[which])
+                chunk.append(item)
+                size += item.size
+                if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
+                    yield chunk
+                    chunk, size = [], 0
         if chunk:
             yield chunk
 
     def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
         """Send items with their ENDs, other records and the positions of these partitions, in one transaction."""
-        producer, refusals, attempt = self._opened(), Refusals(), Sent()
+        producer, refusals = self._opened(), Refusals()
+        attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
 
         def work() -> None:
             nonlocal attempt
-            attempt = Sent()
-            settled = []
-            for index, item in enumerate(items):
-                refused = refusals.of(index, item.size)
-                settled.append(settle(item, refused, self.topics, self._rules))
-                if settled[-1].due.outcome is Outcome.EXPIRED:
-                    attempt.expired += 1
-                    continue
-                record = outgoing_record(settled[-1], self.topics, self._dead_letter_count)
-                on_refused = partial(refusals.note, index, item.size, refused)
-                producer.send(record, partial(_on_delivered, attempt, settled[-1].due, on_refused))
-                failpoint("tracker.dead-letter-sent" if settled[-1].due.is_dead_letter else "tracker.message-sent")
-            for record in (*also, *end_records((item.due for item in settled), self.topics, self.tracker_id)):
+            attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
+            producer.send_all(attempt.records(), attempt.on_delivery)
+            for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
         committing = {partition: self._positions[partition] for partition in places}
         positions = [at.to_topic_partition(self.topics.markers_topic, p) for p, at in committing.items()]
         try:
-            producer.run(work, positions, self._group.consumer_group_metadata(), lambda: refusals.count)
+            # Asked for where it is needed: it is a trip to another thread of the client.
+            group = self._group.consumer_group_metadata() if positions else None
+            producer.run(work, positions, group, lambda: refusals.count)
         except FencedError as error:
             raise self._by_whom(error) from error
         self._committed |= committing
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
-        sent.redelivered += attempt.redelivered
+        sent.redelivered += len(attempt.lateness_ms)
         sent.expired += attempt.expired
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
@@ -384,17 +377,3 @@ class RedeliverySender:
             f"{', '.join(sorted(newer))} has taken over; stop this one"
         )
         return FencedError(message)
-
-
-def _on_delivered(
-    attempt: Sent, due: Due, on_refused: Callable[[], None], error: KafkaError | None, record: Message
-) -> None:
-    if error is not None:
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            on_refused()
-        return
-    if due.is_dead_letter:
-        attempt.dead_lettered += 1
-    else:
-        attempt.redelivered += 1
-        attempt.lateness_ms.append(record.timestamp()[1] - due.deadline_at_ms)

@@ -11,15 +11,16 @@ START carried none.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
-from kmq_spark.core.policy import DecisionAction, exhausted_reason, is_exhausted
+from kmq_spark.core.policy import exhausted_reason, is_exhausted
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import (
     PREFIX,
     Headers,
+    by_name,
     dead_letter_headers,
     delivery_count_of,
     expires_at_ms_of,
@@ -32,45 +33,13 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.core.policy import Rules
+    from kmq_spark.kafka.dues import Due
     from kmq_spark.kafka.payloads import Payload
     from kmq_spark.kafka.topics import QueueTopics
 
 UNREADABLE_BYTES = 65_536
 """What is kept of a record that is no marker: enough to tell what it is, too little to flood the dead-letter topic."""
-
-
-class Due(NamedTuple):
-    """
-    One decision, ready to be carried out.
-
-    Attributes:
-        marker_partition: Where its START came from, and its END goes.
-        queue_partition: Where the message lies.
-        message_offset: Where the message lies.
-        delivery_count: Deliveries so far.
-        outcome: REDELIVERED, DEAD_LETTERED, or EXPIRED, for which nothing but the END is sent.
-        reason: Why it is dead-lettered.
-        deadline_at_ms: When its lease ended, epoch milliseconds, broker clock.
-        tick_at_ms: The clock at the deciding TICK, epoch milliseconds.
-        is_silent: Whether the delivery ended without a word.
-    """
-
-    marker_partition: int
-    queue_partition: int
-    message_offset: int
-    delivery_count: int
-    outcome: Outcome
-    reason: str
-    deadline_at_ms: int
-    tick_at_ms: int = 0
-    is_silent: bool = False
-
-    @property
-    def is_dead_letter(self) -> bool:
-        """Whether a dead letter is to be written."""
-        return self.outcome is Outcome.DEAD_LETTERED
 
 
 class Item(NamedTuple):
@@ -84,8 +53,10 @@ class Item(NamedTuple):
         """Bytes of key, value and headers."""
         if self.message is None:
             return 0
-        header_bytes = sum(len(name) + len(value or b"") for name, value in headers_of(self.message))
-        return len(self.message.key() or b"") + len(self.message.value() or b"") + header_bytes
+        size = len(self.message.key() or b"") + len(self.message.value() or b"")
+        for name, value in headers_of(self.message):
+            size += len(name) + len(value or b"")
+        return size
 
 
 class OutgoingRecord(NamedTuple):
@@ -98,30 +69,9 @@ class OutgoingRecord(NamedTuple):
     headers: Headers
 
 
-def headers_of(message: Message | None) -> Headers:
-    """Return the headers of a message in their order, none where it has none or is gone."""
-    return list(cast("Headers", message.headers() or [])) if message is not None else []
-
-
-def dues_of(outcomes: Iterable[PartitionOutcome]) -> Iterator[Due]:
-    """Return the decisions of a batch, one by one."""
-    for outcome in outcomes:
-        decisions = outcome.decisions
-        for queue_partition, message_offset, delivery_count, action, reason, *rest in zip(
-            decisions.queue_partition.tolist(),
-            decisions.message_offset.tolist(),
-            decisions.delivery_count.tolist(),
-            decisions.action.tolist(),
-            decisions.reasons,
-            decisions.deadline_at_ms.tolist(),
-            decisions.tick_at_ms.tolist(),
-            decisions.is_silent.tolist(),
-            strict=True,
-        ):
-            to_be = Outcome.DEAD_LETTERED if action == DecisionAction.DEAD_LETTER else Outcome.REDELIVERED
-            yield Due(
-                outcome.marker_partition, queue_partition, message_offset, delivery_count, to_be, reason or "", *rest
-            )
+def headers_of(message: Message) -> Headers:
+    """Return the headers of a message in their order."""
+    return message.headers() or []  # type: ignore[return-value]  # the stub allows what may be sent; this was read
 
 
 def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
@@ -135,32 +85,35 @@ def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
         topics: Of the queue.
         rules: Of the queue.
     """
-    due = item.due
+    due, message = item
+    if message is not None:
+        due = _judged(due, message, rules)
+        if refused == 0 or due.outcome is Outcome.EXPIRED:
+            return item if due is item.due else Item(due, message)
     place = f"{topics.queue_topic}[{due.queue_partition}]@{due.message_offset}"
-    if item.message is None:
+    if message is None:
         reason = f"payload gone: {place} is not in the topic; raise its retention.ms above lease and outage"
         return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), None)
-    due = _judged(due, item.message, rules)
-    if refused == 0 or due.outcome is Outcome.EXPIRED:
-        return Item(due, item.message)
     reason = "too large to redeliver: the broker refused it with the tracker's headers; raise max.message.bytes"
     if refused > 1:
         reason = f"{reason}; too large for the dead-letter topic too, so the payload stays at {place}"
-    message = item.message if refused == 1 else None
-    return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), message)
+    kept = message if refused == 1 else None
+    return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), kept)
 
 
 def _judged(due: Due, message: Message, rules: Rules) -> Due:
     """Return a decision with what its payload tells: deliveries that no START counted, and a time that is over."""
-    headers = headers_of(message)
-    if due.is_silent:
+    headers = by_name(headers_of(message))
+    if due.is_silent and due.delivery_count <= (counted := delivery_count_of(headers)):
         # kafka-mq-go's START has no count; ours has this one. One that was given back may not count, as the fold knows.
-        due = due._replace(delivery_count=max(due.delivery_count, delivery_count_of(headers) + 1))
+        due = due._replace(delivery_count=counted + 1)
     if due.outcome is not Outcome.REDELIVERED:
         return due
     if is_exhausted(due.delivery_count, rules):
         reason = exhausted_reason(due.delivery_count, rules)
         return due._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
+    if not headers:
+        return due
     sent_at_ms = message.timestamp()[1]
     expires_at_ms = expires_at_ms_of(headers, sent_at_ms)
     if expires_at_ms is None or due.tick_at_ms < expires_at_ms:
@@ -178,12 +131,11 @@ def _both(first: str, second: str) -> str:
 
 def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:
     """Return the redelivered message or the dead letter of a settled item."""
-    due, message = item.due, item.message
-    # The client's stub allows what may be sent; what was read is always a list of text and bytes.
-    headers = cast("Headers", message.headers() or []) if message is not None else []
-    sent_at_ms = message.timestamp()[1] if message is not None else -1
-    key = message.key() if message is not None else None
-    value = message.value() if message is not None else None
+    due, message = item
+    headers: Headers = []
+    sent_at_ms, key, value = -1, None, None
+    if message is not None:
+        headers, sent_at_ms, key, value = headers_of(message), message.timestamp()[1], message.key(), message.value()
     if due.is_dead_letter:
         new_headers = dead_letter_headers(
             headers,
@@ -213,9 +165,9 @@ def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int
 def end_records(dues: Iterable[Due], topics: QueueTopics, tracker_id: str) -> Iterator[OutgoingRecord]:
     """Return the ENDs of settled decisions, signed by the tracker: as few records as their ranges allow."""
     groups: defaultdict[tuple[int, int, Outcome, str], list[int]] = defaultdict(list)
-    for due in dues:
-        reason = due.reason if due.is_dead_letter else ""
-        groups[due.marker_partition, due.queue_partition, due.outcome, reason].append(due.message_offset)
+    for marker_partition, queue_partition, message_offset, _, outcome, reason, *_ in dues:
+        told = reason if outcome is Outcome.DEAD_LETTERED else ""
+        groups[marker_partition, queue_partition, outcome, told].append(message_offset)
     for (marker_partition, queue_partition, outcome, reason), message_offsets in groups.items():
         for ranges in cut_ranges(message_offsets):
             marker = Marker(

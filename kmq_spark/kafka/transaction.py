@@ -30,13 +30,14 @@ from kmq_spark.kafka.client_errors import PASSING_NAMES
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from confluent_kafka import Message, TopicPartition
 
     from kmq_spark.kafka.redelivery_records import OutgoingRecord
 
     OnDelivery = Callable[[KafkaError | None, Message], None]
+    OnEachDelivery = Callable[[int, KafkaError | None, Message], None]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ ATTEMPTS = 8
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
 POLL_S = 0.05
+POLL_EACH = 500
+"""Records after which their reports are looked at, where there are many."""
+
 ABORT_SLICE_S = 0.2
 
 
@@ -83,6 +87,7 @@ class TransactionalProducer:
         self._name = str(config["transactional.id"])
         self._producer = make_client(Producer, config)
         self._failed: KafkaError | None = None
+        self._on_report = self._report
         self._is_given_up = False
         self._ended_by: KafkaClientError | FencedError | None = None
         self._tracker_failpoint("tracker.opening")
@@ -110,17 +115,37 @@ class TransactionalProducer:
         Raises:
             KafkaException: The client refuses it; `run` knows what to make of that.
         """
+        self._produce(record, self._on_report if on_delivery is None else partial(self._report_to, on_delivery))
+        self._producer.poll(0)
+
+    def send_all(self, records: Iterable[OutgoingRecord | None], on_delivery: OnEachDelivery) -> None:
+        """
+        Add many records to the open transaction; only `run`'s work may call it.
+
+        Args:
+            records: What to write, None for nothing. The next one is asked for when the last one was taken.
+            on_delivery: Told of each record that is not None what became of it, with its number among *records*; called
+                from this thread, before `run` returns.
+
+        Raises:
+            KafkaException: The client refuses one; `run` knows what to make of that.
+        """
+        report = self._report_of
+        for number, record in enumerate(records):
+            if record is not None:
+                self._produce(record, partial(report, on_delivery, number))
+            if number % POLL_EACH == 0:
+                # Each call lets go of the interpreter and takes it again: not once a record.
+                self._producer.poll(0)
+                if self._failed is not None:
+                    raise KafkaException(self._failed)
+
+    def _produce(self, record: OutgoingRecord, report: OnDelivery) -> None:
+        topic, partition, key, value, headers = record
         is_asked = False
         while True:
             try:
-                self._producer.produce(
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    partition=record.partition,
-                    headers=[*record.headers],
-                    on_delivery=partial(self._report, on_delivery),
-                )
+                self._producer.produce(topic, value, key, partition, report, headers=headers)  # type: ignore[arg-type]  # a narrower list
             except BufferError:
                 # The local queue is full: let it drain.
                 self._producer.poll(POLL_S)
@@ -129,9 +154,8 @@ class TransactionalProducer:
                     raise
                 # A topic that has grown: the client looks by itself every five minutes only.
                 is_asked = True
-                self._producer.list_topics(record.topic, timeout=self._timeout_s)
+                self._producer.list_topics(topic, timeout=self._timeout_s)
             else:
-                self._producer.poll(0)
                 return
 
     def run(
@@ -282,11 +306,19 @@ class TransactionalProducer:
         if self._failed is not None:
             raise KafkaException(self._failed)
 
-    def _report(self, on_delivery: OnDelivery | None, error: KafkaError | None, record: Message) -> None:
+    def _report(self, error: KafkaError | None, _: Message) -> None:
         if error is not None and self._failed is None:
             self._failed = error
-        if on_delivery is not None:
-            on_delivery(error, record)
+
+    def _report_to(self, on_delivery: OnDelivery, error: KafkaError | None, record: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+        on_delivery(error, record)
+
+    def _report_of(self, on_delivery: OnEachDelivery, number: int, error: KafkaError | None, record: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+        on_delivery(number, error, record)
 
     def _tracker_failpoint(self, name: str) -> None:
         if self._role == "tracker":

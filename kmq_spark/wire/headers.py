@@ -18,6 +18,9 @@ from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MessageId
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    Given = Iterable[tuple[str, bytes | None]] | dict[str, bytes | None] | None
+    """Headers as Kafka's client gives them, None for none; or `by_name`, where several of them are asked for."""
+
 Headers = list[tuple[str, bytes | None]]
 
 PREFIX = "kmq-"
@@ -104,36 +107,41 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
     Args:
         headers: Of any record of a dead-letter topic; what cannot be read counts as absent.
     """
-    headers = list(headers or ())
-    source = b"%s:%s" % (_last(headers, DLQ_PARTITION) or b"", _last(headers, DLQ_OFFSET) or b"")
+    known = by_name(headers)
+    source = b"%s:%s" % (known.get(DLQ_PARTITION) or b"", known.get(DLQ_OFFSET) or b"")
     return Death(
-        topic=text_of(headers, DLQ_TOPIC),
+        topic=text_of(known, DLQ_TOPIC),
         source=MessageId.parse(source),
-        origin=place_of(headers, ORIGIN),
-        reason=text_of(headers, DLQ_MESSAGE),
-        delivery_count=read_number(_last(headers, DLQ_DELIVERY_COUNT)) or 0,
-        first_sent_ms=read_number(_last(headers, FIRST_SENT_MS)),
-        attempts_ms=tuple(_numbers(_last(headers, ATTEMPTS_MS))),
-        queue=text_of(headers, QUEUE),
+        origin=place_of(known, ORIGIN),
+        reason=text_of(known, DLQ_MESSAGE),
+        delivery_count=read_number(known.get(DLQ_DELIVERY_COUNT)) or 0,
+        first_sent_ms=read_number(known.get(FIRST_SENT_MS)),
+        attempts_ms=tuple(_numbers(known.get(ATTEMPTS_MS))),
+        queue=text_of(known, QUEUE),
     )
 
 
-def text_of(headers: Iterable[tuple[str, bytes | None]] | None, name: str) -> str:
+def by_name(headers: Iterable[tuple[str, bytes | None]] | None) -> dict[str, bytes | None]:
+    """Return headers by their names; of a repeated one the last."""
+    return dict(headers or ())
+
+
+def text_of(headers: Given, name: str) -> str:
     """Return what a header says, empty where there is none."""
     return (_last(headers, name) or b"").decode("utf-8", "replace")
 
 
-def place_of(headers: Iterable[tuple[str, bytes | None]] | None, name: str) -> MessageId | None:
+def place_of(headers: Given, name: str) -> MessageId | None:
     """Return the place that a header names; None where there is none that can be read."""
     return MessageId.parse(_last(headers, name))
 
 
-def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+def delivery_count_of(headers: Given) -> int:
     """
     Return how often a message was delivered before.
 
     Args:
-        headers: As Kafka's client gives them, None for none.
+        headers: As Kafka's client gives them, None for none; or by name.
 
     Returns:
         Deliveries so far; 0 where the header is absent or unreadable. One more is a count that a START may carry.
@@ -141,18 +149,18 @@ def delivery_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int
     return min(read_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
-def silent_count_of(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+def silent_count_of(headers: Given) -> int:
     """Return how many deliveries of a message ended without a word; 0 where the header is absent or unreadable."""
     return min(read_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
-def first_sent_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
+def first_sent_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """Return the append time of a message's first copy, epoch milliseconds, from any copy; None where unknown."""
     first_sent_ms = read_number(_last(headers, FIRST_SENT_MS))
     return first_sent_ms if first_sent_ms is not None or appended_at_ms < 0 else appended_at_ms
 
 
-def expires_at_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appended_at_ms: int) -> int | None:
+def expires_at_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """
     Return when a message's time to live is over.
 
@@ -164,12 +172,11 @@ def expires_at_ms_of(headers: Iterable[tuple[str, bytes | None]] | None, appende
         Epoch milliseconds on the broker's clock, the earlier one where two headers name an instant; None for never. A
         time to live counts from the append time of the first copy on, which later copies carry.
     """
-    headers = list(headers or ())
-    instants = [read_number(_last(headers, EXPIRES_AT_MS))]
-    ttl_ms, first_sent_ms = read_number(_last(headers, TTL_MS)), first_sent_ms_of(headers, appended_at_ms)
-    if ttl_ms is not None and first_sent_ms is not None:
-        instants.append(first_sent_ms + ttl_ms)
-    return min((instant for instant in instants if instant is not None), default=None)
+    known = headers if isinstance(headers, dict) else by_name(headers)
+    instant, ttl_ms = read_number(known.get(EXPIRES_AT_MS)), read_number(known.get(TTL_MS))
+    if ttl_ms is None or (first_sent_ms := first_sent_ms_of(known, appended_at_ms)) is None:
+        return instant
+    return first_sent_ms + ttl_ms if instant is None else min(instant, first_sent_ms + ttl_ms)
 
 
 def redelivery_headers(
@@ -198,13 +205,17 @@ def redelivery_headers(
         Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
         over, so its headers are gone.
     """
-    headers = [(name, value) for name, value in headers or () if name not in {DELAY_MS, NOT_BEFORE_MS}]
-    ours = {DELIVERY_COUNT: str(delivery_count), **_history(headers, queue_partition, message_offset, sent_at_ms)}
+    given = list(headers or ())
+    known = by_name(given)
+    ours = {DELIVERY_COUNT: b"%d" % delivery_count}
+    _tell_history(ours, known, queue_partition, message_offset, sent_at_ms)
     if is_silent:
-        ours[SILENT_COUNT] = str(silent_count_of(headers) + 1)
+        ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1) if SILENT_COUNT in known else b"1"
     if group:
-        ours[GROUP] = group
-    return _replaced(headers, ours)
+        ours[GROUP] = _bytes(group)
+    if DELAY_MS in known or NOT_BEFORE_MS in known:
+        given = [header for header in given if header[0] not in {DELAY_MS, NOT_BEFORE_MS}]
+    return _replaced(given, ours)
 
 
 def dead_letter_headers(
@@ -236,18 +247,18 @@ def dead_letter_headers(
 
     Source: KIP-1191.
     """
-    headers = list(headers or ())
-    ours = {
-        DELIVERY_COUNT: str(delivery_count),
-        **_history(headers, queue_partition, message_offset, sent_at_ms),
-        DLQ_TOPIC: source_topic,
-        DLQ_PARTITION: str(queue_partition),
-        DLQ_OFFSET: str(message_offset),
-        DLQ_GROUP: group,
-        DLQ_DELIVERY_COUNT: str(delivery_count),
-        DLQ_MESSAGE: reason,
+    given = list(headers or ())
+    ours = {DELIVERY_COUNT: b"%d" % delivery_count}
+    _tell_history(ours, by_name(given), queue_partition, message_offset, sent_at_ms)
+    ours |= {
+        DLQ_TOPIC: _bytes(source_topic),
+        DLQ_PARTITION: b"%d" % queue_partition,
+        DLQ_OFFSET: b"%d" % message_offset,
+        DLQ_GROUP: _bytes(group),
+        DLQ_DELIVERY_COUNT: b"%d" % delivery_count,
+        DLQ_MESSAGE: _bytes(reason),
     }
-    return _replaced(headers, ours)
+    return _replaced(given, ours)
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group: str = "") -> Headers:
@@ -267,37 +278,39 @@ def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group
         for name, value in headers or ()
         if name not in _ENDS_WITH_DEATH and not name.startswith(DLQ_PREFIX)
     ]
-    return _replaced(kept, {GROUP: group}) if group else kept
+    return _replaced(kept, {GROUP: _bytes(group)}) if group else kept
 
 
-def _history(headers: Headers, queue_partition: int, message_offset: int, sent_at_ms: int) -> dict[str, str]:
-    """Return where a message began and when its copies were sent."""
-    earlier = _numbers(_last(headers, ATTEMPTS_MS))
-    attempts = [*earlier, sent_at_ms] if sent_at_ms >= 0 else earlier
-    previous = MessageId(queue_partition, message_offset)
-    history = {ORIGIN: (place_of(headers, ORIGIN) or previous).text, PREVIOUS: previous.text}
-    first_sent_ms = read_number(_last(headers, FIRST_SENT_MS))
-    if first_sent_ms is None and sent_at_ms >= 0:
-        first_sent_ms = sent_at_ms
-    if first_sent_ms is not None:
-        history[FIRST_SENT_MS] = str(first_sent_ms)
+def _tell_history(
+    ours: dict[str, bytes], known: dict[str, bytes | None], queue_partition: int, message_offset: int, sent_at_ms: int
+) -> None:
+    """Add where a message began and when its copies were sent."""
+    previous = b"%d:%d" % (queue_partition, message_offset)
+    sent_at = b"%d" % sent_at_ms if sent_at_ms >= 0 else b""
+    # Nearly every message comes without any of these: nothing is to be read then.
+    origin = MessageId.parse(known[ORIGIN]) if ORIGIN in known else None
+    ours[ORIGIN] = b"%d:%d" % origin if origin is not None else previous
+    ours[PREVIOUS] = previous
+    first_sent_ms = read_number(known.get(FIRST_SENT_MS))
+    first_sent = b"%d" % first_sent_ms if first_sent_ms is not None else sent_at
+    if first_sent:
+        ours[FIRST_SENT_MS] = first_sent
+    attempts = [b"%d" % each for each in _numbers(known[ATTEMPTS_MS])] if ATTEMPTS_MS in known else []
+    if sent_at:
+        attempts.append(sent_at)
     if attempts:
-        history[ATTEMPTS_MS] = ",".join(map(str, attempts[-MAX_ATTEMPTS_KEPT:]))
-    return history
+        ours[ATTEMPTS_MS] = b",".join(attempts[-MAX_ATTEMPTS_KEPT:])
 
 
-def _replaced(headers: Headers, ours: dict[str, str]) -> Headers:
+def _replaced(headers: Headers, ours: dict[str, bytes]) -> Headers:
     """Return *headers* with *ours* at the end, in place of what had their names."""
-    kept = [(name, value) for name, value in headers if name not in ours]
-    return kept + [(name, text.encode("utf-8", "replace")) for name, text in ours.items()]
+    kept: Headers = [header for header in headers if header[0] not in ours]
+    kept.extend(ours.items())
+    return kept
 
 
-def _last(headers: Iterable[tuple[str, bytes | None]] | None, wanted: str) -> bytes | None:
-    found = None
-    for name, value in headers or ():
-        if name == wanted:
-            found = value
-    return found
+def _last(headers: Given, wanted: str) -> bytes | None:
+    return (headers if isinstance(headers, dict) else by_name(headers)).get(wanted)
 
 
 def read_number(value: bytes | None) -> int | None:
@@ -312,3 +325,7 @@ def read_number(value: bytes | None) -> int | None:
 def _numbers(value: bytes | None) -> list[int]:
     parts = (value or b"")[: (_MAX_DIGITS + 1) * MAX_ATTEMPTS_KEPT].split(b",")
     return [number for part in parts if (number := read_number(part)) is not None]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.dues import Due
 from kmq_spark.kafka.payloads import Payload
 from kmq_spark.kafka.redelivery_records import (
     UNREADABLE_BYTES,
-    Due,
     Item,
     end_records,
     outgoing_record,

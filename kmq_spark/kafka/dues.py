@@ -1,0 +1,127 @@
+"""
+The decisions of one batch, put in the order in which their payloads are read.
+
+Rule 1: columns until a payload is there: a million decisions must not be a million objects at once.
+Rule 2: a message that was decided twice (an outage may bring both decisions in one batch) is read once and carried out
+twice: each decision has a lease of its own behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kmq_spark.core.markers import Outcome
+from kmq_spark.core.policy import DecisionAction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kmq_spark.core.outcome import PartitionOutcome
+
+_OUTCOMES = {
+    DecisionAction.REDELIVER.value: Outcome.REDELIVERED,
+    DecisionAction.DEAD_LETTER.value: Outcome.DEAD_LETTERED,
+}
+
+_COLUMNS = ("queue_partition", "message_offset", "delivery_count", "deadline_at_ms", "tick_at_ms", "is_silent")
+
+
+class Due(NamedTuple):
+    """
+    One decision, ready to be carried out.
+
+    Attributes:
+        marker_partition: Where its START came from, and its END goes.
+        queue_partition: Where the message lies.
+        message_offset: Where the message lies.
+        delivery_count: Deliveries so far.
+        outcome: REDELIVERED, DEAD_LETTERED, or EXPIRED, for which nothing but the END is sent.
+        reason: Why it is dead-lettered.
+        deadline_at_ms: When its lease ended, epoch milliseconds, broker clock.
+        tick_at_ms: The clock at the deciding TICK, epoch milliseconds.
+        is_silent: Whether the delivery ended without a word.
+    """
+
+    marker_partition: int
+    queue_partition: int
+    message_offset: int
+    delivery_count: int
+    outcome: Outcome
+    reason: str
+    deadline_at_ms: int
+    tick_at_ms: int = 0
+    is_silent: bool = False
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether a dead letter is to be written."""
+        return self.outcome is Outcome.DEAD_LETTERED
+
+
+class Dues:
+    """
+    The decisions of a batch.
+
+    Args:
+        outcomes: One a markers partition.
+    """
+
+    def __init__(self, outcomes: Sequence[PartitionOutcome]) -> None:
+        """Sort the columns; rows become objects as they are asked for."""
+        decided = [outcome for outcome in outcomes if len(outcome.decisions)]
+        columns = {
+            name: np.concatenate([getattr(each.decisions, name) for each in decided] or [np.empty(0, np.int64)])
+            for name in (*_COLUMNS, "action")
+        }
+        marker_partition = np.repeat(
+            np.array([each.marker_partition for each in decided], np.int64), [len(each.decisions) for each in decided]
+        )
+        order = np.lexsort((columns["message_offset"], columns["queue_partition"]))
+        reasons = [reason for each in decided for reason in each.decisions.reasons]
+        self._columns = {name: column[order] for name, column in columns.items()}
+        self._marker_partition = marker_partition[order]
+        self._reasons = [reasons[row] for row in order.tolist()] if any(reasons) else [""] * len(reasons)
+        queue_partition, message_offset = self._columns["queue_partition"], self._columns["message_offset"]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (np.diff(queue_partition) != 0) | (np.diff(message_offset) != 0)
+        # Row of the first decision on each message, and one past the last.
+        self._rows = np.append(np.flatnonzero(is_first), len(order))
+        partitions, first = np.unique(queue_partition[self._rows[:-1]], return_index=True)
+        self._first_message = dict(zip(partitions.tolist(), first.tolist(), strict=True))
+
+    def __len__(self) -> int:
+        """Return the number of decisions."""
+        return len(self._reasons)
+
+    def wanted(self) -> dict[int, list[int]]:
+        """Return the offsets of the messages by queue partition, ascending, without repeats."""
+        offsets = self._columns["message_offset"][self._rows[:-1]]
+        ends = [*self._first_message.values(), len(offsets)][1:]
+        return {
+            partition: offsets[first:end].tolist()
+            for (partition, first), end in zip(self._first_message.items(), ends, strict=True)
+        }
+
+    def of(self, queue_partition: int, first: int, count: int) -> Iterator[tuple[int, Due]]:
+        """
+        Yield the decisions on neighbours among what is wanted.
+
+        Args:
+            queue_partition: Theirs.
+            first: Index of the first one in `wanted()[queue_partition]`.
+            count: How many.
+
+        Yields:
+            Which of them, from 0 on, and a decision on it.
+        """
+        begin = self._first_message[queue_partition] + first
+        rows = self._rows[begin : begin + count + 1]
+        which = np.repeat(np.arange(count), np.diff(rows)).tolist()
+        part = slice(int(rows[0]), int(rows[-1]))
+        partitions, offsets, counts, *rest = (self._columns[name][part].tolist() for name in _COLUMNS)
+        outcomes = map(_OUTCOMES.__getitem__, self._columns["action"][part].tolist())
+        markers, reasons = self._marker_partition[part].tolist(), self._reasons[part]
+        dues = map(Due._make, zip(markers, partitions, offsets, counts, outcomes, reasons, *rest, strict=True))
+        return zip(which, dues, strict=True)
