@@ -320,7 +320,7 @@ class RedeliverySender:
                 if settled[-1].due.outcome is Outcome.EXPIRED:
                     attempt.expired += 1
                     continue
-                record = outgoing_record(settled[-1], self.topics, self._dead_letter_count)
+                record = outgoing_record(settled[-1], self.topics, self._dead_letter_count, self._rules.max_deliveries)
                 on_refused = partial(refusals.note, index, item.size, refused)
                 producer.send(record, partial(_on_delivered, attempt, settled[-1].due, on_refused))
                 failpoint("tracker.dead-letter-sent" if settled[-1].due.is_dead_letter else "tracker.message-sent")

@@ -45,6 +45,8 @@ EXPIRES_AT_MS = "kmq-expires-at-ms"
 """Not to be handed out after this instant, epoch milliseconds."""
 SILENT_COUNT = "kmq-silent-count"
 """Deliveries that ended without a word: the lease ran out, as it does when a handler takes its process down."""
+MAX_DELIVERIES = "kmq-max-deliveries"
+"""The queue's limit of deliveries, beside a `SILENT_COUNT`: how many are left decides how it is handed out."""
 
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
@@ -62,7 +64,7 @@ _MAX_DIGITS = 19
 _ENDS_WITH_DEATH = frozenset(
     {
         # What was counted and timed starts again.
-        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT),
+        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT, MAX_DELIVERIES),
         # Whoever redrives wants it handed out, and now: its time was before its death, and a TTL would end it at once.
         *(DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
         # Of the group that the dead letter goes back to, which its redriver names.
@@ -171,6 +173,7 @@ def redelivery_headers(
     sent_at_ms: int,
     is_silent: bool = False,
     group: str = "",
+    max_deliveries: int = 0,
 ) -> Headers:
     """
     Return the headers of the next copy of a message.
@@ -183,15 +186,19 @@ def redelivery_headers(
         sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
         is_silent: Whether that delivery ended without a word.
         group: Group of consumers that the copy is meant for; empty leaves that as it was.
+        max_deliveries: The queue's limit of deliveries, 0 for none; told where one of them ended without a word.
 
     Returns:
         Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
         over, so its headers are gone.
     """
-    headers = [(name, value) for name, value in headers or () if name not in {DELAY_MS, NOT_BEFORE_MS}]
+    headers = [(name, value) for name, value in headers or () if name not in {DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES}]
     ours = {DELIVERY_COUNT: str(delivery_count), **_history(headers, queue_partition, message_offset, sent_at_ms)}
+    silent_count = silent_count_of(headers)
     if is_silent:
-        ours[SILENT_COUNT] = str(silent_count_of(headers) + 1)
+        ours[SILENT_COUNT] = str(silent_count + 1)
+    if max_deliveries and (is_silent or silent_count):
+        ours[MAX_DELIVERIES] = str(max_deliveries)
     if group:
         ours[GROUP] = group
     return _replaced(headers, ours)
