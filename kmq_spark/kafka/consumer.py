@@ -316,7 +316,9 @@ class QueueConsumer:
         Give back what is held, write the last markers, commit, leave the group. A second call does nothing.
 
         Args:
-            timeout: Seconds for the last markers.
+            timeout: Seconds for the last markers; and for leaving the group, 15 at most: while a rebalance waits for
+                another consumer of this thread it lets nobody go. Leaving goes on in the background then, with a
+                warning.
 
         Raises:
             KmqError: The last markers could not be written: what was settled last may be delivered again.
@@ -328,7 +330,7 @@ class QueueConsumer:
         self._receiver.give_back_unseen()
         try:
             # Positions first: a message that is released before its position is committed would come twice.
-            self._intake.close()
+            self._intake.close(timeout)
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):
                 self._give_back(lease)

@@ -43,6 +43,10 @@ _HEADERS = KafkaMessage.headers
 REPORT_GRACE_S = 2.0
 """librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
 
+LEAVE_S = 15.0
+"""How long leaving the group may take: a rebalance that waits for a dead member is over before, one that waits for a
+consumer of the thread that closes is not."""
+
 MAX_PASSED = 1_000
 """Most records looked at at once where the last ones were for others: theirs are passed over at little cost."""
 
@@ -231,10 +235,10 @@ class Intake:
         """Serve the group without fetching, for so many seconds."""
         self._fetcher.idle(timeout)
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
         """Commit what was handed out and leave the group; batches that were not waited for are forgotten."""
         try:
-            self._fetcher.close()
+            self._fetcher.close(min(timeout, LEAVE_S))
         finally:
             self._started.clear()
             self._starts.close()
