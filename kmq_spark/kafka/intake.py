@@ -204,6 +204,10 @@ class Intake:
                 fetched again.
         """
         start_timeout_s = self._limits.start_timeout_s
+        if batch.is_suspect:
+            # What it does to this process must not undo what was done before it, again and again. Before the wait for
+            # the START: its report wakes the thread that writes.
+            self._write_settled(start_timeout_s)
         if not batch.wait(start_timeout_s + REPORT_GRACE_S):
             batch.error = KafkaClientError(
                 f"cannot start messages of {self._topic}: got no answer within {start_timeout_s:g} s; "
@@ -217,9 +221,6 @@ class Intake:
         self._started.remove(batch)
         if batch.is_marked:
             failpoint("consumer.start-durable")
-        if batch.is_suspect:
-            # What it does to this process must not undo what was done before it, again and again.
-            self._write_settled(start_timeout_s)
         self._leases.open(batch.leases)
         if batch.expiring:
             batch.drop_expired()
