@@ -64,14 +64,15 @@ def holding(
         assert process.stdout is not None
         yield json.loads(process.stdout.readline()), process
     finally:
-        process.kill()
-        process.communicate()
+        kill(process)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """`kill -9`, and wait for the end."""
+    """`kill -9`, and wait for the end; a second time does nothing."""
     process.kill()
-    process.communicate()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def ack_all(messages: list[Message]) -> dict[bytes, int]:

@@ -126,7 +126,7 @@ def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("max_deliveries", "at_most_s"), [(5, 5), (3, 30)])
+@pytest.mark.parametrize(("max_deliveries", "at_most_s"), [(5, 15), (3, 60)])
 def test_thousand_suspects_are_done_in_seconds_where_nothing_else_waits(
     queue: Queue, max_deliveries: int, at_most_s: float
 ) -> None:
@@ -139,7 +139,7 @@ def test_thousand_suspects_are_done_in_seconds_where_nothing_else_waits(
         if len(done) == 1_000:
             consumer.stop()
 
-    threading.Timer(60, consumer.stop).start()
+    threading.Timer(90, consumer.stop).start()
     assert consumer.run(handler, concurrency=4).acked == 1_000
     assert done[-1] - done[0] < at_most_s
     assert deferrals(queue) == []
