@@ -118,7 +118,7 @@ class ConsumerSettings(_Section):
     """Bytes of values held at once; one message may be larger than that. 64 MiB as the client's own buffer."""
 
     isolate_after: int = Field(default=2, ge=0, le=10_000)
-    """Deliveries without a word after which a message is handed out alone; 0 = never. Half of `max_deliveries`."""
+    """Deliveries without a word after which a message is handed out apart; 0 = never. Half of `max_deliveries`."""
 
     concurrency: int = Field(default=8, ge=1, le=1_024)
     """Handler threads of `run`."""

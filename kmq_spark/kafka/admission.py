@@ -4,7 +4,8 @@ Say what becomes of each fetched record: handed out, handed out alone, deferred,
 Rule 1: no clock, no client: a record's headers and its append time decide, and who reads.
 Rule 2: records are taken strictly in their order: a portion is a prefix of what was fetched, so that one position says
 what is done; the rest waits unstarted.
-Rule 3: a suspect is handed out alone: nothing is handed out with it.
+Rule 3: a suspect is handed out with nothing but its like, and in the end alone: while two deliveries are left to it
+after the one at hand, it goes in a small crowd, and those of a crowd that perishes go alone, twice if need be.
 Rule 4: headers are untrusted; what cannot be read counts as absent.
 Rule 5: a record without headers of ours never comes here, unless one of its neighbours has some.
 
@@ -26,6 +27,7 @@ from kmq_spark.wire.headers import (
     EXPIRES_AT_MS,
     FIRST_SENT_MS,
     GROUP,
+    MAX_DELIVERIES,
     NOT_BEFORE_MS,
     ORIGIN,
     QUEUE,
@@ -41,8 +43,19 @@ if TYPE_CHECKING:
 DUE_STEP_MS = 100
 """Due instants are rounded up to this, so that messages of one moment share a marker."""
 
+ALONE_DELIVERIES = 2
+"""The last deliveries of a suspect are its own: one would do against a bad neighbour, the other is for bad luck."""
+
+CROWD = 32
+"""Suspects handed out together while deliveries are left for more: about the root of the thousand that two workers who
+crashed may leave behind, so that as few rounds are spent on finding a bad crowd as then on its members."""
+
+MAX_CROWD = 128
+"""Twice as many for each delivery more that is left, up to this."""
+
 _READ = frozenset(
-    {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, NOT_BEFORE_MS, ORIGIN, QUEUE, SILENT_COUNT, TTL_MS}
+    {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, MAX_DELIVERIES, NOT_BEFORE_MS, ORIGIN, QUEUE}
+    | {SILENT_COUNT, TTL_MS}
 )
 """Headers that are read here."""
 
@@ -72,12 +85,14 @@ class Admission(NamedTuple):
         delivery_count: Deliveries, the one that it is fetched for included.
         due_at_ms: Of a deferral: when it falls due, epoch milliseconds, broker clock.
         expires_at_ms: When its time to live is over, epoch milliseconds, broker clock; None where it has none.
+        crowd: Of a suspect: how many of the same number may be handed out together, 1 for alone.
     """
 
     verdict: Verdict
     delivery_count: int = 1
     due_at_ms: int = 0
     expires_at_ms: int | None = None
+    crowd: int = 1
 
 
 _PLAIN = Admission(Verdict.HAND_OUT)
@@ -125,9 +140,29 @@ class Door:
         if due_at_ms is not None:
             return Admission(Verdict.DEFER, delivery_count, due_at_ms)
         silent_count = read_number(ours.get(SILENT_COUNT)) or 0
-        is_suspect = 0 < self._isolate_after <= silent_count
-        verdict = Verdict.HAND_OUT_ALONE if is_suspect else Verdict.HAND_OUT
-        return Admission(verdict, delivery_count, expires_at_ms=expires_at_ms_of(ours.items(), record.timestamp()[1]))
+        ends_at_ms = expires_at_ms_of(ours, record.timestamp()[1])
+        if not 0 < self._isolate_after <= silent_count:
+            return Admission(Verdict.HAND_OUT, delivery_count, expires_at_ms=ends_at_ms)
+        crowd = crowd_of(delivery_count, read_number(ours.get(MAX_DELIVERIES)) or 0)
+        return Admission(Verdict.HAND_OUT_ALONE, delivery_count, expires_at_ms=ends_at_ms, crowd=crowd)
+
+
+def crowd_of(delivery_count: int, max_deliveries: int) -> int:
+    """
+    Return how many suspects like this one may be handed out together.
+
+    Args:
+        delivery_count: Deliveries, the one at hand included.
+        max_deliveries: Limit of deliveries; 0 where it is not known, or where there is none.
+
+    Returns:
+        1 where the deliveries left are needed for handing it out alone: it never dies of a neighbour.
+
+    Source: KAFKA-17541, which halves with each delivery; here few are left, and the last ones are reserved.
+    """
+    spare_count = max_deliveries - delivery_count - ALONE_DELIVERIES
+    # Hostile numbers are bounded before they are shifted by.
+    return 1 if spare_count < 0 else min(CROWD << min(spare_count, 8), MAX_CROWD)
 
 
 def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
@@ -144,7 +179,7 @@ class Turn(Enum):
     """What is done with a suspect that is the next to be handed out."""
 
     ALONE = "alone"
-    """It is handed out, alone."""
+    """It is handed out, alone or with its like."""
     WAIT = "wait"
     """It waits, with all that comes after it, until nothing is held."""
     DEFER = "defer"
@@ -176,7 +211,7 @@ class Portion:
         handed: Which are handed out.
         deferred: Which are deferred until their time.
         postponed: Suspects that are deferred because it is not their turn.
-        is_suspect: Whether the one that is handed out is a suspect.
+        is_suspect: Whether what is handed out are suspects.
         is_waiting: Whether a suspect is next and waits until nothing is held.
     """
 
@@ -220,16 +255,24 @@ def portion_of(admissions: Sequence[Admission], sizes: Sequence[int], room: Room
             portion.deferred.append(index)
         elif verdict is Verdict.HAND_OUT_ALONE and turn is Turn.DEFER:
             portion.postponed.append(index)
-        elif verdict is Verdict.HAND_OUT_ALONE:
-            if not portion.handed and turn is Turn.ALONE:
-                portion.handed, portion.is_suspect, portion.taken_count = [index], True, index + 1
-            portion.is_waiting = not portion.handed
-            return portion
-        elif verdict is Verdict.HAND_OUT:
+        elif verdict is not Verdict.PASS_OVER:
+            is_suspect = verdict is Verdict.HAND_OUT_ALONE
+            if is_suspect and not portion.handed and turn is not Turn.ALONE:
+                portion.is_waiting = True
+                return portion
             is_first = room.is_empty and not portion.handed
-            if len(portion.handed) >= room.max_messages or (size > left_bytes and not is_first):
+            fits = len(portion.handed) < room.max_messages and (size <= left_bytes or is_first)
+            if not fits or (portion.handed and not _go_together(admissions[portion.handed[-1]], admission, portion)):
                 return portion
             portion.handed.append(index)
+            portion.is_suspect = is_suspect
             left_bytes -= size
         portion.taken_count = index + 1
     return portion
+
+
+def _go_together(last: Admission, admission: Admission, portion: Portion) -> bool:
+    """Return whether a record may be handed out with the one before it: any with any, but suspects with their like."""
+    if last.verdict is not admission.verdict:
+        return False
+    return not portion.is_suspect or (last.crowd == admission.crowd and len(portion.handed) < admission.crowd)

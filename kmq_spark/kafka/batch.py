@@ -38,6 +38,7 @@ class Batch:
         next_offsets: By partition, what to commit.
         byte_count: Bytes of the values of the messages.
         expiring: Those of the messages that have a time to live.
+        is_suspect: Whether its messages are suspects.
         is_marked: Whether anything was written for it; nothing is where every record was passed over.
         error: Why the START failed.
     """
@@ -51,6 +52,7 @@ class Batch:
         "expiring",
         "first_offsets",
         "is_marked",
+        "is_suspect",
         "leases",
         "messages",
         "next_offsets",
@@ -64,7 +66,7 @@ class Batch:
         self.next_offsets = next_offsets
         self.byte_count = 0
         self.expiring: list[Message] = []
-        self.is_marked = False
+        self.is_marked = self.is_suspect = False
         self.error: KmqError | None = None
         self._left = 0
         self._lock = threading.Lock()

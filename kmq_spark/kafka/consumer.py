@@ -3,7 +3,7 @@ Receive messages of a queue, hold them under a lease, and settle them one by one
 
 Rule 1: `receive` hands out at most what it was asked for; nothing is held that was not asked for.
 Rule 2: `ack`, `release` and `reject` may come from any thread; `receive` from one at a time.
-Rule 3: a message that is suspected of taking processes down is handed out alone, see `isolation`.
+Rule 3: a message that is suspected of taking processes down is handed out apart, see `isolation`.
 Rule 4: killed at any point, nothing is lost: what was started is redelivered, what was not is fetched by another.
 
 Source: SQS's receive loop; Kafka's share consumer (KIP-932) for the verbs; kmq `KmqClient` for START and END.
@@ -104,7 +104,8 @@ class QueueConsumer:
             prefetch: Batches that `receive` fetches ahead, of at most as many messages as were asked for: faster, and
                 what was not asked for by the end is given back uncounted. 0 holds nothing beyond what was asked for.
             isolate_after: Deliveries of a message that ended without a word, as when a process dies, after which it is
-                handed out alone, nothing else being held; 0 for never. Half of the queue's `max_deliveries` is right.
+                handed out apart from the others: with a few of its like while deliveries are left to spare, then
+                alone, nothing else being held; 0 for never. Half of the queue's `max_deliveries` is right.
             keep_alive: Whether leases are renewed in the background while messages are held.
             consumer_id: Name told in the markers; host, process and a random part by default.
             ack_linger_ms: How long acknowledgements are gathered before their END is written.
@@ -136,6 +137,13 @@ class QueueConsumer:
         check_topics(self._producer.client, self._topics, bootstrap_servers, timeout_ms)
         consumer_group = consumer_group or self._topics.consumer_group + (f".queue-{queue}" if queue else "")
         identity = (self._topics, self.consumer_id, bootstrap_servers, extra)
+        self._writer = MarkerWriter(
+            self._producer,
+            self._leases,
+            consumer_id=self.consumer_id,
+            ack_linger_ms=ack_linger_ms,
+            keep_alive=keep_alive,
+        )
         self._intake = Intake(
             consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,
@@ -144,16 +152,10 @@ class QueueConsumer:
             markers=self._producer,
             consumer_id=self.consumer_id,
             limits=limits,
+            write_settled=self._writer.write_out,
             starts=transactional_starts(*identity, start_timeout_ms) if start_in_transaction else None,
         )
         self._receiver = Receiver(self._intake, self._leases, prefetch)
-        self._writer = MarkerWriter(
-            self._producer,
-            self._leases,
-            consumer_id=self.consumer_id,
-            ack_linger_ms=ack_linger_ms,
-            keep_alive=keep_alive,
-        )
         self._writer.start()
         self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout_ms)
         watch(self)
@@ -314,7 +316,9 @@ class QueueConsumer:
         Give back what is held, write the last markers, commit, leave the group. A second call does nothing.
 
         Args:
-            timeout: Seconds for the last markers.
+            timeout: Seconds for the last markers; and for leaving the group, 15 at most: while a rebalance waits for
+                another consumer of this thread it lets nobody go. Leaving goes on in the background then, with a
+                warning.
 
         Raises:
             KmqError: The last markers could not be written: what was settled last may be delivered again.
@@ -326,7 +330,7 @@ class QueueConsumer:
         self._receiver.give_back_unseen()
         try:
             # Positions first: a message that is released before its position is committed would come twice.
-            self._intake.close()
+            self._intake.close(timeout)
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):
                 self._give_back(lease)

@@ -11,6 +11,7 @@ Source: KIP-429 for what a rebalance takes away and what it leaves.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -162,13 +163,41 @@ class Fetcher:
             if partition in self.owned:
                 self._seek(TopicPartition(self._topic, partition, offset))
 
-    def close(self) -> None:
-        """Commit and leave the group."""
-        try:
-            # Runs `_on_revoke`.
-            self.client.close()
-        except KafkaException as error:
-            raise client_error(error, f"cannot leave the group of {self._topic}") from error
+    def close(self, timeout: float) -> None:
+        """
+        Commit and leave the group, in a thread of its own, which goes on where it takes longer.
+
+        A group of the classic protocol lets nobody commit or leave while a rebalance waits for another member; if that
+        one is polled by the thread that is here, it waits for us.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            KmqError: The client reported an error.
+        """
+        failures: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                # Runs `_on_revoke`.
+                self.client.close()
+            except BaseException as error:  # noqa: BLE001  # raised again by the thread that closes
+                failures.append(error)
+
+        thread = threading.Thread(target=leave, name=f"kmq-leave-{self._topic}", daemon=True)
+        thread.start()
+        thread.join(timeout)
+        if thread.is_alive():
+            logger.warning(
+                "the group of %s did not let this consumer leave within %g s, it goes on in the background; until then "
+                "its positions may be uncommitted, and messages after them come again: poll the other consumers",
+                self._topic, timeout, extra={"action": "leave_timed_out"},
+            )  # fmt: skip
+        for failure in failures:
+            if isinstance(failure, KafkaException):
+                raise client_error(failure, f"cannot leave the group of {self._topic}") from failure
+            raise failure
 
     def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
         if self._paused:

@@ -23,9 +23,10 @@ from kmq_spark.errors import KafkaClientError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.admission import Portion, Room, Verdict, count_that_fits, portion_of
 from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of
+from kmq_spark.kafka.deferrals import deferrals
 from kmq_spark.kafka.fetcher import Fetcher
-from kmq_spark.kafka.isolation import Isolation
-from kmq_spark.kafka.marker_ranges import cut_ranges, ranges_of_fetched
+from kmq_spark.kafka.isolation import LOOK_FAR, LOOK_NEAR, Isolation
+from kmq_spark.kafka.marker_ranges import ranges_of_fetched
 from kmq_spark.kafka.start_writer import PlainStarts, StartWriter
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ _HEADERS = KafkaMessage.headers
 REPORT_GRACE_S = 2.0
 """librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
 
+LEAVE_S = 15.0
+"""How long leaving the group may take: a rebalance that waits for a dead member is over before, one that waits for a
+consumer of the thread that closes is not."""
+
 MAX_PASSED = 1_000
 """Most records looked at at once where the last ones were for others: theirs are passed over at little cost."""
-
-LOOK_AHEAD = 100
-"""Records looked at where there are suspects: do good ones wait behind them?"""
 
 
 class Limits(NamedTuple):
@@ -80,6 +82,7 @@ class Intake:
         markers: Sends the STARTs.
         consumer_id: Name told in the STARTs.
         limits: Of leases, and of what may be held.
+        write_settled: Waits until the markers of all that was settled are durable, at most so many seconds.
         starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
     """
 
@@ -93,6 +96,7 @@ class Intake:
         markers: MarkerProducer,
         consumer_id: str,
         limits: Limits,
+        write_settled: Callable[[float], object],
         starts: Callable[[Consumer], StartWriter] | None = None,
     ) -> None:
         """Join the group; partitions come with the first `take`."""
@@ -101,6 +105,7 @@ class Intake:
         self._leases = leases
         self._consumer_id = consumer_id
         self._limits = limits
+        self._write_settled = write_settled
         self._isolation = Isolation()
         self._started: list[Batch] = []
         self._look_count = 1
@@ -171,9 +176,8 @@ class Intake:
             return None
         # What was held may have ended while the fetch waited.
         room = room._replace(is_empty=not self._held_count(time.monotonic()))
-        headers = list(map(_HEADERS, records))
-        if any(headers) or not self._door.is_open:
-            return self._take_sorted(records, headers, room, lease_s, may_wait=may_wait)
+        if any(map(_HEADERS, records)) or not self._door.is_open:
+            return self._take_sorted(records, room, lease_s, may_wait=may_wait)
         self._look_count = 1
         self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
         sizes = list(map(len, records))
@@ -200,6 +204,10 @@ class Intake:
                 fetched again.
         """
         start_timeout_s = self._limits.start_timeout_s
+        if batch.is_suspect:
+            # What it does to this process must not undo what was done before it, again and again. Before the wait for
+            # the START: its report wakes the thread that writes.
+            self._write_settled(start_timeout_s)
         if not batch.wait(start_timeout_s + REPORT_GRACE_S):
             batch.error = KafkaClientError(
                 f"cannot start messages of {self._topic}: got no answer within {start_timeout_s:g} s; "
@@ -228,10 +236,10 @@ class Intake:
         """Serve the group without fetching, for so many seconds."""
         self._fetcher.idle(timeout)
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
         """Commit what was handed out and leave the group; batches that were not waited for are forgotten."""
         try:
-            self._fetcher.close()
+            self._fetcher.close(min(timeout, LEAVE_S))
         finally:
             self._started.clear()
             self._starts.close()
@@ -250,16 +258,16 @@ class Intake:
     def _take_sorted(
         self,
         records: list[KafkaMessage],
-        headers: list[Any],
         room: Room,
         lease_s: float | None,
         *,
         may_wait: bool,
     ) -> Batch | None:
         """Take what headers decide about."""
-        now, sizes = time.monotonic(), list(map(len, records))
-        admissions = [self._door.admit(each, record) for each, record in zip(headers, records, strict=True)]
-        turn = self._isolation.turn(admissions, now, is_empty=room.is_empty, may_wait=may_wait)
+        now = time.monotonic()
+        records, admissions = self._look(records, now)
+        sizes = list(map(len, records))
+        turn = self._isolation.turn(now, is_empty=room.is_empty, may_wait=may_wait)
         portion = portion_of(admissions, sizes, self._exact(room, sizes), turn)
         if portion.is_waiting:
             self._isolation.pause(now, may_wait=may_wait)
@@ -268,7 +276,7 @@ class Intake:
         self._look_count = self._next_look_count(admissions, portion)
         if portion.taken_count < len(records):
             self._fetcher.put_back(records[portion.taken_count :])
-        self._is_blocked = not portion.taken_count
+        self._is_blocked = bool(records) and not portion.taken_count
         if not portion.taken_count:
             return None
         batch = self._start(
@@ -276,16 +284,34 @@ class Intake:
             columns_of([records[index] for index in portion.handed]),
             [admissions[index].delivery_count for index in portion.handed],
             lease_s,
-            self._deferrals(records, admissions, portion),
+            deferrals(records, admissions, portion, self._consumer_id, lambda c: self._isolation.defer_ms(c, now)),
         )
         if portion.is_suspect:
-            self._isolation.begin(batch.messages[0], now)
+            batch.is_suspect = True
+            self._isolation.begin(batch.messages, now)
         batch.expiring = [
             message
             for message, index in zip(batch.messages, portion.handed, strict=True)
             if admissions[index].expires_at_ms is not None
         ]
         return batch
+
+    def _look(self, records: list[KafkaMessage], now: float) -> tuple[list[KafkaMessage], list[Admission]]:
+        """Return the verdicts on records, and on more of them where it matters whether others wait behind these."""
+        admissions = self._admissions(records)
+        if not any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
+            return records, admissions
+        if not self._isolation.look(admissions, now, is_all=len(records) < self._look_count):
+            self._fetcher.put_back(records)
+            records = self._fetcher.fetch(LOOK_FAR, 0.0, at_least=LOOK_FAR)
+            admissions = self._admissions(records)
+            self._isolation.look(admissions, now, is_all=len(records) < LOOK_FAR)
+        return records, admissions
+
+    def _admissions(self, records: list[KafkaMessage]) -> list[Admission]:
+        # The client's stub allows what may be sent; what was read is always text and bytes.
+        headers: list[Any] = list(map(_HEADERS, records))
+        return [self._door.admit(each, record) for each, record in zip(headers, records, strict=True)]
 
     def _start(
         self,
@@ -328,36 +354,8 @@ class Intake:
     def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
         """Return how many records to look at next: ever more where all are for others, or for later."""
         if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
-            return LOOK_AHEAD
+            return LOOK_NEAR
         return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)
-
-    def _deferrals(
-        self, records: Sequence[KafkaMessage], admissions: Sequence[Admission], portion: Portion
-    ) -> list[Marker]:
-        """Return the STARTs of what is handed out later, messages of one instant together."""
-        groups: dict[tuple[Any, ...], list[Any]] = {}
-        for index in portion.deferred:
-            record, admission = records[index], admissions[index]
-            key = (record.partition(), admission.delivery_count, admission.due_at_ms, 0)
-            groups.setdefault(key, []).append(record.offset())
-        for index in portion.postponed:
-            record, admission = records[index], admissions[index]
-            key = (record.partition(), admission.delivery_count, 0, self._isolation.defer_ms())
-            groups.setdefault(key, []).append(record.offset())
-        return [
-            Marker(
-                MarkerType.START,
-                partition,
-                ranges,
-                redeliver_after_ms=after_ms,
-                delivery_count=delivery_count,
-                consumer_id=self._consumer_id,
-                never_handed_out=True,
-                due_at_ms=due_at_ms,
-            )
-            for (partition, delivery_count, due_at_ms, after_ms), offsets in groups.items()
-            for ranges in cut_ranges(offsets)
-        ]
 
     def _exact(self, room: Room, sizes: Sequence[int]) -> Room:
         """Return the room with its bytes counted exactly where an upper bound of what is held does not do."""

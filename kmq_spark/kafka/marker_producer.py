@@ -126,10 +126,8 @@ class MarkerProducer:
             KmqError: A marker could not be written; the first such error since the last call.
             KafkaClientError: It took longer.
         """
+        left = self.wait_for_reports(timeout)
         with self._lock:
-            last = self._last_number
-            self._lock.wait_for(lambda: not any(number <= last for number in self._unreported), timeout)
-            left = sum(number <= last for number in self._unreported)
             errors, self._errors = self._errors, []
         if errors:
             raise errors[0]
@@ -139,6 +137,21 @@ class MarkerProducer:
                 "check the broker, what was settled may be delivered again"
             )
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+
+    def wait_for_reports(self, timeout: float) -> int:
+        """
+        Wait until every marker of `send_until_durable` so far is durable or has failed for good.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            How many are neither by then.
+        """
+        with self._lock:
+            last = self._last_number
+            self._lock.wait_for(lambda: not any(number <= last for number in self._unreported), timeout)
+            return sum(number <= last for number in self._unreported)
 
     def close(self) -> None:
         """Drop what has not left yet: nobody would own its retries."""

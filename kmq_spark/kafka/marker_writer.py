@@ -94,6 +94,24 @@ class MarkerWriter:
             KafkaClientError: It took longer; the markers are written as soon as the broker is back.
         """
         until = time.monotonic() + timeout
+        self._wait_for_round(timeout)
+        self._producer.wait(max(0.0, until - time.monotonic()))
+
+    def write_out(self, timeout: float) -> bool:
+        """
+        Wait until everything settled before this call is durable, and leave errors to the next `flush`.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            False where it took longer.
+        """
+        until = time.monotonic() + timeout
+        self._wait_for_round(timeout)
+        return not self._producer.wait_for_reports(max(0.0, until - time.monotonic()))
+
+    def _wait_for_round(self, timeout: float) -> None:
         with self._round_done:
             # The round that runs now may have passed a partition already; the one after it passes all.
             wanted = self._rounds + 2
@@ -102,7 +120,6 @@ class MarkerWriter:
                 self._round_done.wait_for(lambda: self._rounds >= wanted, timeout)
             finally:
                 self._flushing -= 1
-        self._producer.wait(max(0.0, until - time.monotonic()))
 
     def close(self, timeout: float) -> None:
         """

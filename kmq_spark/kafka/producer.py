@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Producer
@@ -23,8 +22,8 @@ from confluent_kafka import KafkaException, Producer
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.forks import watch
-from kmq_spark.kafka.retention import shortest_retention
-from kmq_spark.kafka.send_options import check_wait, option_headers, wait_ms
+from kmq_spark.kafka.retention import KnownRetentions
+from kmq_spark.kafka.send_options import option_headers, wait_ms
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, client_error, make_client, producer_config
 from kmq_spark.kafka.topics import QueueTopics, partition_count
 from kmq_spark.wire.headers import PREFIX
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
     from confluent_kafka import KafkaError
     from confluent_kafka import Message as KafkaMessage
-
-    from kmq_spark.kafka.retention import Retention
 
     Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
     OnDelivery = Callable[[MessageId | None, KmqError | None], object]
@@ -111,10 +108,7 @@ class QueueProducer:
         if not partition_count(self._producer, self._topic, bootstrap_servers, timeout_ms):
             message = f"queue {topic!r} has no topic {self._topic!r}; run `kmq queue create {topic}`"
             raise TopicError(message)
-        self._read_retention = partial(
-            shortest_retention, (self._topic, self._topics.markers_topic), bootstrap_servers, extra, timeout_ms
-        )
-        self._retention: Retention | None = None
+        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
         self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{topic}", daemon=True)
         self._thread.start()
         watch(self)
@@ -185,7 +179,7 @@ class QueueProducer:
         pairs = checked_headers(headers) if headers else None
         if not (queue is None and delay is None and at is None and ttl is None):
             asked = option_headers(queue=queue, delay=delay, at=at, ttl=ttl)
-            self._check_wait(wait_ms(delay, at, time.time()))
+            self._retentions.check(self._topic, wait_ms(delay, at, time.time()))
             pairs = [*(pairs or ()), *asked]
         self._produce(value, key, -1 if partition is None else partition, pairs, report)
         self._sent += 1
@@ -265,14 +259,6 @@ class QueueProducer:
                 raise self._refused(error, value) from error
             else:
                 return
-
-    def _check_wait(self, waits_ms: int) -> None:
-        """Refuse what retention would remove before its time; it is read again first: it may have been raised."""
-        if waits_ms == 0:
-            return
-        if self._retention is None or 0 <= self._retention.retention_ms < waits_ms:
-            self._retention = self._read_retention()
-        check_wait(waits_ms, *self._retention)
 
     def _refused(self, error: KafkaException, value: bytes | str | None) -> KmqError:
         if error.args[0].name() == "MSG_SIZE_TOO_LARGE":

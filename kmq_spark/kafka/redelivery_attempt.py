@@ -79,7 +79,7 @@ class Attempt:
                 self.expired += 1
                 yield None
                 continue
-            yield outgoing_record(settled, topics, self._dead_letter_partitions)
+            yield outgoing_record(settled, topics, self._dead_letter_partitions, rules.max_deliveries)
             failpoint("tracker.message-sent" if outcome is Outcome.REDELIVERED else "tracker.dead-letter-sent")
 
     def on_delivery(self, index: int, error: KafkaError | None, record: Message) -> None:

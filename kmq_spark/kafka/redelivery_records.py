@@ -129,8 +129,18 @@ def _both(first: str, second: str) -> str:
     return f"{first}; {second}" if first else second
 
 
-def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:
-    """Return the redelivered message or the dead letter of a settled item."""
+def outgoing_record(
+    item: Item, topics: QueueTopics, dead_letter_partitions: int, max_deliveries: int = 0
+) -> OutgoingRecord:
+    """
+    Return the redelivered message or the dead letter of a settled item.
+
+    Args:
+        item: As settled.
+        topics: Of the queue.
+        dead_letter_partitions: Partitions of the dead-letter topic.
+        max_deliveries: Of the queue, 0 for no limit.
+    """
     due, message = item
     headers: Headers = []
     sent_at_ms, key, value = -1, None, None
@@ -157,6 +167,7 @@ def outgoing_record(item: Item, topics: QueueTopics, dead_letter_partitions: int
         sent_at_ms=sent_at_ms,
         is_silent=due.is_silent,
         group=topics.group,
+        max_deliveries=max_deliveries,
     )
     # The same queue partition as before: the key decided it once, and a partition count may have changed since.
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)

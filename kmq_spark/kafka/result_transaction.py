@@ -29,6 +29,7 @@ from kmq_spark.errors import FencedError, KafkaClientError, KmqError, LeaseLostE
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.retention import KnownRetentions
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.kafka.transaction_outcome import is_committed
@@ -161,6 +162,7 @@ class ResultTransactions:
         self._leases = leases
         self._consumer_id = consumer_id
         self._known_topics = KnownTopics(lambda: markers.client, bootstrap_servers, timeout_ms)
+        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
         self._timeout_ms = timeout_ms
         self._transaction_timeout_s = transaction_timeout_ms(lease_ms) / 1000
         self._config = transactional_config(
@@ -187,7 +189,7 @@ class ResultTransactions:
         if getattr(self._thread, "is_open", False):
             message = "a transaction is open in this thread: got a second one; end its block first"
             raise UsageError(message)
-        transaction = Transaction(self._known_topics)
+        transaction = Transaction(self._known_topics, self._retentions)
         self._thread.is_open = True
         try:
             yield transaction

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.kafka.lookups import settings_of
+from kmq_spark.kafka.send_options import check_wait
 from kmq_spark.kafka.settings import admin_config, make_client
+from kmq_spark.kafka.topics import QueueTopics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +30,46 @@ class Retention(NamedTuple):
 
     retention_ms: int = -1
     topic: str = ""
+
+
+class KnownRetentions:
+    """
+    How long queues keep a message that waits, each read when the first such message is sent to it.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        extra: librdkafka settings.
+        timeout_ms: Bound on each look.
+    """
+
+    def __init__(self, bootstrap_servers: str, extra: Mapping[str, str] | None, timeout_ms: int) -> None:
+        """Know none yet."""
+        self._bootstrap_servers = bootstrap_servers
+        self._extra = extra
+        self._timeout_ms = timeout_ms
+        self._known: dict[str, Retention] = {}
+
+    def check(self, queue: str, waits_ms: int) -> None:
+        """
+        Refuse what retention would remove before its time; it is read again first: it may have been raised.
+
+        Args:
+            queue: The queue, and its topic.
+            waits_ms: From `wait_ms`.
+
+        Raises:
+            ConfigError: The wait is longer than the queue topic or its markers topic keeps anything.
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        if waits_ms == 0:
+            return
+        known = self._known.get(queue)
+        if known is None or 0 <= known.retention_ms < waits_ms:
+            topics = QueueTopics(queue)
+            known = self._known[queue] = shortest_retention(
+                (topics.queue_topic, topics.markers_topic), self._bootstrap_servers, self._extra, self._timeout_ms
+            )
+        check_wait(waits_ms, *known)
 
 
 def shortest_retention(

@@ -11,20 +11,24 @@ Source: Kafka Streams and Flink commit results with offsets (KIP-129, KIP-447); 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.producer import checked_headers
 from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.send_options import option_headers, wait_ms
 from kmq_spark.kafka.topics import partition_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime, timedelta
 
     from confluent_kafka import Producer
 
     from kmq_spark.kafka.message import Message
     from kmq_spark.kafka.producer import Headers
+    from kmq_spark.kafka.retention import KnownRetentions
 
 MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
 """Most bytes of results: sent within seconds over a slow line, far below librdkafka's own queue."""
@@ -85,11 +89,12 @@ class Transaction:
         messages: Acknowledged so far, each once.
     """
 
-    def __init__(self, topics: KnownTopics) -> None:
+    def __init__(self, topics: KnownTopics, retentions: KnownRetentions) -> None:
         """Record nothing yet."""
         self.results: list[OutgoingRecord] = []
         self.messages: dict[int, Message] = {}
         self._topics = topics
+        self._retentions = retentions
         self._size = 0
         self._lock = threading.Lock()
         self._is_over = False
@@ -102,9 +107,16 @@ class Transaction:
         key: bytes | str | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
+        queue: str | None = None,
+        delay: float | timedelta | None = None,
+        at: datetime | float | None = None,
+        ttl: float | timedelta | None = None,
     ) -> None:
         """
         Record a result; it is sent when the block ends.
+
+        What `queue`, `delay`, `at` and `ttl` ask for is done by the consumers of a queue; readers of a topic that is
+        none see the headers and the record at once.
 
         Args:
             topic: Any topic, a queue's too.
@@ -112,21 +124,28 @@ class Transaction:
             key: Results of one key go to one partition; text is encoded as UTF-8.
             headers: Names beginning with `kmq-` are reserved.
             partition: Partition of the topic, chosen by key or at random by default.
+            queue: Logical queue on this topic, as for `QueueProducer.send`.
+            delay: How long it is not handed out, seconds or a timedelta from its append time on, before the commit.
+            at: When it is handed out instead, an aware datetime or epoch seconds.
+            ttl: After which it is not handed out any more, seconds or a timedelta, from its append time on.
 
         Raises:
-            ConfigError: A value has the wrong type, or a header is reserved.
+            ConfigError: A value has the wrong type or is out of bounds, a header is reserved, or the result would wait
+                longer than its queue keeps it.
             TopicError: The topic or the partition does not exist.
             KafkaClientError: The transaction would be too large, or the broker cannot be reached.
             UsageError: The block has ended.
         """
+        pairs = [*checked_headers(headers or ()), *option_headers(queue=queue, delay=delay, at=at, ttl=ttl)]
         record = OutgoingRecord(
             topic,
             -1 if partition is None else partition,
             _encoded("key", key),
             _encoded("value", value),
-            [(name, _encoded(name, text)) for name, text in checked_headers(headers or ())],
+            [(name, _encoded(name, text)) for name, text in pairs],
         )
         self._topics.check(topic, max(record.partition, 0))
+        self._retentions.check(topic, wait_ms(delay, at, time.time()))
         size = size_of(record)
         with self._lock:
             self._check_open()

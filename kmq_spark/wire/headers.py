@@ -48,6 +48,8 @@ EXPIRES_AT_MS = "kmq-expires-at-ms"
 """Not to be handed out after this instant, epoch milliseconds."""
 SILENT_COUNT = "kmq-silent-count"
 """Deliveries that ended without a word: the lease ran out, as it does when a handler takes its process down."""
+MAX_DELIVERIES = "kmq-max-deliveries"
+"""The queue's limit of deliveries, beside a `SILENT_COUNT`: how many are left decides how it is handed out."""
 
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
@@ -62,10 +64,13 @@ MAX_ATTEMPTS_KEPT = 20
 
 _MAX_DIGITS = 19
 
+_ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
+"""What a redelivered copy has no more, or anew: a delay is over, the limit is told as it is now."""
+
 _ENDS_WITH_DEATH = frozenset(
     {
         # What was counted and timed starts again.
-        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT),
+        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT, MAX_DELIVERIES),
         # Whoever redrives wants it handed out, and now: its time was before its death, and a TTL would end it at once.
         *(DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
         # Of the group that the dead letter goes back to, which its redriver names.
@@ -188,6 +193,7 @@ def redelivery_headers(
     sent_at_ms: int,
     is_silent: bool = False,
     group: str = "",
+    max_deliveries: int = 0,
 ) -> Headers:
     """
     Return the headers of the next copy of a message.
@@ -200,6 +206,7 @@ def redelivery_headers(
         sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
         is_silent: Whether that delivery ended without a word.
         group: Group of consumers that the copy is meant for; empty leaves that as it was.
+        max_deliveries: The queue's limit of deliveries, 0 for none; told where one of them ended without a word.
 
     Returns:
         Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
@@ -211,10 +218,12 @@ def redelivery_headers(
     _tell_history(ours, known, queue_partition, message_offset, sent_at_ms)
     if is_silent:
         ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1) if SILENT_COUNT in known else b"1"
+    if max_deliveries and (is_silent or SILENT_COUNT in known):
+        ours[MAX_DELIVERIES] = b"%d" % max_deliveries
     if group:
         ours[GROUP] = _bytes(group)
-    if DELAY_MS in known or NOT_BEFORE_MS in known:
-        given = [header for header in given if header[0] not in {DELAY_MS, NOT_BEFORE_MS}]
+    if not _ENDS_WITH_DELIVERY.isdisjoint(known):
+        given = [header for header in given if header[0] not in _ENDS_WITH_DELIVERY]
     return _replaced(given, ours)
 
 

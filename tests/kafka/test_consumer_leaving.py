@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,6 +92,47 @@ def grow(queue: Queue, partitions: int) -> None:
         for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
             future.result(10)
     assert wait_until(lambda: len(admin.list_topics(queue.name, timeout=5).topics[queue.name].partitions) == partitions)
+
+
+@pytest.mark.slow
+def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
+    make_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    A rebalance of the classic protocol waits for the first one, which this thread does not poll.
+
+    The broker answers the second one's commit and its leave behind its JoinGroup: a minute, if nobody sets a limit.
+    """
+    queue = make_queue(partitions=6)
+    for partition in range(6):
+        queue.send(*"abc", partition=partition)
+    first, second = consumer_of(queue), consumer_of(queue)
+
+    def balanced() -> bool:
+        for consumer in (first, second):
+            for message in consumer.receive(3, 0.1):
+                message.ack()
+        return len(first._intake.owned) == 3 == len(second._intake.owned)
+
+    assert wait_until(balanced, 40)
+    third = consumer_of(queue)
+    third.receive(1, 2.5)
+    # Gives up one of its own for the third, and joins again; the first one would have to.
+    second.receive(1, 2.0)
+    began_at = time.monotonic()
+    second.close(timeout=3)
+    assert time.monotonic() - began_at < 10
+    assert "did not let this consumer leave within 3 s" in caplog.text
+
+    # As soon as the first one is polled, the leave that goes on in the background gets through.
+    def shared() -> bool:
+        first.receive(1, 0.1)
+        third.receive(1, 0.1)
+        return sorted(first._intake.owned | third._intake.owned) == list(range(6))
+
+    assert wait_until(shared, 40)
+    first.close()
+    third.close()
 
 
 def test_killed_consumer_leaves_a_start_without_end_and_its_message_to_the_tracker_alone(queue: Queue) -> None:

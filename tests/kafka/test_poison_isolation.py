@@ -105,6 +105,78 @@ def test_run_handles_a_suspect_while_no_other_handler_runs(queue: Queue) -> None
     assert deferrals(queue) == []
 
 
+def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) -> None:
+    """As the tracker marks them after their second silent delivery of five; on the fourth each goes alone."""
+    write(queue, *map(str, range(70)), silent_count=2, delivery_count=2, max_deliveries=5)
+    write(queue, "x", "y", silent_count=3, delivery_count=3, max_deliveries=5)
+    write(queue, *"ab")
+    sizes = []
+    with consumer_of(queue) as consumer:
+        while sum(sizes) < 74:
+            messages = consumer.receive(100, timeout=5)
+            assert messages, sizes
+            assert consumer.receive(100, timeout=0.05) == []
+            assert consumer.in_flight_count == len(messages)
+            sizes.append(len(messages))
+            for message in messages:
+                message.ack()
+    assert sizes == [32, 32, 6, 1, 1, 2]
+    assert [len(covered(each.marker)) for each in queue.markers(MarkerType.START)] == sizes
+    assert deferrals(queue) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("max_deliveries", "at_most_s"), [(5, 15), (3, 60)])
+def test_thousand_suspects_are_done_in_seconds_where_nothing_else_waits(
+    queue: Queue, max_deliveries: int, at_most_s: float
+) -> None:
+    write(queue, *map(str, range(1_000)), silent_count=2, delivery_count=2, max_deliveries=max_deliveries)
+    done: list[float] = []
+    consumer = consumer_of(queue)
+
+    def handler(_message: Message) -> None:
+        done.append(time.monotonic())
+        if len(done) == 1_000:
+            consumer.stop()
+
+    threading.Timer(90, consumer.stop).start()
+    assert consumer.run(handler, concurrency=4).acked == 1_000
+    assert done[-1] - done[0] < at_most_s
+    assert deferrals(queue) == []
+
+
+@pytest.mark.slow
+def test_good_messages_behind_a_crowd_of_suspects_do_not_wait_for_its_end(queue: Queue) -> None:
+    """A thousand that must go alone, 20 ms each; those behind them are done when the suspects had their share."""
+    write(queue, *["mean"] * 1_000, silent_count=2)
+    write(queue, *["good"] * 200)
+    done_at: list[float] = []
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        time.sleep(0.02)
+        if message.value == b"good":
+            done_at.append(time.monotonic())
+            if len(done_at) == 200:
+                consumer.stop()
+
+    began_at = time.monotonic()
+    threading.Timer(60, consumer.stop).start()
+    consumer.run(handler, concurrency=4)
+    # 1.5 s are saved up for suspects, then 200 * 20 ms / 4 threads; all of them would have taken 20 s.
+    assert len(done_at) == 200
+    assert done_at[-1] - began_at < 12
+    later = [offset for offsets, _, _ in deferrals(queue) for offset in offsets]
+    assert len(later) > 800
+
+
+def test_suspect_that_was_acknowledged_stays_so_though_the_next_one_kills_the_process(queue: Queue) -> None:
+    """`kill -9` right behind the `ack` of another suspect: its END is durable by then, it loses no delivery."""
+    write(queue, "fine", "mean", silent_count=2, delivery_count=2)
+    assert run_program(queue, subprocess.Popen) == "fine\nmean\n"
+    assert [covered(each.marker) for each in queue.markers(MarkerType.END)] == [[0]]
+
+
 @pytest.mark.slow
 def test_suspects_get_a_bounded_share_of_the_time_while_good_messages_wait(queue: Queue) -> None:
     """A fifth of the messages are suspects that never answer for half a second; good ones are done meanwhile."""

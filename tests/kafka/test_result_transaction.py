@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.errors import (
-    LeaseLostError,
-    UsageError,
-)
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.producer import QueueProducer
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, wait_until
+from tests.kafka.test_delivery_control_consumer import deferrals
+from tests.kafka.test_producer_options import set_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,3 +218,73 @@ def test_handlers_of_a_run_write_transactions_of_their_own(queue: Queue, results
     assert (summary.acked, summary.failed, summary.lost) == (40, 0, 0)
     assert sorted(seen(results)) == sorted(str(number).encode() for number in range(40))
     assert ended(queue) == list(range(40))
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"queue": "emails", "delay": timedelta(seconds=1.5), "ttl": 60, "headers": [("trace", b"1")]},
+    {"at": datetime(2020, 1, 1, tzinfo=UTC)},
+    {"delay": 0},
+]
+
+
+def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
+    queue: Queue, make_queue: Callable[..., Queue]
+) -> None:
+    by_producer, by_transaction = make_queue(), make_queue()
+    with QueueProducer(by_producer.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        for options in OPTIONS:
+            producer.send("r", **options)
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        with consumer.transaction() as tx:
+            for options in OPTIONS:
+                tx.send(by_transaction.name, "r", **options)
+            tx.ack(message)
+    first, second = (
+        [record.headers() for record in read_all(each.bootstrap_servers, each.name)]
+        for each in (by_producer, by_transaction)
+    )
+    assert first == second
+    assert len(second) == 3
+    with consumer_of(by_transaction, queue="emails") as emails, consumer_of(by_transaction) as others:
+        assert emails.receive(5, timeout=2.0) == []
+        assert [each.id.message_offset for each in receive_all(others, 1)] == [2]
+    # Its own instant, and the one that has passed: neither is handed out by the consumer that fetches it.
+    record = read_all(queue.bootstrap_servers, by_transaction.name)[0]
+    due = {offsets[0]: due_at_ms for offsets, due_at_ms, _ in deferrals(by_transaction)}
+    assert sorted(due) == [0, 1]
+    assert 0 <= due[0] - (record.timestamp()[1] + 1_500) < 100
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queue": "a b"},
+        {"queue": "x" * 300},
+        {"delay": -1},
+        {"delay": float("nan")},
+        {"delay": 1, "at": 1},
+        {"at": datetime(2030, 1, 1)},  # noqa: DTZ001  # what is to be refused
+        {"ttl": 0},
+        {"delay": 3_601},
+        {"at": 4_000_000_000},
+    ],
+    ids=str,
+)
+def test_bad_options_of_a_result_are_refused_as_a_producer_refuses_them(
+    queue: Queue, results: Queue, options: dict[str, Any]
+) -> None:
+    """In the line that made it; the block goes on, and the markers' retention counts as the messages' does."""
+    set_retention(results, f"{results.name}.markers", 3_600_000)
+    producer = QueueProducer(results.name, bootstrap_servers=queue.bootstrap_servers)
+    with producer, pytest.raises(ConfigError) as of_producer:
+        producer.send("r", **options)
+    with consumer_of(queue) as consumer, consumer.transaction() as tx:
+        with pytest.raises(ConfigError) as of_transaction:
+            tx.send(results.name, "r", **options)
+        tx.send(results.name, "good", delay=3_600)
+    # Milliseconds of an instant run on between the two.
+    told = [re.sub(r"got \d{9,} ms", "got many ms", str(each.value)) for each in (of_producer, of_transaction)]
+    assert told[0] == told[1]
+    assert seen(results) == [b"good"]

@@ -15,6 +15,7 @@ from kmq_spark.kafka.admission import (
     Turn,
     Verdict,
     count_that_fits,
+    crowd_of,
     portion_of,
 )
 from kmq_spark.wire.headers import expires_at_ms_of
@@ -40,9 +41,10 @@ def room(max_messages: int = 100, max_bytes: int = 1_000, *, is_empty: bool = Tr
     return Room(max_messages, max_bytes, is_empty)
 
 
-def portion(*verdicts: Verdict, of: Room | None = None, turn: Turn = Turn.ALONE) -> Portion:
-    """Return the portion of records with values of 10 bytes."""
-    return portion_of([Admission(each) for each in verdicts], [10] * len(verdicts), of or room(), turn)
+def portion(*verdicts: Verdict | int, of: Room | None = None, turn: Turn = Turn.ALONE) -> Portion:
+    """Return the portion of records with values of 10 bytes; a number is a suspect that goes in such a crowd."""
+    admissions = [Admission(ALONE, crowd=each) if isinstance(each, int) else Admission(each) for each in verdicts]
+    return portion_of(admissions, [10] * len(verdicts), of or room(), turn)
 
 
 @pytest.mark.parametrize("headers", [None, [], [("traceparent", b"00-1")], [("kmq-queue", b"")], [("kmq-group", None)]])
@@ -101,6 +103,45 @@ def test_message_that_ended_without_a_word_too_often_is_a_suspect() -> None:
     assert admit(Door(isolate_after=0), silent_count=b"9").verdict is OUT
 
 
+@pytest.mark.parametrize(
+    ("delivery_count", "max_deliveries", "crowd"),
+    [
+        # Two deliveries are left after this one; one; none.
+        (3, 5, 32), (4, 5, 1), (5, 5, 1),
+        # What few are allowed, and what nobody knows: alone at once.
+        (3, 3, 1), (3, 4, 1), (3, 0, 1),
+        # Where many are left, a crowd that perishes is halved each time.
+        (5, 10, 128), (6, 10, 128), (7, 10, 64), (8, 10, 32), (9, 10, 1), (10, 10, 1),
+        (10, 10**18, 128), (10**9, 5, 1),
+    ],
+)  # fmt: skip
+def test_last_two_deliveries_of_a_suspect_are_its_own(delivery_count: int, max_deliveries: int, crowd: int) -> None:
+    assert crowd_of(delivery_count, max_deliveries) == crowd
+
+
+def test_suspect_without_a_word_of_the_limit_goes_alone_and_one_with_it_in_a_crowd() -> None:
+    ours = {"silent_count": b"2", "delivery_count": b"2"}
+    assert admit(Door(isolate_after=2), **ours) == Admission(ALONE, 3, crowd=1)
+    assert admit(Door(isolate_after=2), **ours, max_deliveries=b"5") == Admission(ALONE, 3, crowd=32)
+    assert admit(Door(isolate_after=2), **ours, max_deliveries=b"x").crowd == 1
+
+
+def test_suspects_go_with_their_like_alone() -> None:
+    assert portion(3, 3, PASS, DEFER, 3, 3).handed == [0, 1, 4]
+    assert portion(3, 3, OUT, 3).handed == [0, 1]
+    assert portion(3, 2, 3).handed == [0]
+    assert portion(3, ALONE).handed == [0]
+    assert portion(ALONE, 3).handed == [0]
+    last = portion(3, 3, 3, DEFER, PASS, 3)
+    assert (last.handed, last.taken_count, last.is_suspect) == ([0, 1, 2], 5, True)
+
+
+def test_crowd_keeps_to_the_room_there_is() -> None:
+    assert portion(9, 9, 9, of=room(max_messages=2)).handed == [0, 1]
+    assert portion(9, 9, 9, of=room(max_bytes=25)).handed == [0, 1]
+    assert portion(9, 9, of=room(max_bytes=5)).handed == [0]
+
+
 def test_portion_ends_before_the_message_that_is_one_too_many() -> None:
     """What is behind the last one handed out, and not for us, is done with, too."""
     got = portion(OUT, PASS, OUT, DEFER, OUT, of=room(max_messages=2))
@@ -143,20 +184,23 @@ def test_plain_records_fit_as_sorted_ones_do(
 
 
 @given(
-    verdicts=st.lists(st.sampled_from(Verdict), max_size=20),
+    verdicts=st.lists(st.sampled_from(Verdict) | st.integers(2, 4), max_size=20),
     turn=st.sampled_from(Turn),
     max_messages=st.integers(1, 5),
     is_empty=st.booleans(),
 )
-def test_every_record_of_a_portion_has_one_fate_and_suspects_go_alone(
-    verdicts: list[Verdict], turn: Turn, max_messages: int, *, is_empty: bool
+def test_every_record_of_a_portion_has_one_fate_and_suspects_go_with_their_like(
+    verdicts: list[Verdict | int], turn: Turn, max_messages: int, *, is_empty: bool
 ) -> None:
+    # A crowd of one is what the verdict itself stands for.
+    crowds = [each if isinstance(each, int) else int(each is ALONE) for each in verdicts]
     got = portion(*verdicts, of=Room(max_messages, 35, is_empty), turn=turn)
     passed = [index for index in range(got.taken_count) if verdicts[index] is PASS]
     assert sorted([*got.handed, *got.deferred, *got.postponed, *passed]) == list(range(got.taken_count))
     assert len(got.handed) <= min(max_messages, 3)
-    assert got.is_suspect == (any(verdicts[index] is ALONE for index in got.handed))
-    assert not got.is_suspect or len(got.handed) == 1
+    assert len({crowds[index] for index in got.handed}) <= 1
+    assert got.is_suspect == any(crowds[index] for index in got.handed)
+    assert not got.is_suspect or len(got.handed) <= crowds[got.handed[0]]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from kmq_spark.wire.headers import (
     EXPIRES_AT_MS,
     FIRST_SENT_MS,
     GROUP,
+    MAX_DELIVERIES,
     NOT_BEFORE_MS,
     ORIGIN,
     PREVIOUS,
@@ -144,9 +145,11 @@ def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload(
     assert twice.due.reason.startswith(once.due.reason)
 
 
-def copy_of(due_: Due, headers: list[Any], topics: QueueTopics = TOPICS) -> dict[str, bytes | None]:
+def copy_of(
+    due_: Due, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
+) -> dict[str, bytes | None]:
     """Return the headers of the copy that follows a decision."""
-    return headers_of(outgoing_record(Item(due_, message(headers=headers)), topics, 4).headers)
+    return headers_of(outgoing_record(Item(due_, message(headers=headers)), topics, 4, max_deliveries).headers)
 
 
 def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
@@ -162,6 +165,14 @@ def test_silent_count_grows_where_nobody_said_a_word_and_only_there() -> None:
     assert copy_of(due(is_silent=True), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"4"
     assert copy_of(due(), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"3"
     assert SILENT_COUNT not in copy_of(due(), [])
+
+
+def test_limit_of_deliveries_is_told_beside_a_silent_count_and_is_that_of_today() -> None:
+    assert copy_of(due(is_silent=True), [], max_deliveries=5)[MAX_DELIVERIES] == b"5"
+    old = [(SILENT_COUNT, b"3"), (MAX_DELIVERIES, b"9")]
+    assert copy_of(due(), old, max_deliveries=5)[MAX_DELIVERIES] == b"5"
+    assert MAX_DELIVERIES not in copy_of(due(), old)
+    assert MAX_DELIVERIES not in copy_of(due(), [], max_deliveries=5)
 
 
 def test_copy_of_a_groups_tracker_is_meant_for_that_group() -> None:
