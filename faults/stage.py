@@ -123,11 +123,10 @@ class Stage:
         """Note that something besides the checker's rules went wrong: it counts as a violation."""
         self.failures.append(what)
 
-    def send(self, rate: float = 150, count: int = 0) -> Sender:
+    def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:  # noqa: ANN401  # of Sender
         """Start a sender; with a *count* it ends by itself."""
-        sender = Sender(
-            self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=self.seed + len(self._senders), count=count
-        )
+        seed = self.seed + len(self._senders)
+        sender = Sender(self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=seed, count=count, **options)
         self._senders.append(sender)
         sender.start()
         return sender
