@@ -14,6 +14,7 @@ from kmq_spark.cli.common import (
     ClientSetting,
     CommandConfig,
     ConfigFile,
+    TimeoutMs,
     print_json,
     set_up_logs,
     settings_from,
@@ -60,6 +61,7 @@ def run(
     trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
+    timeout_ms: TimeoutMs = None,
     events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")] = False,
     log_level: LogLevel = "INFO",
 ) -> None:
@@ -70,6 +72,7 @@ def run(
         bootstrap_server,
         command_config,
         client_settings,
+        timeout_ms,
         ledger={
             **_place(ledger_dir, catalog),
             "checkpoint_dir": checkpoint_dir,
