@@ -152,3 +152,18 @@ def test_ack_between_decision_and_end_may_be_counted_either_way() -> None:
     assert (account.totals()["acked"], account.totals()["redelivered"]) == (1, 0)
     bounds = account.bounds(len(tracked.log))
     assert (bounds["started"], bounds["acked"], bounds["redelivered"]) == ((1, 1), (0, 1), (0, 1))
+
+
+def test_state_that_was_rebuilt_counts_from_where_it_begins() -> None:
+    """A checkpoint was lost: what ended before the oldest marker that is still needed is nobody's business any more."""
+    story = log(
+        start(1, 1_000), end(1, 2_000),
+        start(2, 3_000), tick(9_000), end(2, 9_100, outcome=Outcome.REDELIVERED),
+    )  # fmt: skip
+    leases = read_leases(0, story, [Session("0", {0: 0})])
+    rebuilt = fold(PartitionState.empty(), story[2:], RULES).status
+    assert list(untrue(rebuilt, read_account(story, leases, begins_at=2))) == []
+    assert list(untrue(rebuilt, read_account(story, leases))) == [
+        "the tracker counts 1 started before marker 5, the log 2",
+        "the tracker counts 0 acked before marker 5, the log 1",
+    ]
