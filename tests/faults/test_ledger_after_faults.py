@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from faults.campaign import Campaign
+    from faults.processes import TrackerChild
     from faults.stage import Stage
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
-SPOILT, HELD, EXPIRED, OTHERS = 3, 20, 30, 50
+SENT, SPOILT, HELD, EXPIRED, OTHERS = 1_500, 3, 20, 30, 50
 COUNTED = ("started", "taken_over", IN_FLIGHT, *NAMES.values())
-POINTS = ("tracker.before-commit:2", "tracker.committed:2")
 
 
 def kmq(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,37 +42,39 @@ def kmq(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def break_things(stage: Stage) -> None:
-    """`kill -9` of consumers and of the tracker, at random and around its commit, while messages flow."""
+def break_things(stage: Stage) -> TrackerChild:
+    """`kill -9` of consumers and of the tracker, at random and around its commit; return the tracker that lives on."""
     stage.send(rate=0, count=EXPIRED, ttl_s=0.01).join()
     write_record(stage, b"\xff no marker", 0, times=SPOILT)
-    stage.send(rate=60)
+    stage.send(rate=30, count=SENT)
     stage.worker("healthy", mode="run", work_ms=5, raised=0.1, rejected=0.1)
-    for number, point in enumerate((*POINTS, "")):
+    for number, point in enumerate(("tracker.committed:2", "")):
         busy = stage.worker(f"busy-{number}")
         tracker = stage.tracker(failpoint=point, once_file=str(stage.folder / f"once-{number}"))
         if point:
-            assert tracker.wait(90) == EXIT_CODE, tracker.last_words()
+            assert tracker.wait(150) == EXIT_CODE, tracker.last_words()
         else:
             assert tracker.wait_ready() > 0, tracker.last_words()
             time.sleep(3)
             tracker.kill()
         busy.kill()
         stage.injected("kill -9 of tracker and consumer", point=point)
-    assert stage.tracker().wait_ready() > 0
-    stage.drain()
-
-
-def leave_some_in_flight(stage: Stage) -> None:
-    """A consumer takes messages under a long lease and is killed; the tracker has read that when it is stopped."""
     tracker = stage.tracker()
     assert tracker.wait_ready() > 0, tracker.last_words()
+    stage.drain(keeps_trackers=True)
+    return tracker
+
+
+def leave_some_in_flight(stage: Stage, tracker: TrackerChild) -> None:
+    """A consumer takes messages under a long lease and is killed; the tracker has read that when it is stopped."""
     stage.send(rate=0, count=HELD).join()
     holder = stage.worker("holder", forgotten=1.0, lease_ms=600_000)
-    assert holder.wait_working(HELD, 40)
+    assert holder.wait_working(HELD, 60)
     holder.kill()
     stage.injected("kill -9 of a consumer that holds")
-    time.sleep(3)
+    give_up_s = time.monotonic() + 60
+    while any(row["next"] != row["end"] for row in told_by_status(stage)) and time.monotonic() < give_up_s:
+        time.sleep(0.5)
     tracker.stop()
 
 
@@ -116,11 +118,10 @@ def test_ledger_counts_what_the_topics_and_the_tracker_count_after_faults(
     campaign: Campaign, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Consumers and the tracker killed with `kill -9`: acked, rejected, expired, redelivered, dead and open agree."""
-    stage, other = campaign.stage("ledger", **BUSY), campaign.stage("ledger-other")
+    stage, other = campaign.stage("ledger", **BUSY, poison=0.04), campaign.stage("ledger-other")
     finished_messages(other, OTHERS)
-    break_things(stage)
-    leave_some_in_flight(stage)
-    stage.is_drained = False  # some are left on purpose; everything else of the verdict holds
+    leave_some_in_flight(stage, break_things(stage))
+    # Some are left on purpose; everything else of the verdict holds.
     verdict = stage.verdict(is_drained=False)
     assert verdict.violations == []
     dump = read_dump(stage.queue, stage.bootstrap_servers)
