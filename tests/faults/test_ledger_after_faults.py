@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from faults.processes import TrackerChild
     from faults.stage import Stage
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SENT, SPOILT, HELD, EXPIRED, OTHERS = 1_500, 3, 20, 30, 50
 COUNTED = ("started", "taken_over", IN_FLIGHT, *NAMES.values())
@@ -52,15 +52,15 @@ def break_things(stage: Stage) -> TrackerChild:
         busy = stage.worker(f"busy-{number}")
         tracker = stage.tracker(failpoint=point, once_file=str(stage.folder / f"once-{number}"))
         if point:
-            assert tracker.wait(150) == EXIT_CODE, tracker.last_words()
+            assert tracker.wait(240) == EXIT_CODE, tracker.last_words()
         else:
-            assert tracker.wait_ready() > 0, tracker.last_words()
+            assert tracker.wait_ready(240) > 0, tracker.last_words()
             time.sleep(3)
             tracker.kill()
         busy.kill()
         stage.injected("kill -9 of tracker and consumer", point=point)
     tracker = stage.tracker()
-    assert tracker.wait_ready() > 0, tracker.last_words()
+    assert tracker.wait_ready(240) > 0, tracker.last_words()
     stage.drain(keeps_trackers=True)
     return tracker
 
@@ -69,7 +69,7 @@ def leave_some_in_flight(stage: Stage, tracker: TrackerChild) -> None:
     """A consumer takes messages under a long lease and is killed; the tracker has read that when it is stopped."""
     stage.send(rate=0, count=HELD).join()
     holder = stage.worker("holder", forgotten=1.0, lease_ms=600_000)
-    assert holder.wait_working(HELD, 60)
+    assert holder.wait_working(HELD, 90)
     holder.kill()
     stage.injected("kill -9 of a consumer that holds")
     give_up_s = time.monotonic() + 60
