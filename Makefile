@@ -37,7 +37,7 @@ faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/r
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
-	@$(PYTEST) -m faults
+	@$(PYTEST) -m "faults and not slow"
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

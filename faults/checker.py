@@ -15,18 +15,17 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from faults.conservation import CANNOT, Account, read_account, unbalanced, untrue
 from faults.leases import REJECTED_AT_MS, Justified, Leases, read_leases
 from kmq_spark.core.markers import MessageId, Outcome
 from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, DLQ_PREFIX, PREFIX, SILENT_COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from faults.conservation import Told
     from faults.leases import Session
     from faults.topics import Dump, Record
-
-CANNOT = ("payload gone", "too large")
-"""Beginnings of the reasons for which a redelivery becomes a dead letter after all."""
 
 GONE = b"payload gone"
 
@@ -65,6 +64,7 @@ def check(
     *,
     max_deliveries: int,
     is_drained: bool = True,
+    told: Mapping[int, Told] | None = None,
 ) -> Verdict:
     """
     Check everything that can be told from the topics and the event files.
@@ -75,9 +75,11 @@ def check(
         sessions: The trackers that took over, in their order.
         max_deliveries: Limit of the queue, 0 = none.
         is_drained: Whether consumers have worked everything off, so that nothing may be open.
+        told: What the last tracker said of itself, by markers partition; None where none said anything.
     """
     verdict = Verdict()
-    leases = [read_leases(partition, log, sessions) for partition, log in sorted(dump.markers.items())]
+    by_partition = {partition: read_leases(partition, log, sessions) for partition, log in sorted(dump.markers.items())}
+    leases = list(by_partition.values())
     whole = _Whole(dump, leases)
     _check_ends(whole, sessions, max_deliveries, verdict)
     _check_copies(whole, verdict)
@@ -85,6 +87,7 @@ def check(
     _check_counts(whole, verdict)
     _check_dead_letters(whole, verdict)
     _check_producers(whole, list(events), verdict)
+    _check_conservation(dump, by_partition, {session.tracker_id for session in sessions}, told or {}, verdict)
     if is_drained:
         for place in sorted(open_messages(dump, leases)):
             verdict.add("I1", f"message {place} is open after the queue was drained")
@@ -262,6 +265,24 @@ def _allow(is_allowed: bool, invariant: str, what: str, verdict: Verdict) -> Non
         verdict.counts["repeats_after_refetch_or_late_ack"] += 1
     else:
         verdict.add(invariant, what)
+
+
+def _check_conservation(
+    dump: Dump, leases: Mapping[int, Leases], writers: Collection[str], told: Mapping[int, Told], verdict: Verdict
+) -> None:
+    """I10: every lease is in flight or ended in one way, by the markers, by the other topics, and by the tracker."""
+    accounts = {partition: read_account(dump.markers[partition], leases[partition], writers) for partition in leases}
+    copies = sum(record.previous is not None for record in dump.messages)
+    for what in unbalanced(accounts.values(), leases.values(), copies, len(dump.dead_letters)):
+        verdict.add("I10", what)
+    for partition, (begins_at, status) in told.items():
+        account = accounts.get(partition)
+        if begins_at and account is not None:
+            account = read_account(dump.markers[partition], leases[partition], writers, begins_at=begins_at)
+        for what in untrue(status, account or Account()):
+            verdict.add("I10", f"markers partition {partition}: {what}")
+    verdict.counts["leases"] = sum(len(account.leases) for account in accounts.values())
+    verdict.counts["leases_told_by_tracker"] = sum(status.counters["started"] for _, status in told.values())
 
 
 def _check_producers(whole: _Whole, events: Sequence[Mapping[str, Any]], verdict: Verdict) -> None:

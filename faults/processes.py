@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from faults.events import read_events
+from kmq_spark.core.state import Status
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
@@ -144,14 +145,10 @@ class TrackerChild(Child):
         **options: Any,  # noqa: ANN401  # of Child
     ) -> None:
         """Start it; `wait_ready` waits until it tracks."""
+        self._queue, self.checkpoint_dir = queue, checkpoint_dir or folder / "checkpoint"
         command = [
             *(sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", queue, "--events"),
-            *(
-                "--bootstrap-server",
-                bootstrap_servers,
-                "--checkpoint-dir",
-                str(checkpoint_dir or folder / "checkpoint"),
-            ),
+            *("--bootstrap-server", bootstrap_servers, "--checkpoint-dir", str(self.checkpoint_dir)),
             *("--max-deliveries", str(max_deliveries), "--driver-memory", "1g"),
         ]
         log = folder / f"tracker-{time.time_ns()}.log"
@@ -173,6 +170,17 @@ class TrackerChild(Child):
                 return -1
             time.sleep(POLL_S)
         return -1
+
+    def told(self) -> dict[int, Status]:
+        """Return what it said of each markers partition when it ended; nothing where it was killed or fenced."""
+        self.wait(0)
+        self._reader.join(STOP_TIMEOUT_S)
+        for line in reversed(self.lines):
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("event") == "ended":
+                partitions = event["queues"][self._queue]["partitions"]
+                return {int(partition): Status.from_dict(values) for partition, values in partitions.items()}
+        return {}
 
     def last_words(self) -> str:
         """Return the last line that it wrote."""

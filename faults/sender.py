@@ -31,10 +31,19 @@ class Sender(threading.Thread):
         rate: Messages a second; 0 for as fast as they go.
         seed: Of keys and payloads.
         count: Messages altogether; 0 for no end.
+        ttl_s: After which a message is not handed out any more; None for never.
     """
 
     def __init__(
-        self, bootstrap_servers: str, queue: str, folder: Path, *, rate: float, seed: int, count: int = 0
+        self,
+        bootstrap_servers: str,
+        queue: str,
+        folder: Path,
+        *,
+        rate: float,
+        seed: int,
+        count: int = 0,
+        ttl_s: float | None = None,
     ) -> None:
         """Connect; `start` begins to send."""
         super().__init__(name=f"sender-{queue}", daemon=True)
@@ -43,6 +52,7 @@ class Sender(threading.Thread):
         self._events = EventFile(folder, f"sender-{time.time_ns()}")
         self._rate = rate
         self._count = count
+        self._ttl_s = ttl_s
         self._random = random.Random(seed)  # noqa: S311  # repeatable
         self._stopping = threading.Event()
 
@@ -73,7 +83,9 @@ class Sender(threading.Thread):
             ("twice", None),
         ]
         self._events.write("send", id=name)
-        self._producer.send(value, key=str(number % 97), headers=headers, on_delivery=partial(self._report, name))
+        self._producer.send(
+            value, key=str(number % 97), headers=headers, on_delivery=partial(self._report, name), ttl=self._ttl_s
+        )
 
     def _report(self, name: str, place: MessageId | None, error: KmqError | None) -> None:
         if error is None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from faults.checker import Verdict, check, open_messages
+from faults.conservation import Told
 from faults.events import EventFile, read_events
 from faults.leases import Session, read_leases
 from faults.processes import TrackerChild, WorkerChild
@@ -28,7 +29,7 @@ from kmq_spark.config import load_settings
 from kmq_spark.kafka.topics import create_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from faults.clocks import FalseClock
     from faults.topics import Record
     from kmq_spark.core.markers import MessageId
+    from kmq_spark.core.state import Status
     from kmq_spark.local.broker import EmbeddedBroker
     from kmq_spark.service import QueueTracker
 
@@ -108,6 +110,7 @@ class Stage:
         self._spark = spark
         self._children: list[WorkerChild | TrackerChild] = []
         self._senders: list[Sender] = []
+        self._told: tuple[Path, Mapping[int, Status]] | None = None
         self._lock = threading.Lock()
 
     def injected(self, what: str, **fields: object) -> None:
@@ -120,11 +123,10 @@ class Stage:
         """Note that something besides the checker's rules went wrong: it counts as a violation."""
         self.failures.append(what)
 
-    def send(self, rate: float = 150, count: int = 0) -> Sender:
+    def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:  # noqa: ANN401  # of Sender
         """Start a sender; with a *count* it ends by itself."""
-        sender = Sender(
-            self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=self.seed + len(self._senders), count=count
-        )
+        seed = self.seed + len(self._senders)
+        sender = Sender(self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=seed, count=count, **options)
         self._senders.append(sender)
         sender.start()
         return sender
@@ -183,8 +185,9 @@ class Stage:
             finally:
                 tracker.stop()
                 thread.join(60)
+                self._told = (self.folder / "checkpoint", tracker.stats.statuses)
 
-    def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
+    def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S, *, keeps_trackers: bool = False) -> float:
         """Stop the senders, let healthy workers work everything off, and return how long it took."""
         for sender in self._senders:
             sender.stop()
@@ -200,7 +203,7 @@ class Stage:
                 time.sleep(1.0)
         finally:
             # Trackers last, and then: the verdict reads topic after topic, so nothing may be committed meanwhile.
-            for kind in (WorkerChild, TrackerChild):
+            for kind in (WorkerChild,) if keeps_trackers else (WorkerChild, TrackerChild):
                 for child in (*self._children, *crew):
                     if isinstance(child, kind):
                         child.stop()
@@ -223,11 +226,30 @@ class Stage:
         present = {record.place: record for record in dump.messages}
         dump.messages = list((self._removed | present).values())
         events = list(read_events(self.folder))
-        found = check(dump, events, self.sessions(), max_deliveries=self.max_deliveries, is_drained=is_drained)
+        found = check(
+            dump, events, self.sessions(), max_deliveries=self.max_deliveries, is_drained=is_drained, told=self.told()
+        )
         for failure in self.failures:
             invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
             found.add(invariant, what)
         return found
+
+    def told(self) -> dict[int, Told]:
+        """Return the last word of the last tracker that said one, by markers partition."""
+        trackers = [child for child in self._children if isinstance(child, TrackerChild) and not child.is_running]
+        words = [(child.checkpoint_dir, child.told()) for child in trackers]
+        checkpoint, statuses = next((word for word in reversed(words) if word[1]), self._told or (self.folder, {}))
+        begins_at = self._begins_at(checkpoint)
+        return {partition: Told(begins_at.get(partition, 0), status) for partition, status in statuses.items()}
+
+    def _begins_at(self, checkpoint: Path) -> dict[int, int]:
+        """Return from which marker offsets the state in a checkpoint was built, as Spark's Kafka source noted it."""
+        file = checkpoint / self.queue / "sources" / "0" / "0"
+        if not file.exists():
+            return {}
+        noted = file.read_bytes()  # a zero byte, a version, JSON
+        (offsets,) = json.loads(noted[noted.index(b"{") :]).values()
+        return {int(partition): int(offset) for partition, offset in offsets.items()}
 
     def sessions(self) -> list[Session]:
         """Return the trackers that took over, in their order, from what they logged."""

@@ -1,7 +1,8 @@
 """
 `kmq acls`: what each part may do and nothing more, as the commands that grant it.
 
-Rule 1: one table, read by this command and by the test that runs every part under it.
+Rule 1: one table, read by this command and by the test that runs every part under it, on a broker with Kafka's own
+authorizer (`tests/kafka/test_rights.py`).
 
 Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 """
@@ -9,6 +10,7 @@ Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
     from kmq_spark.kafka.topics import QueueTopics
 
-PARTS = ("producer", "consumer", "tracker", "dlq-operator", "viewer", "creator")
+PARTS = (
+    "producer", "consumer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger", "creator",
+)  # fmt: skip
 
 
 class Grant(NamedTuple):
@@ -51,9 +55,7 @@ def grants(topics: QueueTopics) -> Iterator[Grant]:
     yield Grant("producer", "topic", queue, ("Write", "Describe"))
     # The retention of the queue bounds a message's delay.
     yield Grant("producer", "topic", markers, ("Describe",))
-    yield Grant("consumer", "topic", queue, ("Read", "Describe"))
-    yield Grant("consumer", "topic", markers, ("Write", "Describe"))
-    yield Grant("consumer", "group", topics.consumer_group, ("Read", "Describe"), is_prefix=True)
+    yield from _consumer_grants(topics)
     yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", markers, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", letters, ("Write", "Describe", "DescribeConfigs"))
@@ -69,8 +71,26 @@ def grants(topics: QueueTopics) -> Iterator[Grant]:
     for topic in (queue, markers, letters, redrive):
         yield Grant("viewer", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
     yield Grant("viewer", "group", topics.consumer_group, ("Describe",), is_prefix=True)
+    for topic in (queue, markers, letters):
+        yield Grant("ledger", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
+    # Of the queue itself, of whichever group the markers are.
+    yield Grant(
+        "ledger", "group", f"{replace(topics, group='').consumer_group}.ledger", ("Read", "Describe"), is_prefix=True
+    )
     for topic in (queue, markers, letters, redrive):
         yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs"))
+
+
+def _consumer_grants(topics: QueueTopics) -> Iterator[Grant]:
+    """Yield what a consumer needs, and one that uses `consumer.transaction()` or starts messages in transactions."""
+    for part in ("consumer", "transactional-consumer"):
+        yield Grant(part, "topic", topics.queue_topic, ("Read", "Describe"))
+        # A commit whose answer was lost is looked up in the markers topic; results need Write where they go.
+        reading = ("Read",) if part != "consumer" else ()
+        yield Grant(part, "topic", topics.markers_topic, (*reading, "Write", "Describe"))
+        yield Grant(part, "group", topics.consumer_group, ("Read", "Describe"), is_prefix=True)
+    own = f"{topics.consumer_group}.consumer"
+    yield Grant("transactional-consumer", "transactional-id", own, ("Write", "Describe"), is_prefix=True)
 
 
 @told_clearly

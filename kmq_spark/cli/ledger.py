@@ -11,7 +11,7 @@ import typer
 
 from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
 from kmq_spark.cli.ledger_view import print_rows
-from kmq_spark.cli.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, settings_from
+from kmq_spark.cli.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.cli.output import Output, OutputForm
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
 from kmq_spark.core.markers import MessageId
@@ -46,6 +46,7 @@ def run(
     trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
+    timeout_ms: TimeoutMs = None,
     events: Events = False,
     log_level: LogLevel = "INFO",
 ) -> None:
@@ -53,6 +54,7 @@ def run(
     set_up_logs(log_level_of(log_level))
     settings = settings_from(
         address,
+        timeout_ms,
         ledger={
             **_place(ledger_dir, catalog),
             "checkpoint_dir": checkpoint_dir,

@@ -185,6 +185,9 @@ def _counts(service: TrackerService) -> dict[str, Any]:
                 "expired": tracker.stats.expired,
                 "set_aside": tracker.stats.set_aside,
                 "restarts": tracker.stats.restarts,
+                "partitions": {
+                    partition: status.to_dict() for partition, status in sorted(tracker.stats.statuses.items())
+                },
             }
             for tracker in service.trackers
         }

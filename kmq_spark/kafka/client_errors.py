@@ -47,6 +47,7 @@ _ADVICE = {
     "MSG_SIZE_TOO_LARGE": "send a smaller message, or a reference to where its content is kept",
     "TOPIC_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
     "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
     "CLUSTER_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
     "NOT_ENOUGH_REPLICAS": "wait until the replicas are back in sync",
 }

@@ -89,6 +89,7 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
         (["top", "q", "q"], "a queue is named more than once: got 'q'"),
         (["top", "a b"], "queue name is not allowed: got 'a b'"),
         (["doctor", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
+        (["ledger", "run", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
         (["queue", "peek", "q", "-n", "0"], "invalid value for '-n'"),
         (["acls", "q", "--part", "nobody"], "part is not allowed: got 'nobody', one of producer, consumer"),
         (["queue", "list", "-X", "interceptor.classes=x.Y"], "setting interceptor.classes is not allowed: it loads"),
@@ -127,6 +128,13 @@ def test_acls_are_commands_that_name_the_queue_s_own_resources() -> None:
     assert all("--allow-principal User:kmq-tracker " in command for command in commands[1:])
     assert any("--topic orders.group-billing.markers" in command for command in commands)
     assert any("--transactional-id kmq.orders.group-billing.tracker" in command for command in commands)
+
+
+def test_acls_of_the_ledger_of_a_group_name_the_queue_s_own_group() -> None:
+    """The messages of a queue are written once, whichever groups read it."""
+    commands = kmq("acls", "orders@billing", "--part", "ledger").stdout
+    assert "--topic orders.group-billing.markers" in commands
+    assert "--group kmq.orders.ledger --resource-pattern-type prefixed" in commands
 
 
 def test_unknown_key_of_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None:

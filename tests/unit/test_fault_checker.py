@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from faults.checker import check
+from faults.conservation import Told
 from faults.leases import Session
 from faults.topics import Dump, Record
+from kmq_spark.core.fold import PartitionState, Rules, fold
 from kmq_spark.core.markers import MessageId, Outcome, Release
 from kmq_spark.testing import end, keep_alive, log, start, tick
 from kmq_spark.wire.headers import DELIVERY_COUNT, ORIGIN, PREVIOUS, SILENT_COUNT
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from faults.checker import Verdict
     from kmq_spark.core.events import LoggedMarker
+    from kmq_spark.core.state import Status
 
 OLD, NEW = Session("old", {0: 0}), Session("new", {0: 100})
 REDELIVERED, DEAD_LETTERED = Outcome.REDELIVERED, Outcome.DEAD_LETTERED
@@ -74,6 +78,7 @@ class Story:
             {"event": event, "id": f"id-{offset}"} for offset in range(4) for event in ("send", "sent", "delivered")
         ]
         self.sessions = [OLD]
+        self.tracker_tells: Callable[[Status], Status] = lambda status: status
 
     def append(self, *markers: LoggedMarker) -> None:
         """Go on with the log."""
@@ -82,7 +87,9 @@ class Story:
     def verdict(self) -> Verdict:
         """Check it."""
         dump = Dump({0: self.markers}, self.messages, self.dead_letters)
-        return check(dump, self.events, self.sessions, max_deliveries=2)
+        status = fold(PartitionState.empty(), self.markers, Rules(max_deliveries=2)).status
+        told = {0: Told(0, self.tracker_tells(status))}
+        return check(dump, self.events, self.sessions, max_deliveries=2, told=told)
 
 
 def test_right_story_has_no_violations() -> None:
@@ -90,6 +97,8 @@ def test_right_story_has_no_violations() -> None:
     assert verdict.violations == []
     assert verdict.lateness_ms == [200, 200]  # 6_200 - 6_000
     assert (verdict.counts["redelivered"], verdict.counts["dead_lettered"]) == (2, 2)
+    # Six: messages 0 to 3 and the copies 10 and 11.
+    assert (verdict.counts["leases"], verdict.counts["leases_told_by_tracker"]) == (6, 6)
 
 
 def lose_a_message(story: Story) -> None:
@@ -245,6 +254,47 @@ def count_a_release_as_silent(story: Story) -> None:
     story.markers[4] = end(2, 2_600, outcome=DEAD_LETTERED, marker_offset=4)
 
 
+def lose_a_copy_that_a_lease_became(story: Story) -> None:
+    """I10: one of six leases ended as a copy that is not there."""
+    drop_a_copy(story)
+
+
+def end_twice_by_trackers(story: Story) -> None:
+    """I10: an END of a tracker that ended nothing: another one had ended that lease."""
+    story.append(end(1, 12_100, outcome=REDELIVERED))
+
+
+def keep_a_finished_message_in_flight(story: Story) -> None:
+    """I10: the tracker still has a message that the log has ended, as one that lost an END would."""
+    story.tracker_tells = lambda status: replace(status, in_flight=1, counters=counted(status, acked=-1))
+
+
+def lose_a_message_from_the_state(story: Story) -> None:
+    """I10: the tracker has forgotten a message that the log has in flight."""
+    leave_a_message_in_flight(story)
+    story.tracker_tells = lambda status: replace(status, in_flight=0, counters=counted(status, started=-1))
+
+
+def count_a_redelivery_twice(story: Story) -> None:
+    """I10: the tracker counts a lease twice, with its redelivery."""
+    story.tracker_tells = lambda status: replace(status, counters=counted(status, started=1, redelivered=1))
+
+
+def count_an_ack_as_a_redelivery(story: Story) -> None:
+    """I10: even by itself, and not by the log."""
+    story.tracker_tells = lambda status: replace(status, counters=counted(status, acked=-1, redelivered=1))
+
+
+def count_unevenly(story: Story) -> None:
+    """I10: the tracker's own counts do not come out even."""
+    story.tracker_tells = lambda status: replace(status, counters=counted(status, started=1))
+
+
+def counted(status: Status, **more: int) -> dict[str, int]:
+    """Return the counters of a status, some of them changed."""
+    return {name: count + more.get(name, 0) for name, count in status.counters.items()}
+
+
 def change_a_value(story: Story) -> None:
     """I11: another value."""
     story.messages[4] = story.messages[4]._replace(value=b"id-1|other")
@@ -270,8 +320,6 @@ def write_as_a_fenced_tracker(story: Story) -> None:
 
 
 def _signed(marker: Any, writer: str) -> Any:  # noqa: ANN401  # a Marker in, a Marker out
-    from dataclasses import replace  # noqa: PLC0415  # here alone
-
     return replace(marker, consumer_id=writer)
 
 
@@ -281,7 +329,9 @@ SEEDED: list[Callable[[Story], None]] = [
     write_two_dead_letters, forget_a_dead_letter, redeliver_past_the_limit, dead_letter_without_a_cause,
     dead_letter_after_an_ack, reset_a_count, skip_a_count, redeliver_early_by_the_log, redeliver_early_by_the_clock,
     redeliver_before_a_renewed_deadline, redeliver_before_the_instant_of_a_deferral, count_a_deferral,
-    count_a_deferral_as_silent, forget_a_silent_delivery, count_a_release_as_silent, change_a_value, drop_a_header,
+    count_a_deferral_as_silent, forget_a_silent_delivery, count_a_release_as_silent, lose_a_copy_that_a_lease_became,
+    end_twice_by_trackers, keep_a_finished_message_in_flight, lose_a_message_from_the_state, count_a_redelivery_twice,
+    count_an_ack_as_a_redelivery, count_unevenly, change_a_value, drop_a_header,
     lose_the_origin, write_as_a_fenced_tracker,
 ]  # fmt: skip
 
