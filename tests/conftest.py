@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 settings.register_profile("kmq", deadline=None)
 settings.load_profile("kmq")
 
+# For every JVM of Spark, ours and those of processes that tests start: within a test none earns back what the second
+# compiler takes, on two cores least of all.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
@@ -26,7 +31,8 @@ def broker() -> Iterator[EmbeddedBroker]:
 
     A test that stops, kills or pauses a broker makes its own.
     """
-    with EmbeddedBroker() as running:
+    # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.
+    with EmbeddedBroker(extra={"group.min.session.timeout.ms": "1000"}) as running:
         yield running
 
 

@@ -201,7 +201,8 @@ app(["tracker", "run", sys.argv[1], "--bootstrap-server", sys.argv[2], "--checkp
 """
 
 
-@pytest.mark.parametrize("point", [pytest.param("tracker.end-sent", marks=pytest.mark.slow), "tracker.committed"])
+@pytest.mark.slow  # a tracker in a process of its own; what a kill leaves has its everyday test in tests/faults
+@pytest.mark.parametrize("point", ["tracker.end-sent", "tracker.committed"])
 def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
     stage: Stage, log: Log, tmp_path: Path, point: str
 ) -> None:

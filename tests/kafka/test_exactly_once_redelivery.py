@@ -42,7 +42,7 @@ def test_message_that_was_not_acked_comes_again_with_its_bytes_and_its_count(sta
 def test_message_goes_to_dead_letter_after_max_deliveries(stage: Stage) -> None:
     """The third delivery of three is the last one."""
     stage.send("poison")
-    with stage.tracking(), stage.consumer() as consumer:
+    with stage.tracking(), stage.consumer(lease_ms=1_000) as consumer:
         counts = [receive_all(consumer, 1)[0].delivery_count for _ in range(3)]
         assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1)
         assert consumer.receive(1, timeout=1.0) == []
@@ -141,7 +141,9 @@ def test_marker_for_a_message_that_does_not_exist_becomes_dead_letter(stage: Sta
 WORKER = """
 import sys, time
 from kmq_spark.kafka.consumer import QueueConsumer
-consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=2_000)
+# The group gives up a member that was killed after three seconds instead of ten.
+extra = {"session.timeout.ms": "3000"}
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=2_000, extra=extra)
 messages = []
 while len(messages) < 5:
     messages += consumer.receive(5 - len(messages), timeout=1.0)

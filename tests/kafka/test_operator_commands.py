@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,12 +21,10 @@ from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
-from tests.kafka.conftest import consumer_of, covered, receive_all, wait_until
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.kafka.conftest import Queue
 
 pytestmark = pytest.mark.kafka
 
@@ -54,15 +52,21 @@ def checks(result: Result) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def test_list_tells_what_is_ready(queue: Queue) -> None:
-    queue.send("a", "b")
-    rows = [
-        json.loads(line) for line in kmq(queue.bootstrap_servers, "queue", "list", "-o", "jsonl").stdout.splitlines()
-    ]
-    (mine,) = [row for row in rows if row["queue"] == queue.name]
-    assert mine == {
-        "queue": queue.name, "partitions": 1, "ready": 2, "consumers": 0, "dead_letters": 0, "tracker_lag": None,
-    }  # fmt: skip
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A broker without the queues of other tests, which may be killed if it is started again."""
+    with EmbeddedBroker() as broker:
+        yield broker
+
+
+def test_list_tells_what_is_ready(own_broker: EmbeddedBroker) -> None:
+    servers = own_broker.bootstrap_servers
+    for name, values in (("orders", "ab"), ("emails", "")):
+        create_queue(name, bootstrap_servers=servers, partitions=1)
+        Queue(name, servers).send(*values)
+    rows = [json.loads(line) for line in kmq(servers, "queue", "list", "-o", "jsonl").stdout.splitlines()]
+    common = {"partitions": 1, "consumers": 0, "dead_letters": 0, "tracker_lag": None}
+    assert rows == [{"queue": "emails", "ready": 0, **common}, {"queue": "orders", "ready": 2, **common}]
 
 
 def test_describe_tells_the_layout_as_data(queue: Queue) -> None:
@@ -293,25 +297,24 @@ def test_top_into_a_pipe_that_closes_ends_quietly(queue: Queue) -> None:
     process.stderr.close()
 
 
-def test_top_says_so_when_the_broker_goes_away_and_goes_on_when_it_is_back() -> None:
-    with EmbeddedBroker() as broker:
-        create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
-        process = start(
-            broker.bootstrap_servers, "top", "orders", "-o", "jsonl", "--interval", "0.3", "--timeout-ms", "1000",
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["trouble"] == ""
-        broker.kill()
-        frames = map(json.loads, process.stdout)
-        frame = next(frame for frame in frames if frame["trouble"])
-        assert "; check " in frame["trouble"]
-        assert frame["queues"][0]["queue"] == "orders"  # the last figures stay
-        broker.restart()
-        assert next(frame for frame in frames if not frame["trouble"])
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-        process.stderr.close()
-        process.stdout.close()
+def test_top_says_so_when_the_broker_goes_away_and_goes_on_when_it_is_back(own_broker: EmbeddedBroker) -> None:
+    create_queue("watched", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
+    process = start(
+        own_broker.bootstrap_servers, "top", "watched", "-o", "jsonl", "--interval", "0.3", "--timeout-ms", "1000",
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["trouble"] == ""
+    own_broker.kill()
+    frames = map(json.loads, process.stdout)
+    frame = next(frame for frame in frames if frame["trouble"])
+    assert "; check " in frame["trouble"]
+    assert frame["queues"][0]["queue"] == "watched"  # the last figures stay
+    own_broker.restart()
+    assert next(frame for frame in frames if not frame["trouble"])
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.stdout.close()

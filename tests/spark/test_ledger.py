@@ -222,6 +222,7 @@ def test_questions_answer_what_the_hour_was_made_of(spark: SparkSession, sample:
     assert ledger.deliveries(spark, "orders@billing").count() == 0
 
 
+@pytest.mark.slow  # three of Delta's own jobs over every table
 def test_maintenance_deletes_old_days_and_puts_files_together(spark: SparkSession, tmp_path: Path) -> None:
     """Whole days go, thirty days and today stay, and what stays lies in one file."""
     location = Location(str(tmp_path))
@@ -253,6 +254,7 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
         Location(catalog="main.kmq`; DROP")
 
 
+@pytest.mark.slow  # several ledgers, made and altered
 def test_older_schema_is_told_and_upgraded_on_request(spark: SparkSession, tmp_path: Path) -> None:
     """Rows that are there stay, with null in what is new; a newer one is never touched."""
     location = Location(str(tmp_path))
@@ -283,6 +285,7 @@ def test_sample_hour_is_the_same_every_time() -> None:
     assert max(record.at_ms for record in sample_hour().records["markers"]) < HOUR_MS
 
 
+@pytest.mark.slow  # every question of the ledger, drawn
 def test_notebook_runs_from_its_first_cell_to_its_last(
     spark: SparkSession, sample: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
