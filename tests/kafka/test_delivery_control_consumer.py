@@ -153,8 +153,9 @@ def test_run_hands_no_expired_message_to_a_handler(queue: Queue) -> None:
 
     consumer.run(handler, concurrency=2)
     assert seen == [b"good"]
-    expired = [each.marker for each in queue.markers(MarkerType.END) if each.marker.outcome is Outcome.EXPIRED]
-    assert [offset for each in expired for offset in covered(each)] == [0, 1, 2]
+    # Fetched two and one, so they may leave in two markers.
+    ends = [each.marker for each in queue.markers(MarkerType.END) if each.marker.outcome is Outcome.EXPIRED]
+    assert [offset for each in ends for offset in covered(each)] == [0, 1, 2]
 
 
 def test_lease_of_one_receive_is_told_in_its_start_and_renewed_with(queue: Queue) -> None:

@@ -110,7 +110,7 @@ def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) ->
     write(queue, *map(str, range(70)), silent_count=2, delivery_count=2, max_deliveries=5)
     write(queue, "x", "y", silent_count=3, delivery_count=3, max_deliveries=5)
     write(queue, *"ab")
-    sizes = []
+    sizes: list[int] = []
     with consumer_of(queue) as consumer:
         while sum(sizes) < 74:
             messages = consumer.receive(100, timeout=5)
