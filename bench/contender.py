@@ -67,14 +67,17 @@ class Tally:
         return now - self.last_s > IDLE_S if self.messages else now - self._began_s > FIRST_S
 
 
+def of_group(work: Work) -> dict[str, Any]:
+    """Return the settings of a plain consumer, tuned as ours is."""
+    return {
+        "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
+        "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10,
+    }  # fmt: skip
+
+
 def plain(work: Work, tally: Tally) -> None:
     """`confluent_kafka.Consumer.consume`, positions committed in the background."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
-            "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10,
-        }
-    )  # fmt: skip
+    consumer = Consumer(of_group(work))
     consumer.subscribe([work.topic])
     while not tally.is_over:
         messages = consumer.consume(1, 0.2)
@@ -152,9 +155,6 @@ def run(work: Work, tally: Tally) -> None:
 
 
 def _ours(work: Work) -> QueueConsumer:
-    # As the docs advise: the collector need not walk through what was imported. `run` does so by itself.
-    gc.collect()
-    gc.freeze()
     return QueueConsumer(
         work.topic, bootstrap_servers=work.bootstrap_servers, max_in_flight=100_000, lease_ms=60_000, prefetch=2
     )
@@ -166,6 +166,10 @@ CONTENDERS: dict[str, Callable[[Work, Tally], None]] = {"plain": plain, "share":
 def main(kind: str, text: str) -> None:
     """Run one contender and print what it did as one JSON line."""
     values: dict[str, Any] = json.loads(text)
+    # All alike, and as docs/performance.md advises: what was imported, and messages that live shortly, are no garbage.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
     tally = Tally()
     CONTENDERS[kind](Work(**values), tally)
     result = {"messages": tally.messages, "bytes": tally.bytes, "first_s": tally.first_s, "last_s": tally.last_s}

@@ -19,6 +19,8 @@ from bench.stage import PARTITIONS, Bench, markers_of, memory_mib, wait_until
 from kmq_spark.core.markers import Marker, MarkerType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kmq_spark.service import QueueTracker
 
 DEFAULT = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -27,11 +29,24 @@ EVENTS = 1_000_000
 TICKS = 12
 
 
+def tick_ms_by_partitions(bench: Bench, counts: Sequence[int]) -> dict[str, int]:
+    """Return how long a batch with a TICK in every markers partition takes, ms, by their number; few are in flight."""
+    found = {}
+    for partitions in counts:
+        queue = bench.queue(f"flight-of-{partitions}", partitions)
+        with bench.tracking(queue, rest_ms=0) as tracker:
+            bench.write(queue.markers_topic, markers_of(MarkerType.START, partitions, HOUR_MS, partitions=partitions))
+            wait_until("the START markers", lambda tracker=tracker, most=partitions: _in_flight(tracker) >= most)
+            ticks = [_tick_ms(bench, queue.markers_topic, partitions) for _ in range(TICKS)]
+        found[str(partitions)] = round(statistics.median(ticks))
+    return found
+
+
 def measure(bench: Bench, in_flight: int, *, scattered: bool) -> dict[str, Any]:
     """Return the figures for so many messages in flight."""
     kind = "scattered" if scattered else "runs"
     queue = bench.queue(f"flight-{in_flight}-{kind}")
-    with bench.tracking(queue, max_markers_per_batch=1_000_000) as tracker:
+    with bench.tracking(queue, max_markers_per_batch=1_000_000, rest_ms=0) as tracker:
         step = 2 if scattered else 1
         bench.write(queue.markers_topic, markers_of(MarkerType.START, in_flight, HOUR_MS, step=step))
         wait_until("the START markers", lambda: _in_flight(tracker) >= in_flight // PARTITIONS * PARTITIONS)
@@ -58,10 +73,10 @@ def _progress(bench: Bench) -> Any:  # noqa: ANN401  # of PySpark
     return query.lastProgress
 
 
-def _tick_ms(bench: Bench, topic: str) -> float:
+def _tick_ms(bench: Bench, topic: str, partitions: int = PARTITIONS) -> float:
     """Write a TICK to every partition and return how long the batch took that read them."""
     before = _progress(bench).batchId
-    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(PARTITIONS)))
+    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(partitions)))
     wait_until("a batch with TICKs", lambda: _progress(bench).batchId > before and _progress(bench).numInputRows > 0)
     return float(_progress(bench).durationMs["triggerExecution"])
 

@@ -14,6 +14,8 @@ NAMES = {
     "run": "ours, `run(handler)`",
 }
 
+LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}
+
 
 def write_table(results: dict[str, Any], path: Path) -> str:
     """Write the table as Markdown and return it."""
@@ -30,6 +32,16 @@ def write_table(results: dict[str, Any], path: Path) -> str:
         f"| {row['in_flight']:,} | {row['kind']} | {row['tick_ms']:,} | {row['events_per_s']:,} | {row['rss_mib']:,} | "
         f"{row['state_bytes'] // 1000:,} |"
         for row in results["tracker"]
+    ]
+    by_partitions = ", ".join(f"{count}: {ms} ms" for count, ms in results["tick_ms_by_partitions"].items())
+    lines += ["", f"A batch with a TICK in every markers partition, by their number: {by_partitions}."]
+    hand_over = results["latency"]
+    lines += ["", f"From `send` to the consumer's hands at {hand_over['per_s']:,} messages a second, ms:", ""]
+    lines += ["| | p50 | p95 | p99 | p95 as a multiple of plain |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {LATENCY_NAMES[kind]} | {spread['p50']} | {spread['p95']} | {spread['p99']} | "
+        f"{hand_over['p95_vs_plain'].get(kind, 1.0)} |"
+        for kind, spread in hand_over["ms"].items()
     ]
     mass = results["mass_expiry"]
     lines += ["", f"Mass expiry of {mass['messages']:,}: {mass['per_s']:,} a second, {mass['early']} early."]

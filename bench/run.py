@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import in_flight, lateness, mass_expiry, poison, throughput
+from bench import in_flight, latency, lateness, mass_expiry, poison, throughput
 from bench.report import write_picture, write_table
 from bench.stage import Bench
 
@@ -30,27 +30,33 @@ def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: 
     """Measure everything and return it in the form of results.json."""
     bench = Bench()
     try:
-        rates = throughput.measure(bench, rounds=rounds, sizes=sizes, consumers=consumers, mib=100)
+        rates = throughput.measure(bench, rounds=rounds, sizes=sizes, consumers=consumers, mib=600)
         _say("throughput", rates["ratios"])
+        hand_over = latency.measure(bench, rate_per_s=1_000, seconds=12, rounds=rounds)
+        _say("latency", hand_over)
         mass = mass_expiry.measure(bench, 1_000_000)
         _say("mass expiry", mass)
         tracker = [
             in_flight.measure(bench, count, scattered=scattered) for count in in_flights for scattered in (False, True)
         ]
         _say("in flight", tracker)
+        by_partitions = in_flight.tick_ms_by_partitions(bench, (4, 16, 64))
+        _say("TICK by partitions", by_partitions)
     finally:
         bench.close()
-    late = {str(rate): lateness.main(rate) for rate in (1, 100, 1_000)}
+    late = {str(rate): lateness.main(rate) for rate in (1, 100, 10_000)}
     _say("lateness", late)
     return {
         "measured_on": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}",
         "ratios": rates["ratios"],
         "throughput": rates["cases"],
+        "latency": hand_over,
         "lateness_ms": late["100"]["lateness_ms"] | {"early": late["100"]["early"]},
         "lateness_by_rate": late,
         "mass_expiry_per_s": mass["per_s"],
         "mass_expiry": mass,
         "tracker": tracker,
+        "tick_ms_by_partitions": by_partitions,
         "poison": poison.main(),
     }
 
@@ -60,7 +66,7 @@ def guard() -> int:
     stored = json.loads((HERE / "results.json").read_text())["ratios"]
     bench = Bench()
     try:
-        now = throughput.measure(bench, rounds=3, sizes=[100], consumers=[1], mib=50)["ratios"]
+        now = throughput.measure(bench, rounds=3, sizes=[100], consumers=[1], mib=200)["ratios"]
     finally:
         bench.close()
     fallen = [name for name, ratio in stored.items() if now[name] < TOLERATED * ratio]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import load_settings
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
@@ -49,6 +50,12 @@ class Bench:
     def queue(self, name: str, partitions: int = PARTITIONS) -> QueueTopics:
         """Make a queue."""
         return create_queue(name, bootstrap_servers=self.broker.bootstrap_servers, partitions=partitions).topics
+
+    def remove(self, queue: QueueTopics) -> None:
+        """Delete the topics of a queue: payloads of a whole run would fill a disk."""
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        for future in admin.delete_topics([queue.queue_topic, queue.markers_topic]).values():
+            future.result(30)
 
     @contextmanager
     def tracking(

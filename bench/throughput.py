@@ -1,7 +1,7 @@
 """
 Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
 
-    .venv/bin/python -m bench.throughput [--rounds 3] [--sizes 100,1024,10240] [--consumers 1,4] [--mib 150]
+    .venv/bin/python -m bench.throughput [--rounds 3] [--sizes 100,1024,10240] [--consumers 1,4] [--mib 600]
 
 Every round gives each contender a topic of its own with the same messages, and a process of its own; our contenders
 have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run.
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 KINDS = ("plain", "share", "ack", "run")
 OURS = frozenset({"ack", "run"})
-MAX_MESSAGES = 1_000_000
+MAX_MESSAGES = 2_000_000
+"""Of a topic: a run takes seconds then, and what starts with it, the tracker's query for one, is a small part of it."""
 _numbers = itertools.count()
 
 
@@ -73,10 +74,13 @@ def _rate(bench: Bench, kind: str, count: int, size: int, consumer_count: int) -
     if kind == "share":
         read_from_the_beginning(bench.broker.bootstrap_servers, group_of(queue.queue))
     bench.send(queue.queue_topic, count, size)
-    if kind not in OURS:
-        return _run(bench, kind, queue.queue, count, consumer_count)
-    with bench.tracking(queue):
-        return _run(bench, kind, queue.queue, count, consumer_count)
+    try:
+        if kind not in OURS:
+            return _run(bench, kind, queue.queue, count, consumer_count)
+        with bench.tracking(queue):
+            return _run(bench, kind, queue.queue, count, consumer_count)
+    finally:
+        bench.remove(queue)
 
 
 def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -> float:
@@ -104,7 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", default="100,1024,10240")
     parser.add_argument("--consumers", default="1,4")
-    parser.add_argument("--mib", type=int, default=150, help="payload of one topic, at most a million messages")
+    parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most two million messages")
     options = parser.parse_args()
     bench = Bench()
     try:

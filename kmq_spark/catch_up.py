@@ -27,6 +27,9 @@ class CatchUp:
     Args:
         queue: For the log.
         decide_from: Marker offset by partition, where the log ended when the tracker started.
+
+    Attributes:
+        is_over: Whether all of that is read.
     """
 
     def __init__(self, queue: str, decide_from: Mapping[int, int]) -> None:
@@ -37,11 +40,11 @@ class CatchUp:
         self._in_flight: dict[int, int] = {}
         self._told_at_s = time.monotonic()
         self._has_told = False
-        self._is_over = False
+        self.is_over = False
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Take note of a batch."""
-        if self._is_over:
+        if self.is_over:
             return
         for outcome in outcomes:
             self._read_to[outcome.marker_partition] = outcome.status.next_marker_offset
@@ -55,7 +58,7 @@ class CatchUp:
             self._told_at_s, self._has_told = time.monotonic(), True
             self._tell(f"{left:,} markers left to read before anything is decided")
         elif not left and self._decide_from.keys() <= self._read_to.keys():
-            self._is_over = True
+            self.is_over = True
             if self._has_told:
                 self._tell("the log is read to its end")
 

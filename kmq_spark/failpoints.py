@@ -101,6 +101,11 @@ def _armed(environment: Mapping[str, str]) -> _Armed | None:
 _ARMED = _armed(os.environ)
 
 
+def is_armed() -> bool:
+    """Whether any point may fire in this process: where even a call a message costs too much."""
+    return _ARMED is not None
+
+
 def failpoint(name: str) -> None:
     """
     End the process here, if this is the passage that was asked for.

@@ -55,6 +55,9 @@ LONGEST_BACKOFF_S = 30.0
 _JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
 """What py4j raises when nobody answers; the clients of Kafka raise neither."""
 
+BEHIND_S = 1.0
+"""A batch that took longer has more to read behind it, most likely, and is not followed by a rest."""
+
 STOP_WAIT_S = 10.0
 """How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
 
@@ -81,7 +84,9 @@ class QueueTracker:
         self._failure: BaseException | None = None
         self._upkeep_failure: KmqError | None = None
         self._failures_in_a_row = 0
-        self._has_opened = False
+        self._known_ids: frozenset[str] = frozenset()
+        self._batch_began_s = time.monotonic()
+        self._rests_s: dict[int, float] = {}
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
         self.stats = TrackerStats()
@@ -99,8 +104,8 @@ class QueueTracker:
 
     @property
     def batch_s(self) -> float | None:
-        """How long the newest batch took, seconds; None before the first."""
-        return None if self._query is None else batch_s(self._query)
+        """How long the newest batch worked, seconds; None before the first."""
+        return None if self._query is None else batch_s(self._query, self._rests_s)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the first batch was carried out; return whether it was."""
@@ -140,9 +145,9 @@ class QueueTracker:
     def _may_pass(self, error: Exception) -> bool:
         """Return whether starting again may help."""
         if isinstance(error, KafkaClientError):
-            return error.retriable and self._has_opened
+            return error.retriable and bool(self._known_ids)
         if isinstance(error, TopicError):
-            return self._has_opened
+            return bool(self._known_ids)
         if isinstance(error, KmqError):
             return error.retriable
         return not isinstance(error, _JVM_IS_GONE)
@@ -179,8 +184,8 @@ class QueueTracker:
         sender = sender_of(self._settings, self._queue, layout)
         self._sender = sender
         try:
-            resume = sender.open()
-            self._has_opened = True
+            resume = sender.open(self._known_ids)
+            self._known_ids |= sender.known_ids
             if self._settings.tracker.fail_on_removed_markers:
                 resume.check_nothing_removed(sender.topics.markers_topic)
             logger.info(
@@ -272,8 +277,20 @@ class QueueTracker:
                     batch_id, self._queue, sent.redelivered, sent.dead_lettered, sent.expired,
                     extra={"action": "redelivered", "queue": self._queue},
                 )  # fmt: skip
+            self._rest_after(batch_id, ticker, catch_up)
 
         return deliver
+
+    def _rest_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
+        """Leave the machine to others while nothing is due: consumers write markers all the time."""
+        ended_s = time.monotonic()
+        is_behind = not catch_up.is_over or ended_s - self._batch_began_s > BEHIND_S
+        if not is_behind and self._settings.tracker.trigger != "available-now":
+            ticker.rest(self._settings.tracker.rest_ms / 1000)
+        self._batch_began_s = time.monotonic()
+        # Of this batch and the one before, whose progress may be the newest that Spark tells.
+        before_s = self._rests_s.get(batch_id - 1, 0.0)
+        self._rests_s = {batch_id - 1: before_s, batch_id: self._batch_began_s - ended_s}
 
     def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""

@@ -27,11 +27,17 @@ LOOK_S = 0.02
 
 
 class HandOver:
-    """The messages that wait for a handler thread."""
+    """
+    The messages that wait for a handler thread.
+
+    Attributes:
+        pop: Returns the next message, or raises IndexError where none waits: `take` without the wait and its costs.
+    """
 
     def __init__(self) -> None:
         """Start open and empty."""
         self._ready: deque[Message] = deque()
+        self.pop = self._ready.popleft
         self._changed = threading.Condition()
         self._is_closed = False
         self._put_count = 0

@@ -42,7 +42,7 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.kafka.transaction import TransactionalProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.topics import QueueLayout
@@ -160,17 +160,29 @@ class RedeliverySender:
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
         return config
 
-    def open(self) -> ResumePoint:
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """Ids of the trackers that had the queue up to this one, its own included; known once it is open."""
+        return frozenset({*self._older_ids, self.tracker_id})
+
+    def open(self, known_ids: Collection[str] = ()) -> ResumePoint:
         """
         Take over the queue: fence older trackers, find out where to begin, and sign the group's offsets.
 
+        Args:
+            known_ids: For a tracker that has had the queue before and starts again: the `known_ids` of then. Whoever
+                else has signed since is newer, and keeps the queue.
+
         Raises:
             KafkaClientError: The broker cannot be reached in time.
-            FencedError: A newer tracker took over while this one was starting.
+            FencedError: A newer tracker took over while this one was starting, or before it started again.
         """
         with self._lock:
             if self._producer is not None:
                 self._producer.close()
+            newer = self._newer_than(known_ids) if known_ids else frozenset()
+            if newer:
+                raise self._fenced_by(newer)
             self._producer = TransactionalProducer(self._producer_config, self._limits.timeout_ms)
             resume = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
@@ -349,14 +361,19 @@ class RedeliverySender:
         """
         deadline_s = time.monotonic() + CLAIM_WAIT_S
         while time.monotonic() < deadline_s:
-            signatures = {at.tracker_id for at in self._tracker_positions.committed().values()}
-            newer = signatures - self._older_ids - {self.tracker_id}
+            newer = self._newer_than(self.known_ids)
             if newer:
-                message = (
-                    f"tracker {self.tracker_id} of {self.topics.queue} was fenced: "
-                    f"{', '.join(sorted(newer))} has taken over; stop this one"
-                )
-                return FencedError(message)
+                return self._fenced_by(newer)
             time.sleep(0.2)
         message = f"the broker gave up a transaction of {self.tracker_id}: {error}; opening a new one"
         return KafkaClientError(message, code="INVALID_PRODUCER_EPOCH", retriable=True)
+
+    def _newer_than(self, known_ids: Collection[str]) -> frozenset[str]:
+        return frozenset({at.tracker_id for at in self._tracker_positions.committed().values()}).difference(known_ids)
+
+    def _fenced_by(self, newer: Collection[str]) -> FencedError:
+        message = (
+            f"tracker {self.tracker_id} of {self.topics.queue} was fenced: "
+            f"{', '.join(sorted(newer))} has taken over; stop this one"
+        )
+        return FencedError(message)

@@ -65,6 +65,10 @@ class _Clockwork:
     in_flight: int = 0
     last_tick_s: float = -1e9
     ticks_left: float = float("inf")  # until the batch ends that is at work now
+    read_to: int = 0
+    """Marker offset behind what the newest batch has read."""
+    ticked_at: int = -1
+    """Marker offset of the newest TICK that is known to be in the log."""
     wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
 
 
@@ -98,6 +102,7 @@ class Ticker(threading.Thread):
         self.on_pause: Callable[[], None] | None = None
         self._broker_ahead_ms: float | None = None  # broker's epoch milliseconds less our monotonic ones
         self._lock = threading.Lock()
+        self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._tick = encode_marker(Marker(type=MarkerType.TICK))
@@ -113,6 +118,7 @@ class Ticker(threading.Thread):
                 clockwork.in_flight = outcome.status.in_flight
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
                 clockwork.ticks_left = 1 if len(outcome.decisions) >= MANY_DECISIONS else float("inf")
+                clockwork.read_to = outcome.status.next_marker_offset
         self._changed.set()
 
     def batch_ends(self) -> None:
@@ -123,6 +129,15 @@ class Ticker(threading.Thread):
                 clockwork.ticks_left = float("inf")
         self._changed.set()
 
+    def rest(self, longest_s: float) -> None:
+        """
+        Wait until a TICK is in the log that no batch has read, at most *longest_s*.
+
+        Between two TICKs nothing is decided: a batch there would cost as much as any other, for nobody.
+        """
+        with self._ticked:
+            self._ticked.wait_for(self._may_go_on, longest_s)
+
     def wait_first_ticks(self, timeout_s: float) -> bool:
         """Wait until every partition has got a TICK from this thread; return whether it has."""
         return self._all_reported.wait(timeout_s)
@@ -131,6 +146,8 @@ class Ticker(threading.Thread):
         """Stop ticking and wait for the thread."""
         self._stopping.set()
         self._changed.set()
+        with self._ticked:
+            self._ticked.notify_all()
         if self.is_alive():
             self.join(timeout=5)
 
@@ -148,6 +165,9 @@ class Ticker(threading.Thread):
             self._changed.wait(self._wait_s(time.monotonic()))
             self._changed.clear()
         self._producer.flush(2)
+
+    def _may_go_on(self) -> bool:
+        return self._stopping.is_set() or any(each.ticked_at >= each.read_to for each in self._partitions.values())
 
     def _due(self, now_s: float) -> list[int]:
         """Return the partitions that want a TICK now, and note that they get it."""
@@ -196,6 +216,11 @@ class Ticker(threading.Thread):
         _, appended_at_ms = tick.timestamp()
         # The append lies between the sending and this report; half way is off by half a round trip at most.
         self._broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
+        with self._ticked:
+            clockwork = self._partitions.get(tick.partition() or 0)
+            if clockwork is not None:
+                clockwork.ticked_at = max(clockwork.ticked_at, tick.offset() or 0)
+            self._ticked.notify_all()
         self._first_reported.add(tick.partition() or 0)
         if len(self._first_reported) >= len(self._partitions):
             self._all_reported.set()

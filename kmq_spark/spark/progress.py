@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -19,7 +21,15 @@ def read_to(query: StreamingQuery) -> dict[int, int]:
     return {int(partition): int(offset) for offsets in by_topic.values() for partition, offset in offsets.items()}
 
 
-def batch_s(query: StreamingQuery) -> float | None:
-    """Return how long the newest batch took, seconds; None before the first."""
+def batch_s(query: StreamingQuery, rests_s: Mapping[int, float]) -> float | None:
+    """
+    Return how long the newest batch worked, seconds; None before the first.
+
+    Args:
+        query: A query.
+        rests_s: How long the newest batches rested at their end, by their number.
+    """
     progress = query.lastProgress
-    return None if progress is None else progress.durationMs.get("triggerExecution", 0) / 1000
+    if progress is None:
+        return None
+    return max(0.0, progress.durationMs.get("triggerExecution", 0) / 1000 - rests_s.get(progress.batchId, 0.0))

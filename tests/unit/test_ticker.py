@@ -94,9 +94,11 @@ def make_ticker(address: str) -> Iterator[Callable[..., Ticker]]:
         ticker.stop()
 
 
-def standing(partition: int, *, in_flight: int = 1, deadline_at_ms: int | None = None) -> PartitionOutcome:
+def standing(
+    partition: int, *, in_flight: int = 1, deadline_at_ms: int | None = None, read_to: int = 1
+) -> PartitionOutcome:
     """Return where a partition stands after a batch."""
-    status = Status(1, 1, in_flight, 0, deadline_at_ms, {})
+    status = Status(read_to, 1, in_flight, 0, deadline_at_ms, {})
     return PartitionOutcome(partition, status, Decisions.empty())
 
 
@@ -170,6 +172,41 @@ def test_batch_with_many_decisions_gets_one_tick_more_until_it_ends(
     assert log.rests(0.3)
     ticker.batch_ends()
     assert log.wait(PARTITIONS + 4)[PARTITIONS:] == [1] * 4
+
+
+def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """A batch between two TICKs decides nothing; one that begins at a TICK is not late."""
+    ticker = make_ticker()
+    ticker.start()
+    assert ticker.wait_first_ticks(3)
+    log.wait(PARTITIONS)
+    read_all = [standing(each, read_to=10**9, deadline_at_ms=None) for each in range(PARTITIONS)]
+    ticker.observe(read_all)
+    assert seconds_of_rest(ticker, 0.3) >= 0.3
+    read_to = (log.ticks[-1].offset() or 0) + 1
+    ticker.observe([standing(each, read_to=read_to, deadline_at_ms=BROKER_MS + 200) for each in range(PARTITIONS)])
+    assert seconds_of_rest(ticker, 10) < 5
+
+
+def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    ticker = make_ticker()
+    ticker.start()
+    assert ticker.wait_first_ticks(3)
+    log.wait(PARTITIONS)
+    newest = max(tick.offset() or 0 for tick in log.ticks)
+    ticker.observe([standing(each, read_to=newest) for each in range(PARTITIONS)])
+    assert seconds_of_rest(ticker, 10) < 5
+
+
+def seconds_of_rest(ticker: Ticker, longest_s: float) -> float:
+    """Return how long a rest lasts."""
+    began_at = time.monotonic()
+    ticker.rest(longest_s)
+    return time.monotonic() - began_at
 
 
 def test_partition_that_came_later_is_ticked_too(make_ticker: Callable[..., Ticker], log: Log) -> None:
