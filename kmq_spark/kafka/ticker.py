@@ -39,6 +39,14 @@ logger = logging.getLogger(__name__)
 AIM_PAST_DEADLINE_MS = 2
 """A deadline is due when it lies *below* the TICK's append time; the broker's clock is known to about a millisecond."""
 
+MANY_DECISIONS = 5_000
+"""
+Decisions of a partition in one batch from which on it gets one TICK more while they are sent, and the next at its end.
+
+Each TICK decides as much again, and all those of one batch's time are in the next batch: of a mass expiry the first
+batch takes a second, the second four, the third all the rest, and an END or a new deadline of the queue waits as long.
+"""
+
 LONGEST_WAIT_S = 1.0
 
 REPORT_POLL_S = 0.005
@@ -56,6 +64,7 @@ class _Clockwork:
     next_deadline_at_ms: int | None = None
     in_flight: int = 0
     last_tick_s: float = -1e9
+    ticks_left: float = float("inf")  # until the batch ends that is at work now
     read_to: int = 0
     """Marker offset behind what the newest batch has read."""
     ticked_at: int = -1
@@ -108,6 +117,7 @@ class Ticker(threading.Thread):
                 clockwork = self._partitions.setdefault(outcome.marker_partition, _Clockwork())
                 clockwork.in_flight = outcome.status.in_flight
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
+                clockwork.ticks_left = 1 if len(outcome.decisions) >= MANY_DECISIONS else float("inf")
                 clockwork.read_to = outcome.status.next_marker_offset
         self._changed.set()
 
@@ -116,6 +126,7 @@ class Ticker(threading.Thread):
         with self._lock:
             for clockwork in self._partitions.values():
                 clockwork.last_tick_s = -1e9
+                clockwork.ticks_left = float("inf")
         self._changed.set()
 
     def rest(self, longest_s: float) -> None:
@@ -171,6 +182,7 @@ class Ticker(threading.Thread):
             due = [p for p, clockwork in self._partitions.items() if self._due_in_s(clockwork, now_s) <= 0]
             for partition in due:
                 self._partitions[partition].last_tick_s = now_s
+                self._partitions[partition].ticks_left -= 1
                 self._partitions[partition].wants_tick = False
         return due
 
@@ -179,7 +191,7 @@ class Ticker(threading.Thread):
         rest_s = clockwork.last_tick_s + self._interval_s - now_s
         if clockwork.wants_tick:
             return rest_s
-        if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None:
+        if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None or clockwork.ticks_left < 1:
             return float("inf")
         if self._broker_ahead_ms is None:
             return rest_s

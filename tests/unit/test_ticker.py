@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.decisions import DECISION_DTYPES, Decisions
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
@@ -154,6 +155,23 @@ def test_end_of_a_batch_lets_what_is_due_tick_before_its_interval(make_ticker: C
     assert log.rests(0.3)
     ticker.batch_ends()
     assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [0]
+
+
+def test_batch_with_many_decisions_gets_one_tick_more_until_it_ends(
+    make_ticker: Callable[..., Ticker], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is decided while it is sent is all in the next batch: a mass expiry must not become one batch of minutes."""
+    monkeypatch.setattr("kmq_spark.kafka.ticker.MANY_DECISIONS", 1)
+    decided = Decisions.from_columns({name: [0] for name in DECISION_DTYPES}, [""])
+    ticker = make_ticker(interval_ms=20)
+    ticker.start()
+    log.wait(PARTITIONS)
+    many = replace(standing(1, deadline_at_ms=BROKER_MS - 1_000), decisions=decided)
+    ticker.observe([many])
+    assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [1]
+    assert log.rests(0.3)
+    ticker.batch_ends()
+    assert log.wait(PARTITIONS + 4)[PARTITIONS:] == [1] * 4
 
 
 def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
