@@ -187,7 +187,7 @@ class Stage:
                 thread.join(60)
                 self._told = (self.folder / "checkpoint", tracker.stats.statuses)
 
-    def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S, *, keeps_trackers: bool = False) -> float:
+    def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
         """Stop the senders, let healthy workers work everything off, and return how long it took."""
         for sender in self._senders:
             sender.stop()
@@ -203,7 +203,7 @@ class Stage:
                 time.sleep(1.0)
         finally:
             # Trackers last, and then: the verdict reads topic after topic, so nothing may be committed meanwhile.
-            for kind in (WorkerChild,) if keeps_trackers else (WorkerChild, TrackerChild):
+            for kind in (WorkerChild, TrackerChild):
                 for child in (*self._children, *crew):
                     if isinstance(child, kind):
                         child.stop()

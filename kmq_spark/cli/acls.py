@@ -1,8 +1,7 @@
 """
 `kmq acls`: what each part may do and nothing more, as the commands that grant it.
 
-Rule 1: one table, read by this command and by the test that runs every part under it, on a broker with Kafka's own
-authorizer (`tests/kafka/test_rights.py`).
+Rule 1: one table. No test runs every part under it on a broker with an authorizer yet.
 
 Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 """

@@ -27,8 +27,6 @@ def run(campaign: Campaign, scenario: Callable[[Campaign], Stage | None], inject
     result = run_scenario("", scenario, campaign)
     assert result.violations == []
     assert result.injections >= injections, result.notes
-    # I10 has compared something: the last tracker said what it counts.
-    assert result.counts["leases_told_by_tracker"] > 0
 
 
 def test_consumer_killed_at_every_step(campaign: Campaign) -> None:
