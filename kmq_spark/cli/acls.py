@@ -1,7 +1,7 @@
 """
 `kmq acls`: what each part may do and nothing more, as the commands that grant it.
 
-Rule 1: one table. No test runs every part under it on a broker with an authorizer yet.
+Rule 1: one table; `tests/kafka/test_rights.py` runs every part under it, on a broker with Kafka's own authorizer.
 
 Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 """
