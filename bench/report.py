@@ -48,8 +48,12 @@ def write_table(results: dict[str, Any], path: Path) -> str:
     for rate, late in results["lateness_by_rate"].items():
         spread = late["lateness_ms"]
         lines.append(f"Lateness at {rate}/s: p50 {spread['p50']}, p99 {spread['p99']}, max {spread['max']} ms.")
-    ratios = ", ".join(f"{kind} {ratio}" for kind, ratio in results["poison"]["ratios"].items())
-    lines.append(f"Good messages with 20 % poison, as a share of their rate without: {ratios}.")
+    alone, same = (
+        ", ".join(f"{kind} {ratio}" for kind, ratio in results["poison"][name].items())
+        for name in ("ratios", "ratios_to_the_same_stream")
+    )
+    lines.append(f"Good messages with 20 % poison, as a share of their rate in the same stream without faults: {same};")
+    lines.append(f"of their rate alone, of which 0.8 is the most there can be: {alone}.")
     text = "\n".join(lines) + "\n"
     path.write_text(text)
     return text
