@@ -87,6 +87,11 @@ def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
     )
 
 
+def advice_on(code: str) -> str | None:
+    """Return what to do about a failure of librdkafka, by its name; None where nothing particular is known."""
+    return _ADVICE.get(code)
+
+
 def until_answered(call: Callable[[], Answer], doing: str, timeout_s: float) -> Answer:
     """
     Ask the broker again while its answer is that it will know soon: a coordinator that moves, a broker that starts.

@@ -26,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.client_errors import PASSING_NAMES
+from kmq_spark.kafka.client_errors import PASSING_NAMES, advice_on
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
@@ -365,10 +365,12 @@ class TransactionalProducer:
             raise FencedError(message) from error
         if kafka_error.txn_requires_abort() or (produced and not kafka_error.fatal()):
             raise _AbortableError(f"{kafka_error.name()}: {kafka_error.str()}") from error
-        message = f"cannot {what} as {self._name}: {kafka_error.str()}; check the broker at its bootstrap servers"
+        code = kafka_error.name()
+        advice = advice_on(code) or "check the broker at its bootstrap servers"
+        message = f"cannot {what} as {self._name}: {kafka_error.str()} ({code}); {advice}"
         # Fatal is this producer, not the queue: a new one begins where the log says.
-        may_pass = kafka_error.fatal() or kafka_error.retriable() or kafka_error.name() in PASSING_NAMES
-        raise KafkaClientError(message, code=kafka_error.name(), retriable=may_pass) from error
+        may_pass = kafka_error.fatal() or kafka_error.retriable() or code in PASSING_NAMES
+        raise KafkaClientError(message, code=code, retriable=may_pass) from error
 
 
 def _backoff_s(attempt: int) -> float:
