@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 WORKER_CUT_SHORT = re.compile(r"Traceback .*\n(  File .*pyspark/daemon.py.*\n)*(BrokenPipeError.*\n|\Z)")
-"""What a Python worker of Spark prints whose task is cut short; only where the query is stopped in mid-batch. It is killed
-soon after, so these words may themselves be cut short, and are the last ones then."""
+"""
+What a Python worker of Spark prints whose task is cut short; only where the query is stopped in mid-batch.
+
+It is killed soon after, so these words may themselves be cut short, and are the last ones then.
+"""
 
 NOISE = ("Traceback", "\tat ", "py4j", "StreamingQueryException", "Exception in thread", "[Stage ")
 
