@@ -19,15 +19,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bench.share_groups import read_from_the_beginning
-from bench.stage import PARTITIONS, Bench
+from bench.stage import PARTITIONS, Bench, markers_of, wait_until
+from kmq_spark.core.markers import MarkerType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kmq_spark.service import QueueTracker
 
 KINDS = ("plain", "share", "ack", "run")
 OURS = frozenset({"ack", "run"})
 MAX_MESSAGES = 2_000_000
 """Of a topic: a run takes seconds then, and what starts with it, the tracker's query for one, is a small part of it."""
+WARM_UP_ROUNDS = 12
+WARM_UP_MESSAGES = 40_000
+FAR_OFFSET = 1_000_000_000
 _numbers = itertools.count()
 
 
@@ -77,10 +83,29 @@ def _rate(bench: Bench, kind: str, count: int, size: int, consumer_count: int) -
     try:
         if kind not in OURS:
             return _run(bench, kind, queue.queue, count, consumer_count)
-        with bench.tracking(queue):
+        with bench.tracking(queue) as tracker:
+            _warm_up(bench, tracker, queue.markers_topic)
             return _run(bench, kind, queue.queue, count, consumer_count)
     finally:
         bench.remove(queue)
+
+
+def _warm_up(bench: Bench, tracker: QueueTracker, markers_topic: str) -> None:
+    """
+    Let the tracker fold for some seconds what a busy consumer writes: trackers run for weeks, their JVMs are warm.
+
+    The messages are none that the topic has; each is acknowledged, so nothing is looked for.
+    """
+    ended = 0
+    for number in range(WARM_UP_ROUNDS):
+        for kind in (MarkerType.START, MarkerType.END):
+            lease_ms = 60_000 if kind is MarkerType.START else 0
+            bench.write(markers_topic, markers_of(kind, WARM_UP_MESSAGES, lease_ms, first=FAR_OFFSET * (number + 1)))
+        ended += WARM_UP_MESSAGES
+        wait_until(
+            "the ENDs of the warm-up",
+            lambda most=ended: sum(each.counters["acked"] for each in tracker.stats.statuses.values()) >= most,
+        )
 
 
 def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -> float:

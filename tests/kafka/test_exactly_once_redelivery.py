@@ -75,6 +75,7 @@ def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage)
     assert (story.redelivered, story.early, story.lost) == (10, 0, set())
 
 
+@pytest.mark.slow
 def test_lost_checkpoint_neither_loses_nor_repeats(stage: Stage) -> None:
     """A tracker with an empty checkpoint rebuilds from the markers topic: what was redelivered stays redelivered."""
     stage.send(*(f"m{number}" for number in range(10)))

@@ -84,6 +84,7 @@ def test_message_that_a_go_worker_drops_comes_again_within_a_second_of_its_deadl
     assert audit(stage.layout, stage.bootstrap_servers).lost == set()
 
 
+@pytest.mark.slow
 def test_markers_of_one_queue_partition_lie_in_several_markers_partitions(stage: Stage) -> None:
     """Its key decides where markers go, not the message: each is still redelivered once, and ended once."""
     ids = [queue_id(f"queue{number}") for number in range(6)]

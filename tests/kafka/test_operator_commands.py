@@ -297,6 +297,7 @@ def test_top_into_a_pipe_that_closes_ends_quietly(queue: Queue) -> None:
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_top_says_so_when_the_broker_goes_away_and_goes_on_when_it_is_back(own_broker: EmbeddedBroker) -> None:
     create_queue("watched", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
     process = start(

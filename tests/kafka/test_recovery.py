@@ -96,6 +96,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([umount, "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_full_disk_fails_batches_loudly_and_loses_nothing(
     stage: Stage, small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -194,7 +194,9 @@ def test_purged_letters_are_ended_and_removed_below_the_lowest_open_one(letters:
     assert letters.open_values() == [b"d"]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:-1]), POINTS[-1]]
+)
 @pytest.mark.parametrize("passage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_killed_redrive_is_run_again_and_every_letter_is_back_exactly_once(
     letters: Letters, point: str, passage: int

@@ -82,6 +82,7 @@ def test_crash_after_the_commit_repeats_nothing(queue: Queue) -> None:
     assert started(queue) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) -> None:
     """It fetched before it was suspended; the group does not know it any more: neither START nor position."""
     queue.send(*"ab")

@@ -55,6 +55,7 @@ def write_checkpoint_of(version: int, stage: Stage, checkpoint: str) -> None:
     query.awaitTermination(100)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_an_older_version_is_put_aside_and_rebuilt(stage: Stage) -> None:
     """An upgrade needs nobody's hands: what was in flight falls due as if nothing had been."""
     stage.send("a")

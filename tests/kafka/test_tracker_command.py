@@ -99,6 +99,7 @@ def arguments_of(queue: Queue, folder: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_tracker_within_seconds_and_well(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
