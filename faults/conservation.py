@@ -36,7 +36,7 @@ CANNOT = ("payload gone", "too large")
 """Beginnings of the reasons for which a redelivery becomes a dead letter after all."""
 
 IN_FLIGHT, NOT_ITS_OWN = "in_flight", ""
-"""Not ended; no lease of its own for the tracker, which takes the second START as a renewal."""
+"""Not ended; no lease of its own for the tracker, which takes the second START as a renewal or as too late."""
 
 NAMES = {outcome: outcome.name.lower() for outcome in Outcome}
 ENDED = ("acked", "expired", "redelivered", "dead_lettered")
@@ -224,6 +224,9 @@ class _Reading:
             lease.is_twice |= due.end <= lease.restarted
             if lease.ended > due.begin:
                 lease.maybe |= kinds
+            if lease.began > due.begin:
+                # For a tracker that read it behind its decision, no lease at all.
+                lease.maybe |= {NOT_ITS_OWN}
 
     def _kinds(self, marker: Marker) -> frozenset[str]:
         """Return what a tracker may count an END as: one that it decided to redeliver may end otherwise after all."""

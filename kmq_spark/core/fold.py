@@ -5,6 +5,7 @@ Rule 1: decisions happen at TICKs alone: they depend on the log and not on how i
 Rule 2: no clock, no Kafka, no Spark: time is the append time of the last TICK folded.
 Rule 3: an END below a TICK always wins over that TICK.
 Rule 4: a TICK that cannot decide anything costs a comparison; columns are touched where something is due.
+Rule 5: what was decided is decided once: until its END is read back, no marker of a consumer brings a message back.
 
 Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`; differs in that time is a marker and
 never silence, and in that a second START after the deadline is welcome.
@@ -20,11 +21,12 @@ import numpy as np
 
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
-from kmq_spark.core.in_flight import KEY_BITS, REJECTED
+from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome
 from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason, is_exhausted
 from kmq_spark.core.resolve import resolve
 from kmq_spark.core.state import Counters, PartitionState, Status
+from kmq_spark.core.unconfirmed import confirm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,10 +133,13 @@ class _Folding:
 
     def bring_up_to_date(self) -> None:
         """Apply the buffered events to the table."""
-        if len(self._buffer):
-            self.state.in_flight = resolve(
-                self.state.in_flight, self._buffer.events(), self.state.counters, self._rules
-            )
+        if not len(self._buffer):
+            return
+        state, events = self.state, self._buffer.events()
+        if len(state.unconfirmed):
+            state.unconfirmed, events = confirm(state.unconfirmed, events, state.counters)
+        if len(events.key):
+            state.in_flight = resolve(state.in_flight, events, state.counters, self._rules)
 
     def _table_earliest_ms(self) -> int:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
@@ -144,12 +149,29 @@ class _Folding:
         state = self.state
         state.counters.ticks += 1
         state.clock_ms = max(state.clock_ms, appended_at_ms)
-        if marker_offset < self._rules.decide_from_marker_offset or self._earliest_ms >= state.clock_ms:
+        if marker_offset < self._rules.decide_from_marker_offset:
+            return
+        if len(state.unconfirmed) and state.decided_at < self._rules.decide_from_marker_offset:
+            self._take_back()
+        if self._earliest_ms >= state.clock_ms:
             return
         self.bring_up_to_date()
         rows = self._due_rows()
         if len(rows):
             self.decided.append(self._decide(rows, marker_offset))
+        self._earliest_ms = self._table_earliest_ms()
+
+    def _take_back(self) -> None:
+        """
+        Put messages back in flight that an earlier tracker has decided and not sent.
+
+        Every END that it committed lies below the marker from which this one decides; who is unconfirmed there never
+        will be. Spark keeps no state of a batch that failed, so that nobody should be; if it did, this saves them.
+        """
+        self.bring_up_to_date()
+        state, lost = self.state, self.state.unconfirmed
+        state.counters.started += len(lost)
+        state.in_flight, state.unconfirmed = state.in_flight.merged(lost), InFlight()
         self._earliest_ms = self._table_earliest_ms()
 
     def _due_rows(self) -> NDArray[np.int64]:
@@ -182,7 +204,9 @@ class _Folding:
         dead_letters = int(np.count_nonzero(is_dead_letter))
         state.counters.dead_lettered += dead_letters
         state.counters.redelivered += len(rows) - dead_letters
-        state.in_flight = table.without(np.sort(rows))
+        rows = np.sort(rows)
+        state.unconfirmed = state.unconfirmed.merged(table.take(rows))
+        state.in_flight, state.decided_at = table.without(rows), tick_marker_offset
         columns = {
             "queue_partition": due.key >> KEY_BITS,
             "message_offset": due.key & MAX_MESSAGE_OFFSET,

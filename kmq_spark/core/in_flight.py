@@ -158,11 +158,19 @@ class InFlight:
             return self
         is_kept = np.ones(len(self), dtype=np.bool_)
         is_kept[rows] = False
-        reasons = self.reasons
+        return self.take(is_kept)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> InFlight:
+        """Return some of the rows: by ascending number, or by a mask."""
+        columns, reasons = self.columns.take(rows), self.reasons
         if reasons:
-            gone = set(self.columns.key[rows].tolist())
-            reasons = {key: reason for key, reason in reasons.items() if key not in gone}
-        return InFlight(self.columns.take(is_kept), reasons)
+            kept = set(columns.key.tolist())
+            reasons = {key: reason for key, reason in reasons.items() if key in kept}
+        return InFlight(columns, reasons)
+
+    def merged(self, other: InFlight) -> InFlight:
+        """Return the rows of both, which have no message in common."""
+        return InFlight(self.columns.merged(other.columns), self.reasons | other.reasons)
 
     def smallest_deadline_at_ms(self) -> int | None:
         """Return the deadline that falls due first, `REJECTED` where that is now, None where nothing is in flight."""

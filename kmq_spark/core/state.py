@@ -5,8 +5,9 @@ Rule 1: the bytes are versioned; what does not fit is refused, never guessed.
 Rule 2: neighbours that were started together and not touched since are one run: a consumer that holds 500 messages in
 a row costs as much as one that holds one.
 
-The blob: magic, version, number of counters, CRC-32 of all that follows; clock, next marker offset, counters; the runs
-as packed columns; the reasons of rejected messages. Little-endian.
+The blob: magic, version, number of counters, CRC-32 of all that follows; clock, next marker offset, offset of the last
+TICK that decided, counters; then twice, for what is in flight and what is unconfirmed: the runs as packed columns, the
+reasons of rejected messages. Little-endian.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the markers topic"
@@ -41,8 +42,8 @@ class Counters:
     Always: started = in flight + acked + expired + redelivered + dead_lettered.
 
     Attributes:
-        started: STARTs of messages that were not in flight.
-        renewed: STARTs of messages that were.
+        started: STARTs of messages that were not in flight, and decisions that were taken back (`core.fold`).
+        renewed: STARTs of messages that were, or whose redelivery was on its way.
         kept_alive: KEEPALIVEs that moved a deadline.
         acked: ENDs with that outcome, which took a message out of flight.
         expired: As acked; an END that a tracker writes in place of a copy counts where no TICK had decided.
@@ -126,12 +127,16 @@ class PartitionState:
         clock_ms: Append time of the latest TICK, epoch milliseconds, broker clock; 0 before the first.
         next_marker_offset: First marker offset not folded.
         counters: See `Counters`.
+        unconfirmed: Messages that are decided, as they were in flight, until the END of that is read back.
+        decided_at: Marker offset of the last TICK that decided something; -1 before the first.
     """
 
     in_flight: InFlight = field(default_factory=InFlight)
     clock_ms: int = 0
     next_marker_offset: int = 0
     counters: Counters = field(default_factory=Counters)
+    unconfirmed: InFlight = field(default_factory=InFlight)
+    decided_at: int = -1
 
     @classmethod
     def empty(cls) -> PartitionState:
@@ -153,15 +158,10 @@ class PartitionState:
     def to_bytes(self) -> bytes:
         """Return the state as bytes of `STATE_VERSION`."""
         counts = [getattr(self.counters, name) for name in _COUNTER_NAMES]
-        numbers = (self.clock_ms, self.next_marker_offset, *counts)
+        numbers = (self.clock_ms, self.next_marker_offset, self.decided_at, *counts)
         pieces: list[bytes | memoryview] = [struct.pack(f"<{len(numbers)}q", *numbers)]
-        for column in _runs_of(self.in_flight.columns):
-            pieces += pack_column(column)
-        reasons = self.in_flight.reasons
-        texts = [reason.encode() for reason in reasons.values()]
-        pieces += pack_column(np.fromiter(reasons, dtype=np.int64, count=len(reasons)))
-        pieces += pack_column(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
-        pieces += texts
+        pieces += _pieces_of(self.in_flight)
+        pieces += _pieces_of(self.unconfirmed)
         checksum = 0
         for piece in pieces:
             checksum = zlib.crc32(piece, checksum)
@@ -191,12 +191,25 @@ class PartitionState:
         if zlib.crc32(rest) != checksum:
             raise StateError(f"cannot read tracker state: {len(view)} bytes with a wrong checksum; {_AGAIN}")
         try:
-            clock_ms, next_marker_offset, *counts = struct.unpack_from(f"<{2 + counter_count}q", rest)
-            in_flight = _in_flight_of(rest, 8 * (2 + counter_count))
+            clock_ms, next_marker_offset, decided_at, *counts = struct.unpack_from(f"<{3 + counter_count}q", rest)
+            in_flight, unconfirmed = _tables_of(rest, 8 * (3 + counter_count))
         except (StateError, struct.error, ValueError, MemoryError) as error:
             raise StateError(f"cannot read tracker state: {error}; {_AGAIN}") from error
         counters = Counters(**dict(zip(_COUNTER_NAMES, counts, strict=False)))
-        return cls(in_flight, clock_ms, next_marker_offset, counters)
+        return cls(in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at)
+
+
+def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
+    """Return the bytes of a table: its runs, then its reasons."""
+    pieces: list[bytes | memoryview] = []
+    for column in _runs_of(table.columns):
+        pieces += pack_column(column)
+    # By key: the same state has the same bytes, in whatever order batches brought the reasons.
+    keys = sorted(table.reasons)
+    texts = [table.reasons[key].encode() for key in keys]
+    pieces += pack_column(np.array(keys, dtype=np.int64))
+    pieces += pack_column(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+    return pieces + texts
 
 
 def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
@@ -215,8 +228,17 @@ def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
     return [lengths, rows.key, rows.deadline_at_ms, rows.delivery_count, rows.start_marker_offset, given_back]
 
 
-def _in_flight_of(view: memoryview, at: int) -> InFlight:
-    """Read table and reasons, up to the last byte."""
+def _tables_of(view: memoryview, at: int) -> tuple[InFlight, InFlight]:
+    """Read what is in flight and what is unconfirmed, up to the last byte."""
+    in_flight, at = _table_of(view, at)
+    unconfirmed, at = _table_of(view, at)
+    if at != len(view):
+        raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
+    return in_flight, unconfirmed
+
+
+def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
+    """Read a table, and return the place behind it."""
     columns = []
     for _ in range(8):
         column, at = unpack_column(view, at)
@@ -235,8 +257,6 @@ def _in_flight_of(view: memoryview, at: int) -> InFlight:
     for reason_key, length in zip(reason_keys.tolist(), reason_lengths.tolist(), strict=True):
         reasons[reason_key] = str(view[at : at + length], "utf-8")
         at += length
-    if at != len(view):
-        raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
     deadline_at_ms, delivery_count, start_marker_offset = others
     rows = Columns(key, deadline_at_ms, delivery_count, start_marker_offset, given_back)
-    return InFlight(rows, reasons)
+    return InFlight(rows, reasons), at

@@ -44,12 +44,15 @@ class ModelTracker:
 
     Attributes:
         in_flight: The messages started and not ended.
+        unconfirmed: The messages decided, until the END of that is read back.
     """
 
     def __init__(self, rules: Rules | None = None) -> None:
         """Begin before the first marker."""
         self.rules = rules or Rules()
         self.in_flight: dict[MessageId, Lease] = {}
+        self.unconfirmed: dict[MessageId, Lease] = {}
+        self._decided_at = -1
         self._clock_ms = 0
         self._next_marker_offset = 0
         self._counters = Counters()
@@ -92,12 +95,27 @@ class ModelTracker:
         )
 
     def _one(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
-        if marker.type is MarkerType.START:
+        if message_id in self.unconfirmed:
+            self._on_its_way(message_id, marker)
+        elif marker.type is MarkerType.START:
             self._start(message_id, marker_offset, appended_at_ms, marker)
         elif marker.type is MarkerType.KEEPALIVE:
             self._keep_alive(message_id, appended_at_ms, marker)
         else:
             self._end(message_id, marker)
+
+    def _on_its_way(self, message_id: MessageId, marker: Marker) -> None:
+        if marker.type is MarkerType.START:
+            self._counters.renewed += 1
+        elif marker.type is MarkerType.KEEPALIVE:
+            self._counters.keepalive_unknown += 1
+        elif marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
+            self._counters.end_confirmed += 1
+            del self.unconfirmed[message_id]
+        else:
+            self._counters.end_unknown += 1
+            if marker.outcome is Outcome.EXPIRED:
+                del self.unconfirmed[message_id]
 
     def _start(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
         if message_id in self.in_flight:
@@ -160,13 +178,19 @@ class ModelTracker:
         self._clock_ms = max(self._clock_ms, appended_at_ms)
         if marker_offset < self.rules.decide_from_marker_offset:
             return []
+        if self._decided_at < self.rules.decide_from_marker_offset:
+            # Of an earlier tracker, whose ENDs have all been read: these were not carried out.
+            self._counters.started += len(self.unconfirmed)
+            self.in_flight |= self.unconfirmed
+            self.unconfirmed = {}
         due = [(lease.deadline_at_ms, message_id) for message_id, lease in self.in_flight.items()]
         due = sorted(pair for pair in due if pair[0] < self._clock_ms)
         decided = [message_id for _, message_id in due[: self.rules.max_decisions_per_tick]]
         return [self._decide(message_id, marker_offset) for message_id in decided]
 
     def _decide(self, message_id: MessageId, tick_marker_offset: int) -> Decision:
-        lease = self.in_flight.pop(message_id)
+        lease = self.unconfirmed[message_id] = self.in_flight.pop(message_id)
+        self._decided_at = tick_marker_offset
         limit = self.rules.max_deliveries
         action, reason = DecisionAction.REDELIVER, ""
         if lease.is_rejected:

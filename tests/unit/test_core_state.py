@@ -43,7 +43,7 @@ def rows_of(state: PartitionState) -> list[list[int]]:
     return [column.tolist() for column in named]
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 2) -> bytes:
+def sealed(counter_count: int, rest: bytes, version: int = 3) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -58,9 +58,13 @@ def sealed(counter_count: int, rest: bytes, version: int = 2) -> bytes:
 def test_state_survives_its_bytes(rows: list[tuple[int, int, int, int]], reasons: dict[int, str]) -> None:
     """Whatever is in flight, wherever it lies."""
     state = state_of(*rows, reasons=reasons)
+    state.unconfirmed, state.decided_at = state_of(*rows[::2], reasons={7: "☃"}).in_flight, 41
     again = PartitionState.from_bytes(state.to_bytes())
     assert rows_of(state) == rows_of(again)
     assert reasons == again.in_flight.reasons
+    assert (again.unconfirmed.columns.key.tolist(), again.unconfirmed.reasons, again.decided_at) == (
+        sorted(key for key, *_ in rows[::2]), {7: "☃"}, 41,
+    )  # fmt: skip
     assert state.status() == again.status()
 
 
@@ -106,16 +110,16 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 2 with up to 14"),
-        (sealed(14, bytes(400), version=1), "version 1 with 14 counters, this build reads version 2 with up to 14"),
-        (sealed(99, bytes(400)), "version 2 with 99 counters, this build reads version 2 with up to 14"),
+        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 3 with up to 14"),
+        (sealed(14, bytes(400), version=2), "version 2 with 14 counters, this build reads version 3 with up to 14"),
+        (sealed(99, bytes(400)), "version 3 with 99 counters, this build reads version 3 with up to 14"),
         (sealed(14, bytes(8)), "unpack_from requires"),
-        (sealed(0, bytes(16)), "column cut short: got 0 bytes, at least 24 needed"),
-        (sealed(0, bytes(16) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
-        (sealed(0, bytes(16) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
-        (sealed(0, bytes(16) + struct.pack("<qqq", -2, 0, 0)), "negative dimensions"),
-        (sealed(0, bytes(16) + struct.pack("<qqq", 1, 0, 0) + bytes(7 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(16 + 8 * 24) + b"x"), "length differs: got 209 bytes, 208 expected"),
+        (sealed(0, bytes(24)), "column cut short: got 0 bytes, at least 24 needed"),
+        (sealed(0, bytes(24) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
+        (sealed(0, bytes(24) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
+        (sealed(0, bytes(24) + struct.pack("<qqq", -2, 0, 0)), "negative dimensions"),
+        (sealed(0, bytes(24) + struct.pack("<qqq", 1, 0, 0) + bytes(7 * 24)), "columns of unequal length"),
+        (sealed(0, bytes(24 + 16 * 24) + b"x"), "length differs: got 409 bytes, 408 expected"),
     ],
 )
 def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
@@ -141,8 +145,9 @@ def test_flipped_bit_is_noticed() -> None:
 
 def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
-    numbers = struct.pack("<qqqq", 5_000, 42, 3, 1)  # clock, next marker offset, started, renewed
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(8 * 24)))
+    # clock, next marker offset, last TICK that decided, started, renewed
+    numbers = struct.pack("<qqqqq", 5_000, 42, -1, 3, 1)
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(16 * 24)))
     assert (state.clock_ms, state.next_marker_offset) == (5_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 

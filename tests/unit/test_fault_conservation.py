@@ -34,7 +34,7 @@ class Tracked:
     rules: Rules = RULES
     kept: tuple[PartitionState, int] = field(default_factory=lambda: (PartitionState.empty(), 0))
     waiting: list[Decision] = field(default_factory=list)
-    started: set[int] = field(default_factory=set)
+    expired: set[int] = field(default_factory=set)
 
     def write(self, *markers: LoggedMarker) -> None:
         """Append markers, each at its own instant, and fold them."""
@@ -47,18 +47,16 @@ class Tracked:
             # What is decided and not sent is told by nobody: a status is known when its batch has been carried out.
             if not self.waiting:
                 self.told.append(result.status)
-                self.started.clear()
             self.now_ms += 10
 
     def start(self, offset: int, lease_ms: int, count: int) -> None:
-        """Start a message, or start it again."""
-        self.started.add(offset)
+        """Start a message, or start it again; one whose time is over a consumer ends right behind its START."""
         self.write(start(offset, lease_ms=lease_ms, delivery_count=count))
+        if offset in self.expired:
+            self.write(end(offset, outcome=Outcome.EXPIRED))
 
     def tick(self) -> None:
-        """Let time pass; a message that was started again while its END is on its way waits for it."""
-        if self.started & {decision.message_offset for decision in self.waiting}:
-            self.send()
+        """Let time pass."""
         self.write(tick())
 
     def send(self) -> None:
@@ -125,9 +123,8 @@ def _take(tracked: Tracked, kind: str, values: list[object]) -> None:
         case "end", [int(offset), Outcome() as outcome]:
             tracked.write(end(offset, outcome=outcome))
         case "expire", [int(offset)]:
-            # A consumer ends a message whose time is over right behind its START.
+            tracked.expired.add(offset)
             tracked.start(offset, 1_000, 1)
-            tracked.write(end(offset, outcome=Outcome.EXPIRED))
         case "die" | "die without checkpoint", _:
             tracked.die(checkpoint=kind == "die")
         case "keep", _:

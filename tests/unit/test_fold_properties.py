@@ -130,6 +130,8 @@ def test_packed_fold_is_the_model(markers: list[LoggedMarker], cuts: list[int], 
         assert expected_decisions == result.decisions.rows()
         assert expected_status == result.status
         state = PartitionState.from_bytes(result.state.to_bytes())
+    on_their_way = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in state.unconfirmed.columns.key.tolist()}
+    assert on_their_way == model.unconfirmed.keys()
     columns = state.in_flight.columns
     ids = [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in columns.key.tolist()]
     values = zip(
@@ -198,6 +200,27 @@ def test_decided_message_was_in_flight_and_overdue(markers: list[LoggedMarker]) 
         assert (row.action is DecisionAction.DEAD_LETTER) == bool(row.reason)
 
 
+@given(logs(), CUTS, RULES)
+def test_message_is_decided_once_until_an_end_confirms_it(
+    markers: list[LoggedMarker], cuts: list[int], rules: Rules
+) -> None:
+    """Whatever consumers say of it in between."""
+    decisions, _ = folded(batches(markers, cuts), rules)
+    confirming = {Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.EXPIRED}
+    ends = [(offset, marker) for offset, _, marker in markers if marker and marker.outcome in confirming]
+    last: dict[tuple[int, int], int] = {}
+    for row in decisions:
+        message_id = (row.queue_partition, row.message_offset)
+        since = last.get(message_id)
+        assert since is None or any(
+            since < offset < row.tick_marker_offset
+            and marker.queue_partition == row.queue_partition
+            and any(first <= row.message_offset < first + count for first, count in marker.ranges)
+            for offset, marker in ends
+        )
+        last[message_id] = row.tick_marker_offset
+
+
 def confirmations(decisions: Iterable[Decision], expired: Outcome) -> list[LoggedMarker]:
     """Return the ENDs that a tracker writes with what it sends; of odd messages to be redelivered the time is over."""
     outcomes = {
@@ -239,7 +262,7 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
     resumed = replace(rules, max_deliveries=2, decide_from_marker_offset=state.next_marker_offset)
     replayed = fold(PartitionState.empty(), written, resumed)
     assert not len(replayed.decisions)
-    state.counters = replayed.state.counters
+    state.counters, state.decided_at = replayed.state.counters, replayed.state.decided_at
     assert_same_state(state, replayed.state)
 
 

@@ -98,11 +98,49 @@ def test_second_start_renews_the_lease_with_its_own_values() -> None:
     assert counted(result) == {"started": 1, "renewed": 1, "redelivered": 1, "ticks": 1}
 
 
-def test_start_after_the_deadline_puts_the_message_in_flight_anew() -> None:
+def test_start_after_the_redelivery_puts_the_old_copy_in_flight_anew() -> None:
     """kafka-mq-go's tracker ends here."""
-    result = folded(start(), tick(), start(at_ms=11_000), tick(16_001))
+    result = folded(start(), tick(), end(outcome=Outcome.REDELIVERED), start(at_ms=11_000), tick(16_001))
     assert result.decisions.message_offset.tolist() == [7, 7]
-    assert counted(result) == {"started": 2, "redelivered": 2, "ticks": 2}
+    assert counted(result) == {"started": 2, "redelivered": 2, "end_confirmed": 1, "ticks": 2}
+
+
+def test_old_copy_that_is_started_while_its_redelivery_is_on_its_way_is_not_redelivered_again() -> None:
+    """
+    A consumer died before it committed, the next one starts its message again; the tracker's END comes after that.
+
+    Whether that lease runs out first, is kept alive, acked or refused: one copy is on its way, and no second one.
+    """
+    again = start(at_ms=11_000, lease_ms=100)
+    before = folded(start(), tick())
+    for meanwhile in ((), (keep_alive(at_ms=11_050),), (end(),), (end(outcome=Outcome.REJECTED, reason="bad"),)):
+        state = PartitionState.from_bytes(before.state.to_bytes())
+        result = folded(again, *meanwhile, tick(900_000), end(outcome=Outcome.REDELIVERED), tick(), state=state)
+        assert (len(result.decisions), result.status.in_flight, len(result.state.unconfirmed)) == (0, 0, 0)
+        counters = counted(result)
+        assert (counters["started"], counters["renewed"], counters["end_confirmed"]) == (1, 1, 1)
+
+
+def test_message_whose_redelivery_is_on_its_way_is_not_in_flight() -> None:
+    """Its START is not needed any more, and no deadline of it is waited for."""
+    status = folded(start(), tick(), start(at_ms=11_000)).status
+    assert (status.in_flight, status.needed_marker_offset, status.next_deadline_at_ms) == (0, 3, None)
+
+
+def test_decision_that_an_earlier_tracker_did_not_carry_out_is_made_again() -> None:
+    """All its ENDs lie below the resume point: what is unconfirmed there was not sent, whatever kept its state."""
+    rejected = (start(8), end(8, outcome=Outcome.REJECTED, reason="bad"))
+    before = folded(start(7, delivery_count=2), start(9), *rejected, tick(), end(9, outcome=Outcome.REDELIVERED))
+    assert sorted(decided(before)) == [
+        (7, DecisionAction.REDELIVER), (8, DecisionAction.DEAD_LETTER), (9, DecisionAction.REDELIVER),
+    ]  # fmt: skip
+    result = folded(tick(), state=before.state, decide_from_marker_offset=6)
+    rows = [(row.message_offset, row.delivery_count, row.reason) for row in result.decisions.rows()]
+    assert rows == [(8, 1, "bad"), (7, 2, "")]
+    counters = counted(result)
+    # Two of five were taken back, and decided again.
+    assert (counters["started"], counters["redelivered"], counters["dead_lettered"]) == (5, 3, 2)
+    assert not len(folded(tick(), state=result.state, decide_from_marker_offset=6).decisions)
 
 
 def test_message_goes_to_dead_letter_after_max_deliveries() -> None:
