@@ -89,5 +89,6 @@ def shortest_retention(
     """
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     found = settings_of(admin, topics, timeout_ms / 1000, where_we_can=True)
-    kept = [Retention(int(settings.get("retention.ms", "-1")), topic) for topic, settings in found.items()]
-    return min((each for each in kept if each.retention_ms >= 0), default=Retention())
+    # No number, or -1: no limit that we know.
+    texts = {topic: settings.get("retention.ms", "") for topic, settings in found.items()}
+    return min((Retention(int(text), topic) for topic, text in texts.items() if text.isdecimal()), default=Retention())

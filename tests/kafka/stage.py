@@ -36,13 +36,13 @@ class Stage:
         self.queue = queue
         self.layout: QueueLayout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=2)
 
-    def settings(self, checkpoint: str = "checkpoint", **tracker: object) -> Settings:
+    def settings(self, checkpoint: str = "checkpoint", *, max_deliveries: int = 3, **tracker: object) -> Settings:
         """Return the settings of a tracker of this queue."""
         return load_settings(
             None,
             {
                 "kafka": {"bootstrap_servers": self.bootstrap_servers},
-                "queue": {"max_deliveries": 3},
+                "queue": {"max_deliveries": max_deliveries},
                 "tracker": {
                     "checkpoint_dir": str(self.folder / checkpoint), "state_partitions": 2, "commit_interval_ms": 500,
                     **tracker,
@@ -62,9 +62,10 @@ class Stage:
         return QueueConsumer(self.queue, bootstrap_servers=self.bootstrap_servers, **{**defaults, **options})  # type: ignore[arg-type]
 
     @contextmanager
-    def tracking(self, **tracker: object) -> Iterator[QueueTracker]:
-        """Run a tracker in this process for the time of a block."""
-        queue_tracker = QueueTracker(self.spark, self.queue, self.settings(**tracker))  # type: ignore[arg-type]
+    def tracking(self, group: str = "", **tracker: object) -> Iterator[QueueTracker]:
+        """Run a tracker in this process for the time of a block: of the queue, or of one of its groups."""
+        name = f"{self.queue}@{group}" if group else self.queue
+        queue_tracker = QueueTracker(self.spark, name, self.settings(**tracker))  # type: ignore[arg-type]
         failure: list[BaseException] = []
 
         def run() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,14 +18,12 @@ from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.service import QueueTracker
 from tests.kafka.conftest import Queue, covered
 from tests.kafka.stage import Stage, receive_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kmq_spark.config import Settings
     from kmq_spark.kafka.message import Message
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
@@ -155,11 +152,10 @@ def test_message_of_a_killed_consumer_comes_again_to_its_logical_queue_alone(sta
 
 
 def test_killed_consumer_of_one_group_costs_another_group_nothing(stage: Stage) -> None:
-    billing = f"{stage.queue}@billing"
-    create_queue(billing, bootstrap_servers=stage.bootstrap_servers)
+    create_queue(f"{stage.queue}@billing", bootstrap_servers=stage.bootstrap_servers)
     stage.send("a", "b", "c")
     servers = stage.bootstrap_servers
-    with stage.tracking() as own_tracker, tracking(stage, billing) as their_tracker:
+    with stage.tracking() as own_tracker, stage.tracking("billing") as their_tracker:
         with holding(stage, 3, group="billing") as (held, process):
             assert sorted(held) == ["a", "b", "c"]
             kill(process)
@@ -171,20 +167,6 @@ def test_killed_consumer_of_one_group_costs_another_group_nothing(stage: Stage) 
             assert ack_all(receive_all(theirs, 3)) == {b"a": 2, b"b": 2, b"c": 2}
             assert (own.receive(10, timeout=1.0), theirs.receive(10, timeout=1.0)) == ([], [])
     assert (own_tracker.stats.redelivered, their_tracker.stats.redelivered) == (0, 3)
-
-
-@contextmanager
-def tracking(stage: Stage, queue: str) -> Iterator[QueueTracker]:
-    """Run a second tracker in this process for the time of a block."""
-    tracker = QueueTracker(stage.spark, queue, stage.settings())
-    thread = threading.Thread(target=tracker.run)
-    thread.start()
-    try:
-        assert wait_until(lambda: tracker.wait_ready(0), 60)
-        yield tracker
-    finally:
-        tracker.stop()
-        thread.join(60)
 
 
 RELEASER = """
@@ -302,15 +284,13 @@ consumer.close()
 """
 
 
-def test_killer_in_a_crowd_of_suspects_is_the_only_one_that_dies(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killer_in_a_crowd_of_suspects_is_the_only_one_that_dies(stage: Stage) -> None:
     """Five processes die; its neighbours go in crowds on their third delivery, alone on the fourth, and are done."""
-    settings = stage.settings
-    monkeypatch.setattr(stage, "settings", lambda **tracker: five_deliveries(settings(**tracker)))
     innocents = {f"good {number}" for number in range(200)}
     stage.send(*sorted(innocents)[:100], "killer", *sorted(innocents)[100:])
     lines: list[dict[str, Any]] = []
     program = [sys.executable, "-c", CROWD_WORKER, stage.bootstrap_servers, stage.queue]
-    with stage.tracking() as tracker:
+    with stage.tracking(max_deliveries=5) as tracker:
         for _ in range(8):
             worker = subprocess.run(program, stdout=subprocess.PIPE, timeout=120, check=False)
             lines += map(json.loads, worker.stdout.splitlines())
@@ -325,11 +305,6 @@ def test_killer_in_a_crowd_of_suspects_is_the_only_one_that_dies(stage: Stage, m
     assert {line["value"] for line in lines if line["delivery"] == 5} == {"killer"}
     story = audit(stage.layout, stage.bootstrap_servers)
     assert (story.early, story.lost) == (0, set())
-
-
-def five_deliveries(settings: Settings) -> Settings:
-    """Return settings with Kafka's and our own usual limit of deliveries."""
-    return settings.model_copy(update={"queue": settings.queue.model_copy(update={"max_deliveries": 5})})
 
 
 KILLED_TRACKER = """

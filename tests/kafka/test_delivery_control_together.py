@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import pytest
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.service import QueueTracker
 from tests.kafka.stage import Stage, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -110,30 +108,21 @@ def _dead_letters(stage: Stage) -> list[Message]:
 
 def test_redelivery_for_one_group_is_no_work_for_another(stage: Stage) -> None:
     """Two groups, two trackers in one application; each message is dropped once by one of the groups."""
-    billing = f"{stage.queue}@billing"
-    create_queue(billing, bootstrap_servers=stage.bootstrap_servers)
-    tracker = QueueTracker(stage.spark, billing, stage.settings())
-    thread = threading.Thread(target=tracker.run)
-    with stage.tracking():
-        thread.start()
-        try:
-            assert tracker.wait_ready(60)
-            stage.send("a", "b")
-            servers = stage.bootstrap_servers
-            with stage.consumer() as own, QueueConsumer(
-                stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000
-            ) as theirs:  # fmt: skip
-                assert len(receive_all(own, 2)) == 2  # dropped
-                for message in receive_all(theirs, 2):
-                    message.ack()
-                again = receive_all(own, 2)
-                assert [message.delivery_count for message in again] == [2, 2]
-                for message in again:
-                    message.ack()
-                assert theirs.receive(10, timeout=2.0) == []
-                time.sleep(2.5)
-                assert (own.receive(10, timeout=0.5), theirs.receive(10, timeout=0.5)) == ([], [])
-        finally:
-            tracker.stop()
-            thread.join(60)
+    create_queue(f"{stage.queue}@billing", bootstrap_servers=stage.bootstrap_servers)
+    with stage.tracking(), stage.tracking("billing") as tracker:
+        stage.send("a", "b")
+        servers = stage.bootstrap_servers
+        with stage.consumer() as own, QueueConsumer(
+            stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000
+        ) as theirs:  # fmt: skip
+            assert len(receive_all(own, 2)) == 2  # dropped
+            for message in receive_all(theirs, 2):
+                message.ack()
+            again = receive_all(own, 2)
+            assert [message.delivery_count for message in again] == [2, 2]
+            for message in again:
+                message.ack()
+            assert theirs.receive(10, timeout=2.0) == []
+            time.sleep(2.5)
+            assert (own.receive(10, timeout=0.5), theirs.receive(10, timeout=0.5)) == ([], [])
     assert (tracker.stats.redelivered, tracker.stats.dead_lettered) == (0, 0)

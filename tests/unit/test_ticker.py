@@ -102,6 +102,15 @@ def standing(
     return PartitionOutcome(partition, status, Decisions.empty())
 
 
+def started(make_ticker: Callable[..., Ticker], log: Log) -> Ticker:
+    """Return a ticker that knows the broker's clock and has nothing left to do."""
+    ticker = make_ticker()
+    ticker.start()
+    ticker.wait_first_ticks(3)
+    log.wait(PARTITIONS)
+    return ticker
+
+
 def test_starting_ticker_ticks_every_partition_once_and_then_rests(
     make_ticker: Callable[..., Ticker], log: Log
 ) -> None:
@@ -178,10 +187,7 @@ def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
     make_ticker: Callable[..., Ticker], log: Log
 ) -> None:
     """A batch between two TICKs decides nothing; one that begins at a TICK is not late."""
-    ticker = make_ticker()
-    ticker.start()
-    ticker.wait_first_ticks(3)
-    log.wait(PARTITIONS)
+    ticker = started(make_ticker, log)
     read_all = [standing(each, read_to=10**9, deadline_at_ms=None) for each in range(PARTITIONS)]
     ticker.observe(read_all)
     assert seconds_of_rest(ticker, 0.3) >= 0.3
@@ -193,10 +199,7 @@ def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
 def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
     make_ticker: Callable[..., Ticker], log: Log
 ) -> None:
-    ticker = make_ticker()
-    ticker.start()
-    ticker.wait_first_ticks(3)
-    log.wait(PARTITIONS)
+    ticker = started(make_ticker, log)
     newest = max(tick.offset() or 0 for tick in log.ticks)
     ticker.observe([standing(each, read_to=newest) for each in range(PARTITIONS)])
     assert seconds_of_rest(ticker, 10) < 5
