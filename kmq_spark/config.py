@@ -160,7 +160,7 @@ class TrackerSettings(_Section):
     max_markers_per_batch: int = Field(default=200_000, ge=1, le=100_000_000)
     """Bound on one batch after an outage. Spark key: `maxOffsetsPerTrigger`."""
 
-    max_decisions_per_tick: int = Field(default=20_000, ge=1, le=1_000_000)
+    max_decisions_per_tick: int = Field(default=10_000, ge=1, le=1_000_000)
     """What one TICK may decide in one markers partition, earliest deadlines first; the rest stays due."""
 
     max_transaction_messages: int = Field(default=5_000, ge=1, le=1_000_000)

@@ -2,8 +2,8 @@
 The decisions of one batch, put in the order in which their payloads are read.
 
 Rule 1: columns until a payload is there: a million decisions must not be a million objects at once.
-Rule 2: a message that was decided twice (an outage may bring both decisions in one batch) is read once and carried out
-twice: each decision has a lease of its own behind it.
+Rule 2: a message that was decided twice in one batch is read once and carried out twice: the log confirmed the first
+decision in between, so that the second has a lease of its own behind it (`core/unconfirmed.py`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ be aimed at the earliest deadline instead of being thrown every so often.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -39,12 +40,14 @@ logger = logging.getLogger(__name__)
 AIM_PAST_DEADLINE_MS = 2
 """A deadline is due when it lies *below* the TICK's append time; the broker's clock is known to about a millisecond."""
 
-MANY_DECISIONS = 5_000
+MANY_DECISIONS, MANY_IN_FLIGHT = 5_000, 20_000
 """
-Decisions of a partition in one batch from which on it gets one TICK more while they are sent, and the next at its end.
+Of a partition, in one batch or after it: from these on it gets one or two TICKs while the decisions are sent, and as
+many from the batch's end until the next one is folded.
 
-Each TICK decides as much again, and all those of one batch's time are in the next batch: of a mass expiry the first
-batch takes a second, the second four, the third all the rest, and an END or a new deadline of the queue waits as long.
+Each TICK decides as much again, and all those of one batch's time are in the next batch. Without a bound, of a mass
+expiry the first batch takes a second, the second four, the third all the rest, and an END or a new deadline of the
+queue waits as long. No more are needed: the batch's end brings one, at which all is due that fell due meanwhile.
 """
 
 LONGEST_WAIT_S = 1.0
@@ -64,12 +67,20 @@ class _Clockwork:
     next_deadline_at_ms: int | None = None
     in_flight: int = 0
     last_tick_s: float = -1e9
-    ticks_left: float = float("inf")  # until the batch ends that is at work now
+    most_ticks: float = math.inf  # until the next news of a batch
+    ticks_left: float = math.inf
     read_to: int = 0
     """Marker offset behind what the newest batch has read."""
     ticked_at: int = -1
     """Marker offset of the newest TICK that is known to be in the log."""
     wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
+
+
+def _most_ticks(outcome: PartitionOutcome) -> float:
+    """Return how many TICKs may follow until the next news of a batch."""
+    if len(outcome.decisions) >= MANY_DECISIONS:
+        return 1
+    return 2 if outcome.status.in_flight >= MANY_IN_FLIGHT else math.inf
 
 
 class Ticker(threading.Thread):
@@ -117,7 +128,7 @@ class Ticker(threading.Thread):
                 clockwork = self._partitions.setdefault(outcome.marker_partition, _Clockwork())
                 clockwork.in_flight = outcome.status.in_flight
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
-                clockwork.ticks_left = 1 if len(outcome.decisions) >= MANY_DECISIONS else float("inf")
+                clockwork.most_ticks = clockwork.ticks_left = _most_ticks(outcome)
                 clockwork.read_to = outcome.status.next_marker_offset
         self._changed.set()
 
@@ -126,7 +137,7 @@ class Ticker(threading.Thread):
         with self._lock:
             for clockwork in self._partitions.values():
                 clockwork.last_tick_s = -1e9
-                clockwork.ticks_left = float("inf")
+                clockwork.ticks_left = clockwork.most_ticks
         self._changed.set()
 
     def rest(self, longest_s: float) -> None:
@@ -192,7 +203,7 @@ class Ticker(threading.Thread):
         if clockwork.wants_tick:
             return rest_s
         if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None or clockwork.ticks_left < 1:
-            return float("inf")
+            return math.inf
         if self._broker_ahead_ms is None:
             return rest_s
         broker_now_ms = now_s * 1000 + self._broker_ahead_ms

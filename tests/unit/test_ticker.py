@@ -166,21 +166,33 @@ def test_end_of_a_batch_lets_what_is_due_tick_before_its_interval(make_ticker: C
     assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [0]
 
 
-def test_batch_with_many_decisions_gets_one_tick_more_until_it_ends(
-    make_ticker: Callable[..., Ticker], log: Log, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("decided", "in_flight", "ticks"), [(5_000, 1, 1), (0, 20_000, 2)])
+def test_flooded_partition_gets_a_tick_or_two_until_its_batch_ends_and_as_many_behind_it(
+    make_ticker: Callable[..., Ticker], log: Log, decided: int, in_flight: int, ticks: int
 ) -> None:
     """What is decided while it is sent is all in the next batch: a mass expiry must not become one batch of minutes."""
-    monkeypatch.setattr("kmq_spark.kafka.ticker.MANY_DECISIONS", 1)
-    decided = Decisions.from_columns({name: [0] for name in DECISION_DTYPES}, [""])
+    decisions = Decisions.from_columns({name: [0] * decided for name in DECISION_DTYPES}, [""] * decided)
     ticker = make_ticker(interval_ms=20)
     ticker.start()
     log.wait(PARTITIONS)
-    many = replace(standing(1, deadline_at_ms=BROKER_MS - 1_000), decisions=decided)
+    many = replace(standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=in_flight), decisions=decisions)
     ticker.observe([many])
-    assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [1]
+    assert log.wait(PARTITIONS + ticks)[PARTITIONS:] == [1] * ticks
     assert log.rests(0.3)
     ticker.batch_ends()
-    assert log.wait(PARTITIONS + 4)[PARTITIONS:] == [1] * 4
+    assert log.wait(PARTITIONS + 2 * ticks)[PARTITIONS:] == [1] * 2 * ticks
+    assert log.rests(0.3)
+
+
+def test_partition_with_little_in_flight_gets_its_ticks_while_batches_take_their_time(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """Batches may be far apart on purpose (`trigger_interval_ms`): the last TICK before one says what is due."""
+    ticker = make_ticker(interval_ms=20)
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=19_999)])
+    assert log.wait(PARTITIONS + 5)[PARTITIONS:] == [1] * 5
 
 
 def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(

@@ -66,6 +66,28 @@ def test_origin_and_first_sent_time_stay_those_of_the_first_copy() -> None:
     assert len(expected) == len(third)
 
 
+@given(
+    headers=st.lists(
+        st.tuples(st.sampled_from(["a", "b", "kmq-queue", "kmq-ttl-ms"]), st.none() | st.binary(max_size=3))
+    ),
+    is_silent=st.booleans(),
+    max_deliveries=st.sampled_from([0, 5]),
+    sent_at_ms=st.sampled_from([-1, 0, 1_795_262_543_410]),
+)
+def test_first_redelivery_is_told_as_all_others_are(
+    headers: Headers, *, is_silent: bool, max_deliveries: int, sent_at_ms: int
+) -> None:
+    """It has a way of its own, which is short; a count that cannot be read, as if there was none, takes the other."""
+    first, other = (
+        redelivery_headers(
+            given_headers, delivery_count=1, queue_partition=3, message_offset=7, sent_at_ms=sent_at_ms,
+            is_silent=is_silent, max_deliveries=max_deliveries,
+        )
+        for given_headers in (headers, [*headers, (DELIVERY_COUNT, None)])
+    )  # fmt: skip
+    assert first == other
+
+
 def test_foreign_headers_are_kept_with_order_repeats_and_nulls() -> None:
     """They are the application's."""
     assert redelivered(FOREIGN)[: len(FOREIGN)] == FOREIGN

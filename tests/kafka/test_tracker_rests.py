@@ -1,0 +1,44 @@
+"""A tracker whose queue is busy and has nothing due waits between two batches."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kafka.stage import wait_until
+
+if TYPE_CHECKING:
+    from tests.kafka.stage import Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+REST_S = 2.0
+BUSY_S = 8.0
+
+
+def test_busy_queue_with_long_leases_costs_a_batch_a_rest(stage: Stage) -> None:
+    """Markers come ten times a second; what the tracker says of its batches leaves the rests out."""
+    count = round(BUSY_S * 10)
+    stage.send(*map(str, range(count)))
+    with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease_ms=3_600_000) as consumer:
+        (query,) = (each for each in stage.spark.streams.active if (each.name or "").endswith(stage.queue))
+        before, until, settled = tracker.stats.batches, time.monotonic() + BUSY_S, 0
+        while time.monotonic() < until and settled < count:
+            for message in consumer.receive(1, timeout=0.1):
+                message.ack()
+                settled += 1
+            time.sleep(0.1)
+        batches = tracker.stats.batches - before
+        assert wait_until(lambda: sum(at.counters["acked"] for at in tracker.stats.statuses.values()) == settled > 0)
+        # A batch and a rest at a time: however fast a batch is there are no more than these.
+        assert 1 <= batches <= BUSY_S / REST_S + 2
+        for _ in range(5):
+            # The progress may be of another batch by the time that it is asked for again.
+            progress, worked_s = query.lastProgress, tracker.batch_s
+            if (newer := query.lastProgress) and progress and newer.batchId == progress.batchId:
+                break
+        assert progress is not None
+        assert worked_s is not None
+        assert progress.durationMs["triggerExecution"] / 1000 - worked_s >= REST_S * 0.9
