@@ -24,7 +24,7 @@ from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kmq_spark.service import QueueTracker
 
@@ -87,7 +87,7 @@ def _peak_until(is_done: Callable[[], bool]) -> int:
     return peak
 
 
-def _spread(values: list[float]) -> dict[str, int]:
+def _spread(values: Sequence[float]) -> dict[str, int]:
     shares = {"p50": 50, "p99": 99, "max": 100}
     return {name: int(np.percentile(values, share)) for name, share in shares.items()} if values else {}
 

@@ -157,7 +157,7 @@ class Ticker(threading.Thread):
             KafkaClientError: One has not, in time.
         """
         if not self._all_reported.wait(timeout_s):
-            message = f"cannot write TICKs to {self._topic} in time; check the broker"
+            message = f"cannot write TICKs to {self._topic} within {timeout_s:g} s; check the broker"
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
     def stop(self) -> None:
