@@ -39,6 +39,9 @@ CONFIRM_POLL_S = 0.01
 SERVE_S = 1.0
 """How often the group is served while all that is wanted lies in the stash."""
 
+COMMIT_LOG_S = 10.0
+"""How often failing commits are told: in a rebalance every batch may have one, and the next that succeeds heals all."""
+
 _PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
 """Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
 
@@ -67,6 +70,8 @@ class Fetcher:
         self._positions: dict[int, int] = {}
         self._uncommitted: dict[int, int] = {}
         self._has_confirmed = False
+        self._failed_commits = 0
+        self._commit_logged_at = float("-inf")
         self._committed_at = time.monotonic()
         self._served_at = time.monotonic()
         self._stash: list[KafkaMessage] = []
@@ -319,7 +324,15 @@ class Fetcher:
 
     def _log_commit(self, error: KafkaError) -> None:
         # The next commit carries the position too; until then a crash would deliver the messages behind it again.
-        logger.warning("cannot commit positions of %s: %s", self._topic, error.str(), extra={"action": "commit_failed"})
+        self._failed_commits += 1
+        now = time.monotonic()
+        if now - self._commit_logged_at < COMMIT_LOG_S:
+            return
+        logger.warning(
+            "cannot commit positions of %s: %s; %d commits failed since this was last told, the next one carries them",
+            self._topic, error.str(), self._failed_commits, extra={"action": "commit_failed"},
+        )  # fmt: skip
+        self._commit_logged_at, self._failed_commits = now, 0
 
     def _on_error(self, error: KafkaError) -> None:
         if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:
