@@ -108,6 +108,20 @@ def _throwables(error: BaseException) -> list[Any]:
     return found
 
 
+def forget_another_topic(checkpoint: str) -> None:
+    """
+    Put a checkpoint aside that is of a topic that is gone, where there is one; of local file systems only.
+
+    Spark looks at offsets alone: where the new topic is as long as the old one was, it waits for ever, and where it is
+    longer, it passes over what lies below.
+
+    Args:
+        checkpoint: Folder of one query's checkpoint.
+    """
+    if urlparse(checkpoint).scheme in ("", "file"):
+        put_aside(checkpoint)
+
+
 def put_aside(checkpoint: str) -> Path | None:
     """
     Rename a damaged checkpoint, so that the next start begins with an empty one.

@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
 from kmq_spark.catch_up import CatchUp
-from kmq_spark.checkpoints import is_damaged, is_of_another_topic, put_aside
+from kmq_spark.checkpoints import forget_another_topic, is_damaged, is_of_another_topic, put_aside
 from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
@@ -189,6 +189,8 @@ class QueueTracker:
         try:
             resume = sender.open(self._known_ids)
             self._known_ids |= sender.known_ids
+            if resume.is_anew:
+                forget_another_topic(self._checkpoint)
             if self._settings.tracker.fail_on_removed_markers:
                 resume.check_nothing_removed(sender.topics.markers_topic)
             logger.info(

@@ -74,12 +74,15 @@ class ResumePoint:
             below it, and they must be known first.
         removed: Markers that retention took away before any tracker folded them, by partition: the first, and the one
             after the last.
+        is_anew: Whether no tracker has signed for this topic, or one has signed for a longer one: with a topic Kafka
+            deletes the offsets of its groups. A checkpoint from before is of another topic.
     """
 
     positions: Mapping[int, Position]
     starting_offsets: Mapping[int, int]
     decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    is_anew: bool = False
 
     def check_nothing_removed(self, topic: str) -> None:
         """
@@ -140,7 +143,7 @@ class TrackerPositions:
         """
         first, end = self._offsets(EARLIEST), self._offsets(LATEST)
         committed = self.committed()
-        positions, starting_offsets, removed = {}, {}, {}
+        positions, starting_offsets, removed, is_anew = {}, {}, {}, not committed
         for partition in self._partitions:
             position = committed.get(partition)
             if position is not None and position.next_offset > end[partition]:
@@ -149,7 +152,7 @@ class TrackerPositions:
                     "reading it from its beginning",
                     self._topic, partition, end[partition], position.next_offset,
                 )  # fmt: skip
-                position = None
+                position, is_anew = None, True
             if position is None:
                 position = Position(first[partition], first[partition])
             elif position.next_offset < first[partition]:
@@ -162,7 +165,7 @@ class TrackerPositions:
                 )  # fmt: skip
             positions[partition] = position
             starting_offsets[partition] = max(position.needed_offset, first[partition])
-        return ResumePoint(positions, starting_offsets, end, removed)
+        return ResumePoint(positions, starting_offsets, end, removed, is_anew)
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
         return offsets_of(
