@@ -28,6 +28,7 @@ from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.topics import check_queue
+from kmq_spark.rests import rest_s
 from kmq_spark.spark.fold_rows import FoldSettings
 from kmq_spark.spark.progress import batch_s, read_to
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
@@ -54,16 +55,6 @@ FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 _JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
 """What py4j raises when nobody answers; the clients of Kafka raise neither."""
-
-BEHIND_S = 3.0
-"""A batch that took longer has more to read behind it, most likely, and is not followed by a rest."""
-
-REST_SHARE = 2.0
-LONGEST_REST_S = 1.0
-"""
-A rest is so many times as long as the batch before it, up to this, where `rest_ms` is shorter: a tracker with nothing
-to decide leaves two thirds of a processor to others, however slow the machine or however cold the JVM.
-"""
 
 STOP_WAIT_S = 10.0
 """How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
@@ -286,10 +277,9 @@ class QueueTracker:
     def _rest_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
         """Leave the machine to others while nothing is due: consumers write markers all the time."""
         tracker, ended_s = self._settings.tracker, time.monotonic()
-        worked_s = ended_s - self._batch_began_s
-        is_behind = not catch_up.is_over or worked_s > BEHIND_S
-        if not is_behind and tracker.rest_ms and tracker.trigger != "available-now":
-            ticker.rest(max(tracker.rest_ms / 1000, min(worked_s * REST_SHARE, LONGEST_REST_S)))
+        longest_s = rest_s(ended_s - self._batch_began_s, tracker.rest_ms)
+        if longest_s and catch_up.is_over and tracker.trigger != "available-now":
+            ticker.rest(longest_s)
         self._batch_began_s = time.monotonic()
         # Of this batch and the one before, whose progress may be the newest that Spark tells.
         before_s = self._rests_s.get(batch_id - 1, 0.0)

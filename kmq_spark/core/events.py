@@ -65,6 +65,12 @@ class Events:
     release: NDArray[np.int64]
     reasons: list[str]
 
+    def is_by_tracker(self) -> NDArray[np.bool_]:
+        """Return whether each marker is an END that only a tracker writes."""
+        by_tracker: NDArray[np.bool_] = np.isin(self.outcome, (Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
+        by_tracker &= self.type == MarkerType.END
+        return by_tracker
+
 
 class EventBuffer:
     """Markers since the last time that the table was brought up to date."""

@@ -158,7 +158,7 @@ def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
     after = np.where(is_rejected, REFUSED, np.where(has_end, ABSENT, leases.before)).astype(np.int8)
     settled = past
     if np.any(after == REFUSED):
-        settles = _is_by_tracker(events)
+        settles = events.is_by_tracker()
         if not rules.dead_letters_expired:
             settles |= (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
         settling = ending[settles[leases.source[ending]]]
@@ -177,13 +177,6 @@ def _first_of_lease(leases: _Leases, found: NDArray[np.int64]) -> NDArray[np.int
     is_first[1:] = of_lease[1:] != of_lease[:-1]
     first[of_lease[is_first]] = found[is_first]
     return first
-
-
-def _is_by_tracker(events: Events) -> NDArray[np.bool_]:
-    """Return whether each marker is an END that only a tracker writes."""
-    by_tracker: NDArray[np.bool_] = np.isin(events.outcome, (Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
-    by_tracker &= events.type == MarkerType.END
-    return by_tracker
 
 
 def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
@@ -205,7 +198,7 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     total = int(np.count_nonzero(is_end))
     if not total:
         return
-    by_tracker = int(np.count_nonzero(_is_by_tracker(events)[leases.source]))
+    by_tracker = int(np.count_nonzero(events.is_by_tracker()[leases.source]))
     effective = np.concatenate((ends.end[ends.end < count], ends.settled[ends.settled < count]))
     outcomes = np.bincount(events.outcome[leases.source[effective]], minlength=len(Outcome)).tolist()
     counters.acked += outcomes[Outcome.ACKED]

@@ -45,9 +45,9 @@ def confirm(unconfirmed: InFlight, events: Events, counters: Counters) -> tuple[
     if not len(found):
         return unconfirmed, events
     row, source = row[found], events.source[found]
-    is_end = events.type[source] == MarkerType.END
-    by_tracker = is_end & np.isin(events.outcome[source], (Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
-    confirms = by_tracker | (is_end & (events.outcome[source] == Outcome.EXPIRED))
+    by_tracker = events.is_by_tracker()[source]
+    is_expired = (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
+    confirms = by_tracker | is_expired[source]
     # The first confirming event of each row, past all others where there is none.
     confirmed_at = np.full(len(unconfirmed), len(events.key), dtype=np.int64)
     np.minimum.at(confirmed_at, row[confirms], found[confirms])

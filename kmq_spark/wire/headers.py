@@ -67,9 +67,6 @@ _MAX_DIGITS = 19
 _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
 """What a redelivered copy has no more, or anew: a delay is over, the limit is told as it is now."""
 
-_OF_COPIES = _ENDS_WITH_DELIVERY | {DELIVERY_COUNT, ORIGIN, PREVIOUS, FIRST_SENT_MS, ATTEMPTS_MS, SILENT_COUNT}
-"""What a redelivered copy has, or has no more: without any of these a message is a first copy and was not delayed."""
-
 _ENDS_WITH_DEATH = frozenset(
     {
         # What was counted and timed starts again.
@@ -217,17 +214,6 @@ def redelivery_headers(
     """
     given = list(headers or ())
     known = by_name(given)
-    if _OF_COPIES.isdisjoint(known) and not group:
-        # Nearly every message that is sent again is so for the first time: nothing is to be read or replaced.
-        previous, sent_at = b"%d:%d" % (queue_partition, message_offset), b"%d" % sent_at_ms
-        given += ((DELIVERY_COUNT, b"%d" % delivery_count), (ORIGIN, previous), (PREVIOUS, previous))
-        if sent_at_ms >= 0:
-            given += ((FIRST_SENT_MS, sent_at), (ATTEMPTS_MS, sent_at))
-        if is_silent:
-            given.append((SILENT_COUNT, b"1"))
-            if max_deliveries:
-                given.append((MAX_DELIVERIES, b"%d" % max_deliveries))
-        return given
     ours = {DELIVERY_COUNT: b"%d" % delivery_count}
     _tell_history(ours, known, queue_partition, message_offset, sent_at_ms)
     if is_silent:

@@ -74,10 +74,10 @@ def test_origin_and_first_sent_time_stay_those_of_the_first_copy() -> None:
     max_deliveries=st.sampled_from([0, 5]),
     sent_at_ms=st.sampled_from([-1, 0, 1_795_262_543_410]),
 )
-def test_first_redelivery_is_told_as_all_others_are(
+def test_first_redelivery_is_the_same_where_a_count_cannot_be_read(
     headers: Headers, *, is_silent: bool, max_deliveries: int, sent_at_ms: int
 ) -> None:
-    """It has a way of its own, which is short; a count that cannot be read, as if there was none, takes the other."""
+    """What cannot be read counts as absent, and is replaced."""
     first, other = (
         redelivery_headers(
             given_headers, delivery_count=1, queue_partition=3, message_offset=7, sent_at_ms=sent_at_ms,
