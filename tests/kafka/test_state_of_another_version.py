@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 import zlib
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from kmq_spark.core.state import STATE_VERSION
+from kmq_spark.kafka.cluster import Cluster
 from kmq_spark.spark.fold_rows import OUTPUT_SCHEMA, STATE_SCHEMA
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, read_markers
-from tests.kafka.stage import receive_all
+from tests.kafka.stage import receive_all, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,11 +57,24 @@ def write_checkpoint_of(version: int, stage: Stage, checkpoint: str) -> None:
     query.awaitTermination(100)
 
 
+def has_signed(stage: Stage) -> bool:
+    """Return whether a tracker has committed a place in the markers topic."""
+    topics = stage.layout.topics
+    with closing(Cluster(stage.bootstrap_servers, 10_000)) as cluster:
+        return bool(cluster.committed(topics.tracker_group, topics.markers_topic))
+
+
 @pytest.mark.slow
 def test_checkpoint_of_an_older_version_is_put_aside_and_rebuilt(stage: Stage) -> None:
     """An upgrade needs nobody's hands: what was in flight falls due as if nothing had been."""
-    stage.send("a")
+    stage.send("before")
     with stage.consumer() as consumer:
+        # The older one has worked here: without offsets of its group the checkpoint would be of a topic made anew.
+        with stage.tracking(checkpoint="earlier"):
+            receive_all(consumer, 1, ack=True)
+            consumer.flush()
+            assert wait_until(lambda: has_signed(stage))
+        stage.send("a")
         receive_all(consumer, 1)
         write_checkpoint_of(STATE_VERSION - 1, stage, str(stage.folder / "checkpoint" / stage.queue))
         with stage.tracking() as tracker:
