@@ -39,7 +39,7 @@ submit=$("$python" -c 'import os, pyspark; print(os.path.join(os.path.dirname(py
 if [ "$own_jars" ]; then
     :
 elif [ "${KMQ_PACKAGES:-}" = 1 ]; then
-    set -- --packages "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,io.delta:delta-spark_4.2_2.13:4.4.0" "$@"
+    set -- --packages "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,io.delta:delta-spark_4.2_2.13:4.4.0,com.globalmentor:hadoop-bare-naked-local-fs:0.1.0" "$@"
 else
     jars=$("$python" -m kmq_spark.local.jars paths spark)
     set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"

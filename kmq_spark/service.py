@@ -209,9 +209,8 @@ class QueueTracker:
     def _start_query(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> StreamingQuery:
         tracker, kafka = self._settings.tracker, self._settings.kafka
         topics = sender.topics
-        for key, value in (
-            streaming_settings(tracker.state_partitions) | local_checkpoint_settings(tracker.checkpoint_dir)
-        ).items():
+        files = local_checkpoint_settings(tracker.checkpoint_dir, self._spark)
+        for key, value in (streaming_settings(tracker.state_partitions) | files).items():
             self._spark.conf.set(key, value)
         source = MarkersSource(
             bootstrap_servers=kafka.bootstrap_servers,

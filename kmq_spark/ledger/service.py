@@ -162,7 +162,7 @@ class LedgerService:
             before = self._counts()
             if self.location.catalog:
                 create_catalog_views(self._spark, self.location)
-            for key, value in local_checkpoint_settings(self._checkpoints).items():
+            for key, value in local_checkpoint_settings(self._checkpoints, self._spark).items():
                 self._spark.conf.set(key, value)
             runs = [_Run(stream) for stream in streams_of(layouts)]
             try:

@@ -75,7 +75,7 @@ class Recording:
             for outcome in outcomes:
                 decided[outcome.marker_partition] += outcome.decisions.rows()
 
-        settings = streaming_settings(state_partitions) | local_checkpoint_settings(str(self._folder))
+        settings = streaming_settings(state_partitions) | local_checkpoint_settings(str(self._folder), self._spark)
         for key, value in settings.items():
             self._spark.conf.set(key, value)
         source = MarkersSource(

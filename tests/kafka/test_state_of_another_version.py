@@ -37,7 +37,7 @@ def write_checkpoint_of(version: int, stage: Stage, checkpoint: str) -> None:
         state.update((blob,))
         yield from ()
 
-    for key, value in (streaming_settings(2) | local_checkpoint_settings(str(stage.folder))).items():
+    for key, value in (streaming_settings(2) | local_checkpoint_settings(str(stage.folder), stage.spark)).items():
         stage.spark.conf.set(key, value)
     topic = stage.layout.topics.markers_topic
     source = MarkersSource(stage.bootstrap_servers, topic, {0: 0, 1: 0}, "older", 1_000_000, {})

@@ -16,14 +16,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_session_of_our_own_jars_writes_checkpoints_without_a_process_a_file(spark: SparkSession) -> None:
+    """Another one does it, too, with Hadoop's own file system."""
+    assert "BareLocalFileSystem" in local_checkpoint_settings("/somewhere", spark)["fs.file.impl"]
+    assert ".LocalFileSystem" in local_checkpoint_settings("/somewhere")["fs.file.impl"]
+
+
+@pytest.mark.parametrize("has_bare_files", [False, True], ids=["hadoop", "bare"])
+def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(
+    spark: SparkSession, tmp_path: Path, *, has_bare_files: bool
+) -> None:
     """
     Else the state of a batch that died before its commit outlives it, and what it had decided is lost.
 
     Sequence: batch 7 decides, its state says so, the tracker dies before its transaction; batch 7 is run again and
     decides nothing, as it must; its state is the one that the next restart has to find.
     """
-    for key, value in local_checkpoint_settings(str(tmp_path)).items():
+    for key, value in local_checkpoint_settings(str(tmp_path), spark if has_bare_files else None).items():
         spark.conf.set(key, value)
     jvm = spark._jvm
     assert jvm is not None
@@ -35,5 +44,8 @@ def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(spark: SparkS
         stream = manager.createAtomic(path(str(tmp_path / "7.changelog")), True)  # noqa: FBT003  # Spark's: overwrite
         stream.write(bytearray(content))
         stream.close()
-    assert (tmp_path / "7.changelog").read_bytes() == b"again"
-    assert [file.name for file in tmp_path.iterdir()] == ["7.changelog"]
+    read = manager.open(path(str(tmp_path / "7.changelog")))  # with its checksum
+    assert bytes(read.readAllBytes()) == b"again"
+    read.close()
+    assert [file.name for file in tmp_path.iterdir() if not file.name.startswith(".")] == ["7.changelog"]
+    assert (tmp_path / "7.changelog").stat().st_mode & 0o777 == 0o644
