@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow unit integration faults faults-short check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow unit integration faults faults-short soak check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -38,6 +38,9 @@ faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/r
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
 	@$(PYTEST) -m "faults and not slow"
+
+soak: .venv/.dev .venv/.jars ## run a busy queue for ten minutes and watch what grows
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

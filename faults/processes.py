@@ -77,6 +77,11 @@ class Child:
         return self._process.poll() is None
 
     @property
+    def group(self) -> int:
+        """The process group of it and of all that it started."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """As a shell gives it: 128 + n for signal n; None while it runs."""
         code = self._process.poll()

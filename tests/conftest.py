@@ -21,8 +21,9 @@ settings.register_profile("kmq", deadline=None)
 settings.load_profile("kmq")
 
 # For every JVM of Spark, ours and those of processes that tests start: within a test none earns back what the second
-# compiler takes, on two cores least of all.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# compiler takes, on two cores least of all. Without it Java reserves a fifth of the room for compiled code, which
+# Delta's tables fill within a minute; what then needs a new method handle takes the JVM down.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 
 @pytest.fixture(autouse=True)
