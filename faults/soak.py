@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -136,6 +137,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rate", type=int, default=200, help="messages a second")
     options = parser.parse_args()
+    # The messages left alone are lost leases, each a line.
+    logging.getLogger("kmq_spark.kafka").setLevel(logging.ERROR)
     with EmbeddedBroker() as broker, tempfile.TemporaryDirectory() as folder:
         soak = Soak(broker, Path(folder), options.rate)
         try:
