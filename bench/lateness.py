@@ -4,7 +4,7 @@ Measure how late redeliveries come: messages that expire at a steady rate, on a 
     .venv/bin/python bench/lateness.py [expiries a second, default 100] [partitions, default 4] [seconds, default 30]
 
 Lateness is the append time of the redelivered record less the deadline (append time of the START plus the lease): the
-broker's clock on both sides. The first third is left out, in which the JVM warms up.
+broker's clock on both sides. The first third is left out, in which the JVM warms up; `windows` are six equal parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from confluent_kafka import Producer
@@ -28,6 +28,9 @@ from kmq_spark.local.jars import jar_paths
 from kmq_spark.service import QueueTracker
 from kmq_spark.spark.session import build_session, session_settings
 from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 LEASE_MS = 2_000
 MESSAGE_BYTES = 200
@@ -65,11 +68,17 @@ def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> dict[
         "redelivered": len(measured),
         "batches": tracker.stats.batches,
         "early": int((measured < 0).sum()),
-        "lateness_ms": {name: int(np.percentile(warm, share)) for name, share in _SHARES.items()},
+        "lateness_ms": _spread(warm),
+        "windows": [_spread(part) for part in np.array_split(measured, WINDOWS) if len(part)],
     }
 
 
 _SHARES = {"p50": 50, "p99": 99, "max": 100}
+WINDOWS = 6
+
+
+def _spread(lateness_ms: npt.NDArray[np.int64]) -> dict[str, int]:
+    return {name: int(np.percentile(lateness_ms, share)) for name, share in _SHARES.items()}
 
 
 def _start_messages(bootstrap_servers: str, topic: str, rate_per_s: int, partitions: int, seconds: int) -> None:

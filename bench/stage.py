@@ -143,14 +143,18 @@ def memory_mib() -> dict[str, int]:
     own = Path("/proc/self").resolve().name
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_bytes()
-            pages = int((folder / "statm").read_text().split()[1])
+            command, mib = (folder / "cmdline").read_bytes(), resident_mib(folder)
         except (OSError, IndexError):
             continue
         kind = _kind_of(command, is_own=folder.name == own)
         if kind:
-            found[kind] += pages * 4096 // 2**20
+            found[kind] += mib
     return found
+
+
+def resident_mib(process: Path) -> int:
+    """Return the resident memory of a process, a folder of /proc, MiB; OSError or IndexError where it has ended."""
+    return int((process / "statm").read_text(encoding="ascii").split()[1]) * 4096 // 2**20
 
 
 def _kind_of(command: bytes, *, is_own: bool) -> str:

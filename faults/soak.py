@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.stage import resident_mib
 from faults.processes import TrackerChild
 from kmq_spark.demo.audit import audit
 from kmq_spark.kafka.consumer import QueueConsumer
@@ -55,7 +56,7 @@ class Soak:
 
     def __init__(self, broker: EmbeddedBroker, folder: Path, rate: int) -> None:
         """Make the queue and start its tracker."""
-        self._address, self._folder, self._rate = broker.bootstrap_servers, folder, rate
+        self._address, self._rate = broker.bootstrap_servers, rate
         self.layout: QueueLayout = create_queue("soak", bootstrap_servers=self._address, partitions=4)
         self.tracker = TrackerChild(self._address, "soak", folder, max_deliveries=0)
         self.samples: list[dict[str, int]] = []
@@ -120,12 +121,11 @@ class Soak:
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if os.getpgid(int(folder.name)) == self.tracker.group:
-                    pages = int((folder / "statm").read_text().split()[1])
                     kind = "jvm" if b"java" in (folder / "cmdline").read_bytes()[:200] else "python"
-                    sample[f"tracker_{kind}_mib"] += pages * 4096 // 2**20
+                    sample[f"tracker_{kind}_mib"] += resident_mib(folder)
             except (OSError, IndexError):
                 continue
-        sample["client_mib"] = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096 // 2**20
+        sample["client_mib"] = resident_mib(Path("/proc/self"))
         sample["checkpoint_files"] = sum(len(files) for _, _, files in os.walk(self.tracker.checkpoint_dir))
         self.samples.append(sample)
         sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {sample}\n")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
-_FILES = "org.apache.hadoop.fs.LocalFileSystem"
+_HADOOP_FILES = "org.apache.hadoop.fs.LocalFileSystem"
 _BARE_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-"""The same, but that a file's mode is set by Java's file API instead of a `chmod` process: a quarter of the time."""
+"""The same, but that a file's mode is set by Java's file API instead of a `chmod` process for each."""
 
 _MOUNTED_STORES = ("/Volumes/", "/Workspace/", "/dbfs/")
 """Where Databricks shows object stores as folders: a rename there is none, so its own checkpoint manager must stay."""
@@ -137,7 +137,7 @@ def local_checkpoint_settings(checkpoint_dir: str, session: SparkSession | None 
         return {
             # Renames through Java's own file API instead of Hadoop's FileContext, which forks twice for each file.
             "spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES,
-            "fs.file.impl": _BARE_FILES if session is not None and _has_bare_files(session) else _FILES,
+            "fs.file.impl": _BARE_FILES if session is not None and _has_bare_files(session) else _HADOOP_FILES,
             # Else whoever asked for the local file system first has chosen for everybody.
             "fs.file.impl.disable.cache": "true",
         }

@@ -22,6 +22,16 @@ def test_session_of_our_own_jars_writes_checkpoints_without_a_process_a_file(spa
     assert ".LocalFileSystem" in local_checkpoint_settings("/somewhere")["fs.file.impl"]
 
 
+def test_snapshot_that_could_not_be_uploaded_is_told(spark: SparkSession) -> None:
+    """Spark says so at level WARN, and goes on until the query fails; the loggers around it are silent."""
+    jvm = spark._jvm
+    assert jvm is not None
+    package = "org.apache.spark.sql.execution.streaming"
+    loggers = jvm.org.apache.logging.log4j.LogManager
+    assert loggers.getLogger(f"{package}.state.RocksDBStateStoreProvider").isWarnEnabled()
+    assert not loggers.getLogger(package).isErrorEnabled()
+
+
 @pytest.mark.parametrize("has_bare_files", [False, True], ids=["hadoop", "bare"])
 def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(
     spark: SparkSession, tmp_path: Path, *, has_bare_files: bool

@@ -12,6 +12,7 @@ import pytest
 
 from kmq_spark.errors import SetupError
 from kmq_spark.local import archive
+from kmq_spark.local.jars import read_lock
 
 ROOT = Path(__file__).parents[2]
 JOB = "jobs/redelivery_tracker.py"
@@ -80,6 +81,7 @@ def test_packages_go_in_place_of_the_locked_jars(python: Path) -> None:
     ours = submitted(python, JOB, KMQ_PACKAGES="1")
     theirs = submitted(python, "--packages", "a:b:1", JOB)
     assert "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in after("--packages", ours)
+    assert {*after("--packages", ours).split(",")} <= {jar.coordinate for jar in read_lock()["spark"]}
     assert after("--packages", theirs) == "a:b:1"
     assert "--jars" not in ours + theirs
 
