@@ -27,7 +27,7 @@ unit: .venv/.dev ## run the tests that need no JVM
 integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
 	@$(PYTEST) -m "(spark or kafka) and not faults and not slow"
 
-bench: .venv/.dev .venv/.jars ## measure everything, about half an hour; writes bench/results.json, .md and .png
+bench: .venv/.dev .venv/.jars ## measure everything, about forty minutes; writes bench/results.json, .md and .png
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run
 
 bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen

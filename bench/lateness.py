@@ -1,10 +1,11 @@
 """
 Measure how late redeliveries come: messages that expire at a steady rate, on a real broker and a real tracker.
 
-    .venv/bin/python bench/lateness.py [expiries a second, default 100] [partitions, default 4] [seconds, default 30]
+    .venv/bin/python -m bench.lateness [expiries a second, default 100] [partitions, default 4] [seconds, default 120]
 
 Lateness is the append time of the redelivered record less the deadline (append time of the START plus the lease): the
-broker's clock on both sides. The first third is left out, in which the JVM warms up; `windows` are six equal parts.
+broker's clock on both sides. The first half is left out: trackers run for weeks, and in its first minute half of two
+cores is Java's compiler. `windows` are six equal parts of the whole, so that the cold ones are told, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from confluent_kafka import Producer
 
+from bench.stage import every_lateness
 from kmq_spark.config import load_settings
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.kafka.producer import QueueProducer
@@ -36,7 +38,7 @@ LEASE_MS = 2_000
 MESSAGE_BYTES = 200
 
 
-def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> dict[str, Any]:
+def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 120) -> dict[str, Any]:
     """Start messages as a consumer would and never end them; return the figures."""
     with EmbeddedBroker() as broker, tempfile.TemporaryDirectory() as folder:
         queue = create_queue("bench", bootstrap_servers=broker.bootstrap_servers, partitions=partitions).topics
@@ -52,6 +54,7 @@ def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> dict[
         )
         spark = build_session("kmq-bench", master="local[2]", settings=session_settings(jar_paths("spark")))
         tracker = QueueTracker(spark, queue.queue, settings)
+        late = every_lateness(tracker)
         thread = threading.Thread(target=tracker.run)
         thread.start()
         tracker.wait_ready(120)
@@ -60,12 +63,12 @@ def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 30) -> dict[
         tracker.stop()
         thread.join()
         spark.stop()
-    measured = np.array(tracker.stats.lateness_ms)
-    warm = measured[len(measured) // 3 :]
+    measured = np.array(late)
+    warm = measured[len(measured) // 2 :]
     return {
         "expiries_per_s": rate_per_s,
         "partitions": partitions,
-        "redelivered": len(measured),
+        "redelivered": tracker.stats.redelivered,
         "batches": tracker.stats.batches,
         "early": int((measured < 0).sum()),
         "lateness_ms": _spread(warm),

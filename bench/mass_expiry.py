@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from confluent_kafka import Producer
 
-from bench.stage import Bench, markers_of, memory_mib, wait_until
+from bench.stage import Bench, every_lateness, markers_of, memory_mib, wait_until
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.wire.codec import encode_marker
 
@@ -43,6 +43,7 @@ def measure(bench: Bench, count: int) -> dict[str, Any]:
     bench.send(other.queue_topic, BESIDE)
     producer = Producer({"bootstrap.servers": bench.broker.bootstrap_servers, "linger.ms": 0})
     with bench.tracking(queue) as tracker, bench.tracking(other) as beside:
+        late = every_lateness(tracker)
         # Held for good by somebody, who acks them one by one during the flood.
         held = markers_of(MarkerType.START, BESIDE, 3_600_000, first=count // PARTITIONS)
         bench.write(queue.markers_topic, held)
@@ -58,7 +59,7 @@ def measure(bench: Bench, count: int) -> dict[str, Any]:
         took_s = time.monotonic() - began_s
         for each in (ends, others):
             each.stop()
-        lateness_ms = np.array(tracker.stats.lateness_ms)
+        lateness_ms = np.array(late)
         others_ms = list(beside.stats.lateness_ms)
     return {
         "messages": count,

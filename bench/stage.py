@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+from array import array
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,13 @@ def markers_of(
         ranges = whole if step == 1 else tuple(OffsetRange(begin + step * number, 1) for number in range(size))
         for partition in range(partitions):
             yield Marker(kind, partition, ranges, redeliver_after_ms=lease_ms)
+
+
+def every_lateness(tracker: QueueTracker) -> array[int]:
+    """Return what fills with the lateness of every redelivery from now on, ms; a tracker itself keeps the newest."""
+    found: array[int] = array("q")
+    tracker.on_batch = lambda _, sent: found.extend(sent.lateness_ms)
+    return found
 
 
 def memory_mib() -> dict[str, int]:

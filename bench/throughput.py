@@ -1,10 +1,11 @@
 """
 Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
 
-    .venv/bin/python -m bench.throughput [--rounds 3] [--sizes 100,1024,10240] [--consumers 1,4] [--mib 600]
+    .venv/bin/python -m bench.throughput [--rounds 3] [--warm-up 3] [--sizes 100,1024] [--consumers 1,4] [--mib 600]
 
 Every round gives each contender a topic of its own with the same messages, and a process of its own; our contenders
-have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run.
+have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run. The
+first rounds do not count: broker and tracker are compiled in them, and either rate doubles meanwhile.
 """
 
 from __future__ import annotations
@@ -37,11 +38,15 @@ FAR_OFFSET = 1_000_000_000
 _numbers = itertools.count()
 
 
-def measure(bench: Bench, *, rounds: int, sizes: Sequence[int], consumers: Sequence[int], mib: int) -> dict[str, Any]:
+def measure(
+    bench: Bench, *, rounds: int, warm_up: int, sizes: Sequence[int], consumers: Sequence[int], mib: int
+) -> dict[str, Any]:
     """Return the rates of all contenders, by size and number of consumers, and the ratios of their medians."""
     cases = []
+    for _ in range(warm_up):
+        _say_warm({kind: _rate(bench, kind, _count(mib, sizes[0]), sizes[0], consumers[0]) for kind in KINDS})
     for size in sizes:
-        count = min(MAX_MESSAGES, mib * 2**20 // size)
+        count = _count(mib, size)
         for consumer_count in consumers:
             rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
             for _ in range(rounds):
@@ -65,6 +70,10 @@ def ratios(case: dict[str, Any]) -> dict[str, float]:
 def group_of(topic: str) -> str:
     """Return the consumer group of a contender."""
     return f"{topic}-group"
+
+
+def _count(mib: int, size: int) -> int:
+    return min(MAX_MESSAGES, mib * 2**20 // size)
 
 
 def _spread(rates: dict[str, list[float]]) -> dict[str, dict[str, int]]:
@@ -122,15 +131,25 @@ def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -
     return float(done / seconds)
 
 
+def _say_warm(rates: dict[str, float]) -> None:
+    _say_rates("warming up", {kind: round(rate) for kind, rate in rates.items()})
+
+
 def _say(case: dict[str, Any]) -> None:
-    per_s = "  ".join(f"{kind} {spread['median']:,}" for kind, spread in case["per_s"].items())
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {case['bytes']} B, {case['consumers']} consumer(s): {per_s}\n")
+    medians = {kind: spread["median"] for kind, spread in case["per_s"].items()}
+    _say_rates(f"{case['bytes']} B, {case['consumers']} consumer(s)", medians)
+
+
+def _say_rates(what: str, rates: dict[str, int]) -> None:
+    per_s = "  ".join(f"{kind} {rate:,}" for kind, rate in rates.items())
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}: {per_s}\n")
 
 
 def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.throughput")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=3, help="rounds of the first case that do not count")
     parser.add_argument("--sizes", default="100,1024,10240")
     parser.add_argument("--consumers", default="1,4")
     parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most two million messages")
@@ -138,7 +157,14 @@ def main() -> None:
     bench = Bench()
     try:
         sizes, consumers = ([int(part) for part in text.split(",")] for text in (options.sizes, options.consumers))
-        result = measure(bench, rounds=options.rounds, sizes=sizes, consumers=consumers, mib=options.mib)
+        result = measure(
+            bench,
+            rounds=options.rounds,
+            warm_up=options.warm_up,
+            sizes=sizes,
+            consumers=consumers,
+            mib=options.mib,
+        )
     finally:
         bench.close()
     sys.stdout.write(json.dumps(result) + "\n")
