@@ -10,11 +10,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import load_settings
-from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.core.in_flight import ranges_of
+from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
@@ -115,7 +117,7 @@ class Bench:
 
 
 def markers_of(
-    kind: MarkerType, count: int, lease_ms: int = 0, *, step: int = 1, first: int = 0, partitions: int = PARTITIONS
+    kind: MarkerType, count: int, lease_ms: int = 0, *, gap: int = 1, first: int = 0, partitions: int = PARTITIONS
 ) -> Iterator[Marker]:
     """
     Yield markers that cover so many messages, evenly over the partitions.
@@ -124,16 +126,15 @@ def markers_of(
         kind: START or END.
         count: Messages altogether.
         lease_ms: Of a START.
-        step: Distance of one message to the next: with 2 no two are neighbours.
+        gap: From one message to the next at most; more than 1 are between 2 and this, so that no two are neighbours.
         first: First offset in each partition.
         partitions: Of the queue.
     """
     each = count // partitions
+    gaps = np.ones(each, np.int64) if gap == 1 else np.random.default_rng(1).integers(2, gap + 1, each)
+    offsets = first + np.cumsum(gaps) - gaps[:1]
     for at in range(0, each, PER_MARKER):
-        size = min(PER_MARKER, each - at)
-        begin = first + at * step
-        whole = (OffsetRange(begin, size),)
-        ranges = whole if step == 1 else tuple(OffsetRange(begin + step * number, 1) for number in range(size))
+        ranges = ranges_of(offsets[at : at + PER_MARKER])
         for partition in range(partitions):
             yield Marker(kind, partition, ranges, redeliver_after_ms=lease_ms)
 

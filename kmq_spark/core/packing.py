@@ -1,11 +1,14 @@
 """
-Integer columns as few bytes: offset from the smallest value, in the narrowest width that holds the largest.
+Integer columns as few bytes: offset from the smallest value, in the narrowest width that holds the largest; long ones
+as runs of equal values, or as the steps from each value to the next, where that is shorter.
 
 Rule 1: a column of equal values takes no bytes at all but its base.
 Rule 2: reading checks lengths before it trusts them.
 
 Why: the state of a partition travels between the Python worker, Spark and its state store in every batch, so bytes cost
-more than the few milliseconds of packing. Source: frame-of-reference coding, as in Parquet and Lucene.
+more than the milliseconds of packing. Messages that were started together share a deadline (runs), and their offsets
+lie near each other (steps): about a byte a message is left where no two are neighbours.
+Source: frame-of-reference, run-length and delta coding, as in Parquet and Lucene.
 """
 
 from __future__ import annotations
@@ -20,8 +23,21 @@ from kmq_spark.errors import StateError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_HEAD = struct.Struct("<qqq")  # length, width in bytes, base
+_HEAD = struct.Struct("<qqq")  # length, width in bytes or coding, base or first value
 _WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<i8")}
+
+_RUNS, _STEPS = -1, -2
+"""In the place of a width: a column of values and one of lengths follow; or a column of steps."""
+
+WORTH_LOOKING = 1_000
+"""Values from which on a shorter coding is looked for: below, the look costs more than the bytes."""
+
+_RUN_BYTES = 12
+"""What a run takes at most, but for absurd lengths: a value of 8 bytes and a length of 4."""
+
+_MOST_NESTED = 8
+"""Columns within columns that a reader accepts; each step or run is of a narrower or a shorter one, so 5 are the most
+that are written."""
 
 
 def pack_column(column: NDArray[np.int64]) -> list[bytes | memoryview]:
@@ -32,7 +48,7 @@ def pack_column(column: NDArray[np.int64]) -> list[bytes | memoryview]:
         column: Whole numbers; the largest less the smallest must fit into an int64.
 
     Returns:
-        A head and, unless all values are equal, the values.
+        A head and, unless all values are equal, the values in the coding that suits them.
     """
     if not len(column):
         return [_HEAD.pack(0, 0, 0)]
@@ -41,31 +57,73 @@ def pack_column(column: NDArray[np.int64]) -> list[bytes | memoryview]:
         return [_HEAD.pack(len(column), 0, base)]
     width = next(width for width in _WIDTHS if top - base < 1 << 8 * width)
     packed = (column - base).astype(_WIDTHS[width])
-    return [_HEAD.pack(len(column), width, base), packed.data.cast("B")]
+    shorter = _shorter(column, packed) if len(column) >= WORTH_LOOKING else []
+    return shorter or [_HEAD.pack(len(column), width, base), packed.data.cast("B")]
 
 
-def unpack_column(blob: memoryview, at: int) -> tuple[NDArray[np.int64], int]:
+def unpack_column(blob: memoryview, at: int, *, nested: int = 0) -> tuple[NDArray[np.int64], int]:
     """
     Read a column.
 
     Args:
         blob: Bytes of many columns.
         at: Where this one begins.
+        nested: Columns that this one is a part of.
 
     Returns:
-        The values, and where the next column begins.
+        The values, not to be written to, and where the next column begins.
 
     Raises:
-        StateError: There are fewer bytes than the column says, or its width is unknown.
+        StateError: There are fewer bytes than the column says, its coding is unknown, or its parts contradict it.
     """
     if len(blob) - at < _HEAD.size:
         raise StateError(f"column cut short: got {len(blob) - at} bytes, at least {_HEAD.size} needed")
     length, width, base = _HEAD.unpack_from(blob, at)
     at += _HEAD.size
     if width == 0:
-        return np.full(length, base, dtype=np.int64), at
+        # One number in memory, however long.
+        return np.broadcast_to(np.int64(base), (length,)), at
+    if width in {_RUNS, _STEPS}:
+        if nested >= _MOST_NESTED:
+            raise StateError(f"column nested too deep: got more than {_MOST_NESTED} columns in one another")
+        return (_unpack_runs if width == _RUNS else _unpack_steps)(blob, at, length, base, nested + 1)
     if width not in _WIDTHS or not 0 <= length <= (len(blob) - at) // width:
         raise StateError(f"column cut short: got {len(blob) - at} bytes for {length!r} values of {width!r} bytes")
     values = np.frombuffer(blob, dtype=_WIDTHS[width], count=length, offset=at).astype(np.int64)
     values += base
     return values, at + length * width
+
+
+def _shorter(column: NDArray[np.int64], packed: NDArray[Any]) -> list[bytes | memoryview]:
+    """Return the column as runs or steps; nothing where neither is shorter."""
+    is_first = np.ones(len(packed), dtype=np.bool_)
+    np.not_equal(packed[1:], packed[:-1], out=is_first[1:])
+    if int(np.count_nonzero(is_first)) * _RUN_BYTES < packed.nbytes:
+        first = np.flatnonzero(is_first)
+        lengths = np.diff(first, append=len(column))
+        return [_HEAD.pack(len(column), _RUNS, 0), *pack_column(column[first]), *pack_column(lengths)]
+    if packed.itemsize == 1:
+        return []
+    steps = np.diff(column)
+    if int(steps.max()) - int(steps.min()) >= 1 << 4 * packed.itemsize:  # not half as wide
+        return []
+    return [_HEAD.pack(len(column), _STEPS, int(column[0])), *pack_column(steps)]
+
+
+def _unpack_runs(blob: memoryview, at: int, length: int, _: int, nested: int) -> tuple[NDArray[np.int64], int]:
+    values, at = unpack_column(blob, at, nested=nested)
+    lengths, at = unpack_column(blob, at, nested=nested)
+    if len(values) != len(lengths) or int(lengths.min(initial=1)) < 1 or int(lengths.sum()) != length:
+        raise StateError(f"runs contradict each other: got {len(values)} and {len(lengths)} for {length!r} values")
+    return np.repeat(values, lengths), at
+
+
+def _unpack_steps(blob: memoryview, at: int, length: int, first: int, nested: int) -> tuple[NDArray[np.int64], int]:
+    steps, at = unpack_column(blob, at, nested=nested)
+    if len(steps) != length - 1:
+        raise StateError(f"steps contradict their column: got {len(steps)} for {length!r} values")
+    values = np.empty(length, dtype=np.int64)
+    values[0] = first
+    np.cumsum(steps, out=values[1:])
+    values[1:] += first
+    return values, at

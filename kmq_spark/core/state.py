@@ -3,7 +3,7 @@ What the fold keeps of one markers partition between batches, and its bytes.
 
 Rule 1: the bytes are versioned; what does not fit is refused, never guessed.
 Rule 2: neighbours that were started together and not touched since are one run: a consumer that holds 500 messages in
-a row costs as much as one that holds one.
+a row costs as much as one that holds one. Where no two are neighbours a message costs about a byte (`packing.py`).
 
 The blob: magic, version, number of counters, CRC-32 of all that follows; clock, next marker offset, offset of the last
 TICK that decided, counters; then twice, for what is in flight and what is unconfirmed: the runs as packed columns, the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the markers topic"

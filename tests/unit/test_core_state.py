@@ -43,7 +43,7 @@ def rows_of(state: PartitionState) -> list[list[int]]:
     return [column.tolist() for column in named]
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 3) -> bytes:
+def sealed(counter_count: int, rest: bytes, version: int = 4) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -110,14 +110,14 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 3 with up to 14"),
-        (sealed(14, bytes(400), version=2), "version 2 with 14 counters, this build reads version 3 with up to 14"),
-        (sealed(99, bytes(400)), "version 3 with 99 counters, this build reads version 3 with up to 14"),
+        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 4 with up to 14"),
+        (sealed(14, bytes(400), version=3), "version 3 with 14 counters, this build reads version 4 with up to 14"),
+        (sealed(99, bytes(400)), "version 4 with 99 counters, this build reads version 4 with up to 14"),
         (sealed(14, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(24)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(24) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
         (sealed(0, bytes(24) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
-        (sealed(0, bytes(24) + struct.pack("<qqq", -2, 0, 0)), "negative dimensions"),
+        (sealed(0, bytes(24) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(24) + struct.pack("<qqq", 1, 0, 0) + bytes(7 * 24)), "columns of unequal length"),
         (sealed(0, bytes(24 + 16 * 24) + b"x"), "length differs: got 409 bytes, 408 expected"),
     ],
@@ -166,3 +166,72 @@ def test_column_survives_packing(values: list[int]) -> None:
 def test_column_takes_the_narrowest_width(span: int, width: int) -> None:
     """A head of 24 bytes, then two values."""
     assert 24 + 2 * width == len(b"".join(pack_column(np.array([1_000, 1_000 + span], dtype=np.int64))))
+
+
+def long_column(pieces: list[tuple[int, int, int]]) -> list[int]:
+    """Return values in pieces (first, step, count): runs where the step is 0."""
+    return [first + step * number for first, step, count in pieces for number in range(count)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 300), st.integers(1, 700)), min_size=1, max_size=6))
+def test_long_column_survives_packing_and_gets_no_longer(pieces: list[tuple[int, int, int]]) -> None:
+    """Runs, steps, steps of steps: whatever coding is chosen."""
+    values = long_column(pieces)
+    blob = b"".join(pack_column(np.array(values, dtype=np.int64)))
+    again, at = unpack_column(memoryview(blob), 0)
+    assert values == again.tolist()
+    assert len(blob) == at
+    assert len(blob) <= 24 * 8 + 8 * len(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "most_bytes"),
+    [
+        (np.cumsum(np.arange(100_000) % 7 + 2), 100_000 + 100),  # offsets of which no two are neighbours: steps
+        (np.repeat(np.arange(200) ** 3, 500), 200 * 4 + 200),  # deadlines of what was started together: runs
+        (np.arange(100_000) * 3, 100),  # steps that are all the same
+        (np.arange(100_000) % 200, 100_000 + 24),  # neither is shorter
+    ],
+)
+def test_long_column_takes_the_coding_that_suits_it(values: np.ndarray, most_bytes: int) -> None:
+    """Neighbours that say the same are said once."""
+    blob = b"".join(pack_column(values))
+    again, _ = unpack_column(memoryview(blob), 0)
+    assert (again == values).all()
+    assert len(blob) <= most_bytes
+
+
+def test_scattered_messages_cost_about_a_byte_each() -> None:
+    """Of 20,000 messages started 500 at a time no two are neighbours."""
+    gaps = np.random.default_rng(1).integers(2, 6, 20_000)
+    offsets = np.cumsum(gaps).tolist()
+    starts = [
+        start(offsets[at], ranges=[(offset, 1) for offset in offsets[at : at + 500]]) for at in range(0, 20_000, 500)
+    ]
+    state = fold(PartitionState.empty(), log(*starts), Rules()).state
+    blob = state.to_bytes()
+    assert len(blob) < 1.1 * 20_000
+    assert rows_of(PartitionState.from_bytes(blob)) == rows_of(state)
+
+
+HEAD_OF_COLUMN = struct.Struct("<qqq")
+
+
+@pytest.mark.parametrize(
+    ("parts", "finding"),
+    [
+        ([(5, -1, 0), (2, 0, 7), (1, 0, 5)], "runs contradict each other: got 2 and 1 for 5 values"),
+        ([(5, -1, 0), (2, 0, 7), (2, 0, 2)], "runs contradict each other: got 2 and 2 for 5 values"),
+        ([(0, -1, 0), (2, 0, 7), (2, 0, 0)], "runs contradict each other: got 2 and 2 for 0 values"),
+        ([(5, -2, 1), (5, 0, 1)], "steps contradict their column: got 5 for 5 values"),
+        ([(0, -2, 1), (0, 0, 1)], "steps contradict their column: got 0 for 0 values"),
+        ([(5, -2, 1)] * 12, "nested too deep: got more than 8"),
+        ([(5, -3, 1)], "got 0 bytes for 5 values of -3 bytes"),
+        ([(5, -1, 1)], "column cut short: got 0 bytes, at least 24 needed"),
+    ],
+)
+def test_column_that_contradicts_itself_is_refused(parts: list[tuple[int, int, int]], finding: str) -> None:
+    """Nothing is guessed, and nothing that a few bytes claim takes memory."""
+    blob = b"".join(HEAD_OF_COLUMN.pack(*part) for part in parts)
+    with pytest.raises(StateError, match=finding):
+        unpack_column(memoryview(blob), 0)
