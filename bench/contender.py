@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from kmq_spark import Message
 
-IDLE_S = 3.0
-"""A contender that got nothing for so long has read all there is."""
+IDLE_S = 5.0
+"""A contender that got nothing for so long has read all there is, where it cannot know its part of it."""
+
+STALLED_S = 30.0
+"""One that knows what there is waits longer: disks of shared machines stand still for seconds now and then."""
 
 FIRST_S = 30.0
 """How long the first message may take: groups are joined, share groups set up."""
@@ -38,13 +41,17 @@ class Work(NamedTuple):
     bootstrap_servers: str
     topic: str
     group: str
+    messages: int = 0
+    """All that there are for it; 0 where nobody knows, since several share them."""
 
 
 class Tally:
     """Counts messages and bytes, and knows when the first and the last came."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, expected: int = 0) -> None:
+        """Start with none; it is over with as many as are expected, if that is known."""
+        self._expected = expected
+        self._idle_s = STALLED_S if expected else IDLE_S
         self.messages = self.bytes = 0
         self.first_s = self.last_s = 0.0
         self._began_s = time.monotonic()
@@ -62,9 +69,11 @@ class Tally:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing came for a while."""
+        """Whether all is done, or nothing came for a while."""
         now = time.monotonic()
-        return now - self.last_s > IDLE_S if self.messages else now - self._began_s > FIRST_S
+        if self._expected and self.messages >= self._expected:
+            return True
+        return now - self.last_s > self._idle_s if self.messages else now - self._began_s > FIRST_S
 
 
 def of_group(work: Work) -> dict[str, Any]:
@@ -170,8 +179,9 @@ def main(kind: str, text: str) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
-    tally = Tally()
-    CONTENDERS[kind](Work(**values), tally)
+    work = Work(**values)
+    tally = Tally(work.messages)
+    CONTENDERS[kind](work, tally)
     result = {"messages": tally.messages, "bytes": tally.bytes, "first_s": tally.first_s, "last_s": tally.last_s}
     sys.stdout.write(json.dumps(result) + "\n")
 

@@ -118,7 +118,10 @@ def _warm_up(bench: Bench, tracker: QueueTracker, markers_topic: str) -> None:
 
 
 def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -> float:
-    work = {"bootstrap_servers": bench.broker.bootstrap_servers, "topic": topic, "group": group_of(topic)}
+    work = {
+        "bootstrap_servers": bench.broker.bootstrap_servers, "topic": topic, "group": group_of(topic),
+        "messages": count if consumer_count == 1 else 0,
+    }  # fmt: skip
     command = [sys.executable, "-m", "bench.contender", kind, json.dumps(work)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(min(consumer_count, PARTITIONS))]
     results = [json.loads(child.communicate()[0]) for child in children]
