@@ -22,7 +22,7 @@ from bench.report import write_picture, write_table
 from bench.stage import Bench
 
 HERE = Path(__file__).resolve().parent
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS = 2
 """All of the first case, a minute each: a broker and a tracker are compiled for minutes, and run for weeks."""
 
 LATENESS_S = {1: 120, 100: 120, 10_000: 60}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import threading
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import load_settings
@@ -86,22 +88,38 @@ class Bench:
             thread.join()
 
     def send(self, topic: str, count: int, size: int = MESSAGE_BYTES, partitions: int = PARTITIONS) -> None:
-        """Send plain messages, evenly over the partitions, and wait for them."""
+        """Send plain messages, evenly over the partitions, and wait for them; what is refused is sent again."""
+        refused: list[KafkaMessage] = []
+        errors: set[str] = set()
+
+        def on_error(error: KafkaError, record: KafkaMessage) -> None:
+            errors.add(error.name())
+            refused.append(record)
+
         producer = Producer(
             {
                 "bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 20, "batch.size": 500_000,
                 "queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 262_144,
+                "delivery.report.only.error": True, "on_delivery": on_error,
             }
         )  # fmt: skip
         value = bytes(size)
-        for number in range(count):
-            while True:
-                try:
-                    producer.produce(topic, value, partition=number % partitions)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-        producer.flush()
+        wanted: Iterable[int] = (number % partitions for number in range(count))
+        while True:
+            for partition in wanted:
+                while True:
+                    try:
+                        producer.produce(topic, value, partition=partition)
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
+            producer.flush()
+            if not refused:
+                return
+            # A topic that was made a moment ago may be unknown to its broker still.
+            sys.stderr.write(f"{len(refused)} messages of {topic} are sent again: {', '.join(sorted(errors))}\n")
+            wanted = [record.partition() or 0 for record in refused]
+            refused.clear()
 
     def write(self, topic: str, markers: Iterable[Marker]) -> None:
         """Write markers, each to the partition of its messages, and wait for them."""

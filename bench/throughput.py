@@ -1,7 +1,7 @@
 """
 Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
 
-    .venv/bin/python -m bench.throughput [--rounds 3] [--warm-up 3] [--sizes 100,1024] [--consumers 1,4] [--mib 600]
+    .venv/bin/python -m bench.throughput [--rounds 3] [--warm-up 2] [--sizes 100,1024] [--consumers 1,4] [--mib 600]
 
 Every round gives each contender a topic of its own with the same messages, and a process of its own; our contenders
 have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run. The
@@ -152,7 +152,7 @@ def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.throughput")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=3, help="rounds of the first case that do not count")
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds of the first case that do not count")
     parser.add_argument("--sizes", default="100,1024,10240")
     parser.add_argument("--consumers", default="1,4")
     parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most two million messages")
