@@ -151,10 +151,11 @@ def run(work: Work, tally: Tally) -> None:
         seen = 0
         while not tally.is_over:
             time.sleep(0.01)
-            if len(sizes) > seen:
+            count = len(sizes)  # once: the handler's thread goes on meanwhile
+            if count > seen:
                 tally.begin()
-                tally.add(len(sizes) - seen, 0)
-                seen = len(sizes)
+                tally.add(count - seen, 0)
+                seen = count
         consumer.stop()
 
     consumer = _ours(work)
