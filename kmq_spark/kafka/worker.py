@@ -187,8 +187,6 @@ class Worker:
             except KmqError as error:
                 if not error.retriable:
                     raise
-                # The intake has sought back to the first batch that was under way.
-                self._under_way.clear()
                 logger.warning("receiving failed, trying again: %s", error, extra={"action": "receive_failed"})
                 self._stopping.wait(RETRY_PAUSE_S)
 
@@ -225,7 +223,12 @@ class Worker:
 
     def _finish_start(self) -> list[Message]:
         batch = self._under_way[0]
-        self._intake.wait_until_durable(batch)
+        try:
+            self._intake.wait_until_durable(batch)
+        except KmqError:
+            # The intake has sought back to it. After other failures, a fetch's for one, what is under way goes on.
+            self._under_way.clear()
+            raise
         self._under_way.popleft()
         self._intake.commit(batch)
         return batch.messages

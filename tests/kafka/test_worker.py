@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
-from kmq_spark.errors import ConfigError
+from kmq_spark.errors import ConfigError, KafkaClientError
 from kmq_spark.kafka.consumer import QueueConsumer
 from tests.kafka.conftest import Queue
 
@@ -79,6 +79,27 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
     (release,) = queue.markers(MarkerType.KEEPALIVE)
     assert (covered(release.marker), release.marker.redeliver_after_ms) == ([0], 1_234)
     assert not release.marker.never_handed_out
+
+
+def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
+    """A broker that cannot be found for a moment, for one: what was started before is handed out all the same."""
+    queue.send(*map(str, range(1_000)))
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    seen: list[int] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.id.message_offset)
+        if len(seen) % 100 == 50:
+            consumer._intake._fetcher._error = KafkaClientError("no such host", code="_RESOLVE", retriable=True)
+        if len(seen) == 1_000:
+            consumer.stop()
+
+    timer = threading.Timer(20, consumer.stop)  # below the lease, after which what was dropped would come again
+    timer.start()
+    summary = consumer.run(handler, concurrency=1, max_batch=20)
+    timer.cancel()
+    assert sorted(seen) == list(range(1_000))
+    assert summary.acked == 1_000
 
 
 def test_handler_that_settles_is_not_acknowledged_for(queue: Queue) -> None:
