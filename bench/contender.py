@@ -27,7 +27,7 @@ IDLE_S = 5.0
 """A contender that got nothing for so long has read all there is, where it cannot know its part of it."""
 
 STALLED_S = 30.0
-"""One that knows what there is waits longer: disks of shared machines stand still for seconds now and then."""
+"""One that knows what there is waits longer: a pause is no end."""
 
 FIRST_S = 30.0
 """How long the first message may take: groups are joined, share groups set up."""

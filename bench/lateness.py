@@ -15,12 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from confluent_kafka import Producer
 
-from bench.stage import every_lateness
+from bench.stage import every_lateness, spread
 from kmq_spark.config import load_settings
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.kafka.producer import QueueProducer
@@ -31,11 +31,9 @@ from kmq_spark.service import QueueTracker
 from kmq_spark.spark.session import build_session, session_settings
 from kmq_spark.wire.codec import encode_marker
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 LEASE_MS = 2_000
 MESSAGE_BYTES = 200
+WINDOWS = 6
 
 
 def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 120) -> dict[str, Any]:
@@ -71,17 +69,9 @@ def main(rate_per_s: int = 100, partitions: int = 4, seconds: int = 120) -> dict
         "redelivered": tracker.stats.redelivered,
         "batches": tracker.stats.batches,
         "early": int((measured < 0).sum()),
-        "lateness_ms": _spread(warm),
-        "windows": [_spread(part) for part in np.array_split(measured, WINDOWS) if len(part)],
+        "lateness_ms": spread(warm),
+        "windows": [spread(part) for part in np.array_split(measured, WINDOWS) if len(part)],
     }
-
-
-_SHARES = {"p50": 50, "p99": 99, "max": 100}
-WINDOWS = 6
-
-
-def _spread(lateness_ms: npt.NDArray[np.int64]) -> dict[str, int]:
-    return {name: int(np.percentile(lateness_ms, share)) for name, share in _SHARES.items()}
 
 
 def _start_messages(bootstrap_servers: str, topic: str, rate_per_s: int, partitions: int, seconds: int) -> None:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from confluent_kafka import Producer
 
-from bench.stage import Bench, every_lateness, markers_of, memory_mib, wait_until
+from bench.stage import Bench, every_lateness, markers_of, memory_mib, spread, wait_until
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kmq_spark.service import QueueTracker
 
@@ -69,8 +69,8 @@ def measure(bench: Bench, count: int) -> dict[str, Any]:
         "batches": tracker.stats.batches,
         "took_s": round(took_s, 1),
         "peak_rss_mib": peak,
-        "end_folded_ms": _spread(ends.folded_ms),
-        "other_queue_lateness_ms": {"before": _spread(others_ms[:calm]), "in_the_flood": _spread(others_ms[calm:])},
+        "end_folded_ms": spread(ends.folded_ms),
+        "other_queue_lateness_ms": {"before": spread(others_ms[:calm]), "in_the_flood": spread(others_ms[calm:])},
     }
 
 
@@ -86,11 +86,6 @@ def _peak_until(is_done: Callable[[], bool]) -> int:
 
     wait_until("the last redelivery", look, 600)
     return peak
-
-
-def _spread(values: Sequence[float]) -> dict[str, int]:
-    shares = {"p50": 50, "p99": 99, "max": 100}
-    return {name: int(np.percentile(values, share)) for name, share in shares.items()} if values else {}
 
 
 def _start_one(producer: Producer, topic: str, number: int) -> None:

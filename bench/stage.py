@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
 import time
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from confluent_kafka import KafkaError, Producer
-from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import load_settings
@@ -27,12 +25,15 @@ from kmq_spark.spark.session import build_session, session_settings
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
 
     from kmq_spark.kafka.topics import QueueTopics
 
 MESSAGE_BYTES = 200
 PARTITIONS = 4
+_SHARES = {"p50": 50, "p99": 99, "max": 100}
 PER_MARKER = 500
 """Messages that one marker covers, as a busy consumer's do."""
 
@@ -88,50 +89,42 @@ class Bench:
             thread.join()
 
     def send(self, topic: str, count: int, size: int = MESSAGE_BYTES, partitions: int = PARTITIONS) -> None:
-        """Send plain messages, evenly over the partitions, and wait for them; what is refused is sent again."""
-        refused: list[KafkaMessage] = []
-        errors: set[str] = set()
-
-        def on_error(error: KafkaError, record: KafkaMessage) -> None:
-            errors.add(error.name())
-            refused.append(record)
-
-        producer = Producer(
-            {
-                "bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 20, "batch.size": 500_000,
-                "queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 262_144,
-                "delivery.report.only.error": True, "on_delivery": on_error,
-            }
-        )  # fmt: skip
+        """Send plain messages, evenly over the partitions, and wait for them."""
         value = bytes(size)
-        wanted: Iterable[int] = (number % partitions for number in range(count))
-        while True:
-            for partition in wanted:
-                while True:
-                    try:
-                        producer.produce(topic, value, partition=partition)
-                        break
-                    except BufferError:
-                        producer.poll(0.1)
-            producer.flush()
-            if not refused:
-                return
-            # A topic that was made a moment ago may be unknown to its broker still.
-            sys.stderr.write(f"{len(refused)} messages of {topic} are sent again: {', '.join(sorted(errors))}\n")
-            wanted = [record.partition() or 0 for record in refused]
-            refused.clear()
+        self._write(
+            topic,
+            ((value, number % partitions) for number in range(count)),
+            {
+                "linger.ms": 20, "batch.size": 500_000,
+                "queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 262_144,
+            },
+        )  # fmt: skip
 
     def write(self, topic: str, markers: Iterable[Marker]) -> None:
         """Write markers, each to the partition of its messages, and wait for them."""
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 5})
-        for marker in markers:
+        records = ((encode_marker(marker), marker.queue_partition) for marker in markers)
+        self._write(topic, records, {"linger.ms": 5})
+
+    def _write(self, topic: str, records: Iterable[tuple[bytes, int]], config: dict[str, Any]) -> None:
+        """Write values, each to its partition; RuntimeError where one of them did not arrive."""
+        refused: list[str] = []
+        producer = Producer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers, **config,
+                "delivery.report.only.error": True, "on_delivery": lambda error, _: refused.append(error.str()),
+            }
+        )  # fmt: skip
+        for value, partition in records:
             while True:
                 try:
-                    producer.produce(topic, encode_marker(marker), partition=marker.queue_partition)
+                    producer.produce(topic, value, partition=partition)
                     break
                 except BufferError:
                     producer.poll(0.1)
         producer.flush()
+        if refused:
+            message = f"{len(refused)} records for {topic} did not arrive: got {refused[0]}; measure again"
+            raise RuntimeError(message)
 
 
 def markers_of(
@@ -162,6 +155,11 @@ def every_lateness(tracker: QueueTracker) -> array[int]:
     found: array[int] = array("q")
     tracker.on_batch = lambda _, sent: found.extend(sent.lateness_ms)
     return found
+
+
+def spread(values: Sequence[float] | npt.NDArray[np.int64]) -> dict[str, int]:
+    """Return the median, the 99th percentile and the largest; nothing where there are no values."""
+    return {name: int(np.percentile(values, share)) for name, share in _SHARES.items()} if len(values) else {}
 
 
 def memory_mib() -> dict[str, int]:

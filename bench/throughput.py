@@ -1,7 +1,8 @@
 """
 Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
 
-    .venv/bin/python -m bench.throughput [--rounds 3] [--warm-up 2] [--sizes 100,1024] [--consumers 1,4] [--mib 600]
+    .venv/bin/python -m bench.throughput [--rounds 3] [--warm-up 2] [--sizes 100,1024,10240] [--consumers 1,4]
+        [--mib 600]
 
 Every round gives each contender a topic of its own with the same messages, and a process of its own; our contenders
 have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run. The
@@ -44,7 +45,8 @@ def measure(
     """Return the rates of all contenders, by size and number of consumers, and the ratios of their medians."""
     cases = []
     for _ in range(warm_up):
-        _say_warm({kind: _rate(bench, kind, _count(mib, sizes[0]), sizes[0], consumers[0]) for kind in KINDS})
+        count = _count(mib, sizes[0])
+        _say("warming up", {kind: _rate(bench, kind, count, sizes[0], consumers[0]) for kind in KINDS})
     for size in sizes:
         count = _count(mib, size)
         for consumer_count in consumers:
@@ -53,7 +55,8 @@ def measure(
                 for kind in KINDS:
                     rates[kind].append(_rate(bench, kind, count, size, consumer_count))
             cases.append({"bytes": size, "consumers": consumer_count, "messages": count, "per_s": _spread(rates)})
-            _say(cases[-1])
+            medians = {kind: statistics.median(found) for kind, found in rates.items()}
+            _say(f"{size} B, {consumer_count} consumer(s)", medians)
     return {"cases": cases, "ratios": ratios(cases[0])}
 
 
@@ -134,17 +137,8 @@ def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -
     return float(done / seconds)
 
 
-def _say_warm(rates: dict[str, float]) -> None:
-    _say_rates("warming up", {kind: round(rate) for kind, rate in rates.items()})
-
-
-def _say(case: dict[str, Any]) -> None:
-    medians = {kind: spread["median"] for kind, spread in case["per_s"].items()}
-    _say_rates(f"{case['bytes']} B, {case['consumers']} consumer(s)", medians)
-
-
-def _say_rates(what: str, rates: dict[str, int]) -> None:
-    per_s = "  ".join(f"{kind} {rate:,}" for kind, rate in rates.items())
+def _say(what: str, rates: dict[str, float]) -> None:
+    per_s = "  ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items())
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}: {per_s}\n")
 
 

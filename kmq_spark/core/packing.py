@@ -36,16 +36,16 @@ _RUN_BYTES = 12
 """What a run takes at most, but for absurd lengths: a value of 8 bytes and a length of 4."""
 
 _MOST_NESTED = 8
-"""Columns within columns that a reader accepts; each step or run is of a narrower or a shorter one, so 5 are the most
-that are written."""
+"""Columns within columns that are written, and that a reader accepts."""
 
 
-def pack_column(column: NDArray[np.int64]) -> list[bytes | memoryview]:
+def pack_column(column: NDArray[np.int64], *, nested: int = 0) -> list[bytes | memoryview]:
     """
     Return a column as pieces of bytes, to be joined.
 
     Args:
         column: Whole numbers; the largest less the smallest must fit into an int64.
+        nested: Columns that this one is a part of.
 
     Returns:
         A head and, unless all values are equal, the values in the coding that suits them.
@@ -57,7 +57,8 @@ def pack_column(column: NDArray[np.int64]) -> list[bytes | memoryview]:
         return [_HEAD.pack(len(column), 0, base)]
     width = next(width for width in _WIDTHS if top - base < 1 << 8 * width)
     packed = (column - base).astype(_WIDTHS[width])
-    shorter = _shorter(column, packed) if len(column) >= WORTH_LOOKING else []
+    is_worth_it = len(column) >= WORTH_LOOKING and nested < _MOST_NESTED
+    shorter = _shorter(column, packed, nested + 1) if is_worth_it else []
     return shorter or [_HEAD.pack(len(column), width, base), packed.data.cast("B")]
 
 
@@ -86,7 +87,9 @@ def unpack_column(blob: memoryview, at: int, *, nested: int = 0) -> tuple[NDArra
     if width in {_RUNS, _STEPS}:
         if nested >= _MOST_NESTED:
             raise StateError(f"column nested too deep: got more than {_MOST_NESTED} columns in one another")
-        return (_unpack_runs if width == _RUNS else _unpack_steps)(blob, at, length, base, nested + 1)
+        if width == _RUNS:
+            return _unpack_runs(blob, at, length, nested + 1)
+        return _unpack_steps(blob, at, length, base, nested + 1)
     if width not in _WIDTHS or not 0 <= length <= (len(blob) - at) // width:
         raise StateError(f"column cut short: got {len(blob) - at} bytes for {length!r} values of {width!r} bytes")
     values = np.frombuffer(blob, dtype=_WIDTHS[width], count=length, offset=at).astype(np.int64)
@@ -94,23 +97,24 @@ def unpack_column(blob: memoryview, at: int, *, nested: int = 0) -> tuple[NDArra
     return values, at + length * width
 
 
-def _shorter(column: NDArray[np.int64], packed: NDArray[Any]) -> list[bytes | memoryview]:
+def _shorter(column: NDArray[np.int64], packed: NDArray[Any], nested: int) -> list[bytes | memoryview]:
     """Return the column as runs or steps; nothing where neither is shorter."""
     is_first = np.ones(len(packed), dtype=np.bool_)
     np.not_equal(packed[1:], packed[:-1], out=is_first[1:])
     if int(np.count_nonzero(is_first)) * _RUN_BYTES < packed.nbytes:
         first = np.flatnonzero(is_first)
         lengths = np.diff(first, append=len(column))
-        return [_HEAD.pack(len(column), _RUNS, 0), *pack_column(column[first]), *pack_column(lengths)]
+        values_and_lengths = (*pack_column(column[first], nested=nested), *pack_column(lengths, nested=nested))
+        return [_HEAD.pack(len(column), _RUNS, 0), *values_and_lengths]
     if packed.itemsize == 1:
         return []
     steps = np.diff(column)
     if int(steps.max()) - int(steps.min()) >= 1 << 4 * packed.itemsize:  # not half as wide
         return []
-    return [_HEAD.pack(len(column), _STEPS, int(column[0])), *pack_column(steps)]
+    return [_HEAD.pack(len(column), _STEPS, int(column[0])), *pack_column(steps, nested=nested)]
 
 
-def _unpack_runs(blob: memoryview, at: int, length: int, _: int, nested: int) -> tuple[NDArray[np.int64], int]:
+def _unpack_runs(blob: memoryview, at: int, length: int, nested: int) -> tuple[NDArray[np.int64], int]:
     values, at = unpack_column(blob, at, nested=nested)
     lengths, at = unpack_column(blob, at, nested=nested)
     if len(values) != len(lengths) or int(lengths.min(initial=1)) < 1 or int(lengths.sum()) != length:

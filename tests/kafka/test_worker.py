@@ -96,8 +96,10 @@ def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
 
     timer = threading.Timer(20, consumer.stop)  # below the lease, after which what was dropped would come again
     timer.start()
-    summary = consumer.run(handler, concurrency=1, max_batch=20)
-    timer.cancel()
+    try:
+        summary = consumer.run(handler, concurrency=1, max_batch=20)
+    finally:
+        timer.cancel()
     assert sorted(seen) == list(range(1_000))
     assert summary.acked == 1_000
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmq_spark.core import packing
 from kmq_spark.core.fold import PartitionState, Rules, Status, fold
 from kmq_spark.core.in_flight import Columns, InFlight
 from kmq_spark.core.markers import Outcome
@@ -173,6 +174,12 @@ def long_column(pieces: list[tuple[int, int, int]]) -> list[int]:
     return [first + step * number for first, step, count in pieces for number in range(count)]
 
 
+def bytes_in_narrowest_width(values: list[int]) -> int:
+    """Return what the values take without runs and steps."""
+    span = max(values) - min(values)
+    return len(values) * next((width for width in (1, 2, 4) if span < 1 << 8 * width), 8)
+
+
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 300), st.integers(1, 700)), min_size=1, max_size=6))
 def test_long_column_survives_packing_and_gets_no_longer(pieces: list[tuple[int, int, int]]) -> None:
     """Runs, steps, steps of steps: whatever coding is chosen."""
@@ -181,7 +188,19 @@ def test_long_column_survives_packing_and_gets_no_longer(pieces: list[tuple[int,
     again, at = unpack_column(memoryview(blob), 0)
     assert values == again.tolist()
     assert len(blob) == at
-    assert len(blob) <= 24 * 8 + 8 * len(values)
+    assert len(blob) <= bytes_in_narrowest_width(values) + 8 * 24
+
+
+@pytest.mark.parametrize("most", range(5))
+def test_writer_nests_no_deeper_than_a_reader_accepts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A column of steps of steps of runs, which would be nested four times."""
+    monkeypatch.setattr(packing, "_MOST_NESTED", most)
+    column = np.cumsum(np.cumsum(np.repeat(np.arange(3_000) % 250, 40)))
+    blob = b"".join(pack_column(column))
+    again, at = unpack_column(memoryview(blob), 0)
+    assert (again == column).all()
+    assert len(blob) == at
+    assert (len(blob) < 8 * len(column)) == (most > 0)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +250,7 @@ HEAD_OF_COLUMN = struct.Struct("<qqq")
     ],
 )
 def test_column_that_contradicts_itself_is_refused(parts: list[tuple[int, int, int]], finding: str) -> None:
-    """Nothing is guessed, and nothing that a few bytes claim takes memory."""
+    """Nothing is guessed."""
     blob = b"".join(HEAD_OF_COLUMN.pack(*part) for part in parts)
     with pytest.raises(StateError, match=finding):
         unpack_column(memoryview(blob), 0)
