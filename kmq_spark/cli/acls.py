@@ -1,7 +1,11 @@
 """
-`kmq acls`: what each part may do and nothing more, as the commands that grant it.
+`kmq acls`: the rights that each part of a queue needs and no more, as the commands that grant them.
 
-Rule 1: one table; `tests/kafka/test_rights.py` runs every part under it, on a broker with Kafka's own authorizer.
+Rule 1: one table; `tests/kafka/test_rights.py` runs every part under it, on a broker with Kafka's own authorizer, and
+tries what must be refused.
+Rule 2: groups are granted by their whole name. A prefix is granted only where a process chooses the rest of the name,
+and it ends with a separator: `kmq.orders` is also the beginning of the tracker's group, of every named group and of
+the groups of a queue `orders2`.
 
 Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 """
@@ -20,7 +24,7 @@ from kmq_spark.cli.queue import Name
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kmq_spark.kafka.topics import QueueTopics
 
@@ -39,12 +43,13 @@ class Grant(NamedTuple):
     is_prefix: bool = False
 
 
-def grants(topics: QueueTopics) -> Iterator[Grant]:
+def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[Grant]:
     """
     Yield what the parts of a queue need.
 
     Args:
         topics: Names of the queue.
+        logical_queues: Logical queues whose consumers need rights too.
 
     Source: reliability.md, S2.
     """
@@ -54,12 +59,15 @@ def grants(topics: QueueTopics) -> Iterator[Grant]:
     yield Grant("producer", "topic", queue, ("Write", "Describe"))
     # The retention of the queue bounds a message's delay.
     yield Grant("producer", "topic", markers, ("Describe",))
-    yield from _consumer_grants(topics)
+    yield from _consumer_grants(topics, logical_queues)
     yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", markers, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", letters, ("Write", "Describe", "DescribeConfigs"))
-    # Spark's source makes up groups below the tracker's.
-    yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"), is_prefix=True)
+    yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"))
+    # Spark's source names its groups `<prefix>-<uuid>-…`.
+    yield Grant("tracker", "group", f"{topics.tracker_group}.source-", ("Read", "Describe"), is_prefix=True)
+    # The metrics compare the consumers' positions with the end of the queue topic.
+    yield Grant("tracker", "group", topics.consumer_group, ("Describe",))
     yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
     yield Grant("dlq-operator", "topic", queue, ("Write", "Describe", "DescribeConfigs"))
     yield Grant("dlq-operator", "topic", markers, ("Describe", "DescribeConfigs"))
@@ -69,26 +77,28 @@ def grants(topics: QueueTopics) -> Iterator[Grant]:
     yield Grant("dlq-operator", "transactional-id", topics.redrive_id, ("Write", "Describe"))
     for topic in (queue, markers, letters, redrive):
         yield Grant("viewer", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
-    yield Grant("viewer", "group", topics.consumer_group, ("Describe",), is_prefix=True)
+    for group in (topics.consumer_group, topics.tracker_group):
+        yield Grant("viewer", "group", group, ("Describe",))
     for topic in (queue, markers, letters):
         yield Grant("ledger", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
     # Of the queue itself, of whichever group the markers are.
-    yield Grant(
-        "ledger", "group", f"{replace(topics, group='').consumer_group}.ledger", ("Read", "Describe"), is_prefix=True
-    )
+    ledger = f"{replace(topics, group='').consumer_group}.ledger-"
+    yield Grant("ledger", "group", ledger, ("Read", "Describe"), is_prefix=True)
     for topic in (queue, markers, letters, redrive):
         yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs"))
 
 
-def _consumer_grants(topics: QueueTopics) -> Iterator[Grant]:
+def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iterator[Grant]:
     """Yield what a consumer needs, and one that uses `consumer.transaction()` or starts messages in transactions."""
     for part in ("consumer", "transactional-consumer"):
         yield Grant(part, "topic", topics.queue_topic, ("Read", "Describe"))
         # A commit whose answer was lost is looked up in the markers topic; results need Write where they go.
         reading = ("Read",) if part != "consumer" else ()
         yield Grant(part, "topic", topics.markers_topic, (*reading, "Write", "Describe"))
-        yield Grant(part, "group", topics.consumer_group, ("Read", "Describe"), is_prefix=True)
-    own = f"{topics.consumer_group}.consumer"
+        for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
+            yield Grant(part, "group", group, ("Read", "Describe"))
+    yield Grant("transactional-consumer", "group", topics.outcome_group, ("Describe",))
+    own = topics.consumer_transactional_id("")
     yield Grant("transactional-consumer", "transactional-id", own, ("Write", "Describe"), is_prefix=True)
 
 
@@ -100,6 +110,12 @@ def acls(
         list[str] | None, typer.Option(help=f"Only this part: {', '.join(PARTS)}; may be repeated.", metavar="PART")
     ] = None,
     principal: Annotated[str, typer.Option(help="Whom to grant it; {part} stands for the part.")] = "User:kmq-{part}",
+    logical_queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logical-queue", help="Also for consumers of this logical queue; may be repeated.", metavar="NAME"
+        ),
+    ] = None,
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
@@ -110,7 +126,8 @@ def acls(
         if each not in PARTS:
             message = f"part is not allowed: got {each!r}, one of {', '.join(PARTS)}; correct --part"
             raise ConfigError(message)
-    wanted = [grant for grant in grants(QueueTopics.parse(name)) if not part or grant.part in part]
+    found = grants(QueueTopics.parse(name), logical_queues or ())
+    wanted = [grant for grant in found if not part or grant.part in part]
     if output is not OutputForm.TABLE:
         print_data(output, (grant._asdict() for grant in wanted))
         return

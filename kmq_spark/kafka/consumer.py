@@ -135,7 +135,7 @@ class QueueConsumer:
             self._topics.markers_topic,
         )
         check_topics(self._producer.client, self._topics, bootstrap_servers, timeout_ms)
-        consumer_group = consumer_group or self._topics.consumer_group + (f".queue-{queue}" if queue else "")
+        consumer_group = consumer_group or (self._topics.logical_group(queue) if queue else self._topics.consumer_group)
         identity = (self._topics, self.consumer_id, bootstrap_servers, extra)
         self._writer = MarkerWriter(
             self._producer,

@@ -166,9 +166,9 @@ class ResultTransactions:
         self._timeout_ms = timeout_ms
         self._transaction_timeout_s = transaction_timeout_ms(lease_ms) / 1000
         self._config = transactional_config(
-            bootstrap_servers, f"{topics.consumer_group}.consumer.{consumer_id}", consumer_id, extra, lease_ms
+            bootstrap_servers, topics.consumer_transactional_id(consumer_id), consumer_id, extra, lease_ms
         )
-        self._reading = reader_config(bootstrap_servers, f"{topics.consumer_group}.outcomes", consumer_id, extra)
+        self._reading = reader_config(bootstrap_servers, topics.outcome_group, consumer_id, extra)
         self._producer: TransactionalProducer | None = None
         self._fenced: FencedError | None = None
         self._committing = threading.Lock()

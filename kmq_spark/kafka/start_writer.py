@@ -211,7 +211,7 @@ def transactional_starts(
     """
     config = transactional_producer_config(
         bootstrap_servers,
-        f"{topics.consumer_group}.consumer.{consumer_id}.starts",
+        f"{topics.consumer_transactional_id(consumer_id)}.starts",
         consumer_id,
         extra,
         # What dies in a transaction holds others up for this long, and for the broker's scan after it.

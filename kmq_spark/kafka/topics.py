@@ -10,6 +10,7 @@ Source: system.md §2; kafka-mq-go names its group after nothing but itself, so 
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.core.names import LONGEST_GROUP, is_name, name_error
+from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
@@ -26,6 +27,13 @@ from kmq_spark.kafka.topic_rules import HEADER_ROOM_BYTES, config_findings, part
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
+
+_RESERVED = re.compile(r"\.(?:(?:tracker|redrive|outcomes|consumer|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)")
+"""
+Parts of a name that would meet the names of another queue's topics, groups or transactional ids.
+
+The consumers of a queue `orders.tracker` would be in the group of the tracker of `orders`.
+"""
 
 MAX_TOPIC_CHARS = 249
 """Longest name of a topic. Kafka's own limit."""
@@ -113,6 +121,29 @@ class QueueTopics:
         """The group under which the tracker commits its positions."""
         return f"kmq.{self._own}.tracker"
 
+    def logical_group(self, logical_queue: str) -> str:
+        """
+        Return the group of the consumers of one logical queue.
+
+        Args:
+            logical_queue: Its name.
+
+        Raises:
+            ConfigError: The name is not allowed.
+        """
+        if not is_name(logical_queue, LONGEST_QUEUE):
+            raise name_error("logical queue", logical_queue)
+        return f"{self.consumer_group}.queue-{logical_queue}"
+
+    @property
+    def outcome_group(self) -> str:
+        """The group under which a consumer looks up the outcome of its transaction; it commits nothing."""
+        return f"{self.consumer_group}.outcomes"
+
+    def consumer_transactional_id(self, consumer_id: str) -> str:
+        """Return the transactional id of a consumer; with an empty *consumer_id* the prefix of all of them."""
+        return f"{self.consumer_group}.consumer.{consumer_id}"
+
     @property
     def redrive_id(self) -> str:
         """The transactional id under which dead letters are redriven and purged."""
@@ -190,6 +221,7 @@ def create_queue(
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     known = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
+    _check_new_names(topics, known)
     queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
     if topics.group and topics.queue_topic in known:
         partitions = known[topics.queue_topic]
@@ -306,6 +338,18 @@ def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms:
     except KafkaException as error:
         raise client_error(error, f"cannot reach broker at {bootstrap_servers}") from error
     return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
+
+
+def _check_new_names(topics: QueueTopics, known: Mapping[str, int]) -> None:
+    """Refuse a new queue or group whose name meets another queue's names; one that exists stays usable."""
+    is_new = {"group": topics.markers_topic not in known, "queue": topics.queue_topic not in known}
+    for what, name in (("queue", topics.queue), ("group", topics.group)):
+        if is_new[what] and (found := _RESERVED.search(name)) is not None:
+            message = (
+                f"{what} name is reserved: got {name!r}, a name without {found[0]!r}, which kmq-spark puts into the "
+                "names of topics and groups; choose another name"
+            )
+            raise ConfigError(message)
 
 
 def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> None:

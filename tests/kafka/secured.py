@@ -94,11 +94,11 @@ class SecuredBroker:
         connection = ("--bootstrap-server", self.bootstrap_servers, "--command-config", str(self.properties(part)))
         return CliRunner().invoke(app, [*arguments, *connection], prog_name="kmq")
 
-    def grant(self, queue: str, *parts: str) -> None:
+    def grant(self, queue: str, *parts: str, options: tuple[str, ...] = ()) -> None:
         """Apply what `kmq acls -o json` lists for some parts."""
         wanted = [word for part in parts for word in ("--part", part)]
         grants: list[dict[str, Any]] = json.loads(
-            CliRunner().invoke(app, ["acls", queue, "-o", "json", *wanted]).stdout
+            CliRunner().invoke(app, ["acls", queue, "-o", "json", *wanted, *options]).stdout
         )
         bindings = [
             AclBinding(

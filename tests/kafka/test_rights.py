@@ -1,4 +1,4 @@
-"""`kmq acls` against Kafka's own authorizer: with what it lists each part does its work."""
+"""`kmq acls` against Kafka's own authorizer: what it lists is enough for each part's work, and for nothing else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
@@ -17,7 +19,7 @@ from tests.kafka.conftest import receive_all
 from tests.kafka.secured import SecuredBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -118,3 +120,139 @@ def redrive(secured: SecuredBroker) -> None:
         (message,) = receive_all(worker, 1)
         assert message.value == b"rejected"
         message.ack()
+
+
+FOREIGN_GROUPS = (
+    "kmq.orders.tracker", "kmq.orders.tracker.source-1", "kmq.orders.redrive", "kmq.orders.ledger-1",
+    "kmq.orders.queue-vip", "kmq.orders.group-billing", "kmq.orders.group-billing.tracker", "kmq.orders2",
+    "kmq.orders2.tracker", "kmq.orders.backend",
+)  # fmt: skip
+"""Consumer groups that belong to the tracker, the ledger, the redrive, a logical queue, a named group, other queues."""
+
+FOREIGN_TRANSACTIONAL_IDS = (
+    "kmq.orders.tracker", "kmq.orders.redrive", "kmq.orders.group-billing.tracker", "kmq.orders2.tracker",
+    "kmq.orders.consumers.tracker",
+)  # fmt: skip
+
+
+def code_of(call: Callable[[], object]) -> str:
+    """Return the name of the error that a client's call ends with; empty where it succeeds."""
+    try:
+        call()
+    except KafkaException as error:
+        found: KafkaError = error.args[0]
+        return str(found.name())
+    return ""
+
+
+def commit_as(secured: SecuredBroker, part: str, group: str) -> str:
+    """Commit an offset of the queue topic for a group; return the error code."""
+    admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(QUEUE, 0, 1)])
+    (future,) = admin.alter_consumer_group_offsets([wanted], request_timeout=20).values()
+
+    def call() -> None:
+        for place in future.result(20).topic_partitions:
+            if place.error is not None:
+                raise KafkaException(place.error)
+
+    return code_of(call)
+
+
+def read_committed_as(secured: SecuredBroker, part: str, group: str) -> str:
+    """Read the committed offset of the queue topic of a group; return the error code."""
+    admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(QUEUE, 0)])
+    (future,) = admin.list_consumer_group_offsets([wanted], request_timeout=20).values()
+    return code_of(lambda: future.result(20))
+
+
+def producer_of(secured: SecuredBroker, part: str, transactional_id: str) -> Producer:
+    """Return a transactional producer that has not been initialized."""
+    return Producer({
+        "bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part),
+        "transactional.id": transactional_id, "transaction.timeout.ms": 10_000,
+    })  # fmt: skip
+
+
+def commit_in_transaction_as(secured: SecuredBroker, part: str, transactional_id: str, group: str) -> str:
+    """Commit an offset of the queue topic for a group within a transaction; return the error code."""
+    credentials = {"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)}
+    membership = Consumer({**credentials, "group.id": group}).consumer_group_metadata()
+    producer = producer_of(secured, part, transactional_id)
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    code = code_of(lambda: producer.send_offsets_to_transaction([TopicPartition(QUEUE, 0, 1)], membership, 20))
+    producer.abort_transaction(20)
+    return code
+
+
+@pytest.mark.parametrize("part", ["consumer", "transactional-consumer"])
+def test_consumer_can_use_its_own_group_and_no_other(secured: SecuredBroker, part: str) -> None:
+    """The tracker's group, a named group, a logical queue's, another queue's: neither committed nor read."""
+    assert (commit_as(secured, part, "kmq.orders"), read_committed_as(secured, part, "kmq.orders")) == ("", "")
+    committed = {group: commit_as(secured, part, group) for group in FOREIGN_GROUPS}
+    assert committed == dict.fromkeys(FOREIGN_GROUPS, "GROUP_AUTHORIZATION_FAILED")
+    read = {group: read_committed_as(secured, part, group) for group in FOREIGN_GROUPS}
+    assert read == dict.fromkeys(FOREIGN_GROUPS, "GROUP_AUTHORIZATION_FAILED")
+
+
+def test_transactional_consumer_cannot_commit_for_another_group_in_a_transaction(secured: SecuredBroker) -> None:
+    """The tracker's offsets, with forged metadata, would move where the tracker reads."""
+    part, own = "transactional-consumer", "kmq.orders.consumer.worker-1"
+    assert commit_in_transaction_as(secured, part, own, "kmq.orders") == ""
+    for group in FOREIGN_GROUPS:
+        assert commit_in_transaction_as(secured, part, own, group) == "GROUP_AUTHORIZATION_FAILED", group
+
+
+def test_transactional_consumer_cannot_fence_tracker_or_redrive(secured: SecuredBroker) -> None:
+    """A transactional id belongs to one part of one queue; whoever may use it can fence its owner."""
+    for transactional_id in FOREIGN_TRANSACTIONAL_IDS:
+        producer = producer_of(secured, "transactional-consumer", transactional_id)
+        code = code_of(lambda producer=producer: producer.init_transactions(20))  # type: ignore[misc]  # bound now
+        assert code == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", transactional_id
+
+
+def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker) -> None:
+    """Groups whose names begin alike belong to other queues."""
+    for part, own, foreign in (
+        ("tracker", "kmq.orders.tracker", ("kmq.orders", "kmq.orders.trackers", "kmq.orders.tracker.other")),
+        ("ledger", "kmq.orders.ledger-1", ("kmq.orders", "kmq.orders.ledgers", "kmq.orders.tracker")),
+    ):
+        assert commit_as(secured, part, own) == "", part
+        for group in foreign:
+            assert commit_as(secured, part, group) == "GROUP_AUTHORIZATION_FAILED", (part, group)
+    for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.group-billing", "kmq.orders.queue-vip"):
+        assert read_committed_as(secured, "viewer", group) == "GROUP_AUTHORIZATION_FAILED", group
+    assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
+
+
+def write_as(secured: SecuredBroker, part: str, topic: str) -> str:
+    """Write a record; return the error code."""
+    codes: list[str] = []
+    producer = Producer({
+        "bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part), "message.timeout.ms": 20_000,
+    })  # fmt: skip
+    producer.produce(topic, b"?", on_delivery=lambda error, _: codes.append(str(error.name()) if error else ""))
+    producer.flush(30)
+    return codes[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "topic"),
+    [
+        ("producer", "orders.markers"), ("producer", "orders.dlq"), ("consumer", "orders"), ("consumer", "orders.dlq"),
+        ("consumer", "orders.dlq.markers"), ("tracker", "orders.dlq.markers"), ("dlq-operator", "orders.markers"),
+        ("viewer", "orders"), ("viewer", "orders.markers"), ("ledger", "orders.markers"), ("creator", "orders"),
+    ],
+)  # fmt: skip
+def test_part_cannot_write_to_a_topic_that_is_not_its_own(secured: SecuredBroker, part: str, topic: str) -> None:
+    """Whoever writes markers decides about everybody's messages."""
+    assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker) -> None:
+    """`--logical-queue` adds the group of one logical queue, and of no other."""
+    secured.grant(QUEUE, "consumer", options=("--logical-queue", "express"))
+    assert commit_as(secured, "consumer", "kmq.orders.queue-express") == ""
+    assert commit_as(secured, "consumer", "kmq.orders.queue-express2") == "GROUP_AUTHORIZATION_FAILED"

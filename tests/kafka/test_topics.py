@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -26,6 +27,22 @@ def test_names_of_two_queues_never_meet() -> None:
 def test_queue_name_with_other_characters_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="queue name is not allowed"):
         QueueTopics(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("orders.tracker", ".tracker"), ("orders.consumer.x", ".consumer."), ("orders.queue-vip", ".queue-"),
+        ("orders.group-billing", ".group-"), ("orders.ledger-1", ".ledger-"), ("orders.markers", ".markers"),
+        ("orders@billing.tracker", ".tracker"),
+    ],
+)  # fmt: skip
+def test_new_queue_whose_names_would_meet_another_queue_s_is_refused(
+    bootstrap_servers: str, name: str, part: str
+) -> None:
+    """The consumers of a queue orders.tracker would be in the group of the tracker of orders."""
+    with pytest.raises(ConfigError, match=f"name is reserved: got .*, a name without '{re.escape(part)}'"):
+        create_queue(name, bootstrap_servers=bootstrap_servers)
 
 
 def test_create_twice_changes_nothing(make_queue: Callable[..., Queue]) -> None:

@@ -134,7 +134,7 @@ def test_acls_of_the_ledger_of_a_group_name_the_queue_s_own_group() -> None:
     """The messages of a queue are written once, whichever groups read it."""
     commands = kmq("acls", "orders@billing", "--part", "ledger").stdout
     assert "--topic orders.group-billing.markers" in commands
-    assert "--group kmq.orders.ledger --resource-pattern-type prefixed" in commands
+    assert "--group kmq.orders.ledger- --resource-pattern-type prefixed" in commands
 
 
 def test_unknown_key_of_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None:
