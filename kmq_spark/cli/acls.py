@@ -85,7 +85,8 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     ledger = f"{replace(topics, group='').consumer_group}.ledger-"
     yield Grant("ledger", "group", ledger, ("Read", "Describe"), is_prefix=True)
     for topic in (queue, markers, letters, redrive):
-        yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs"))
+        # AlterConfigs: how many replicas the broker's default gave a topic, and so min.insync.replicas, is known late.
+        yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs", "AlterConfigs"))
 
 
 def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iterator[Grant]:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kmq_spark.inspection.replication import replication_findings
 from kmq_spark.inspection.spans import span
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
         yield Finding(
             "topics", Level.WARNING, f"{topic.name} has one copy: a lost broker stops the queue", "raise its replicas"
         )
+    for what, repair in replication_findings(topic.name, topic.settings, topic.replicas):
+        yield Finding("topics", Level.UNHEALTHY, f"{topic.name} {what}", repair)
     wanted = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
     for key, value in wanted.items():
         got = topic.settings.get(key, value)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kmq_spark.inspection.replication import alter_command, replication_findings, replication_settings
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -33,10 +35,12 @@ def wanted_settings(
         retention_ms: Of messages and markers, milliseconds.
         queue_bytes: `max.message.bytes` of the queue topic.
     """
-    # With three copies, two must have a record before it counts as written; with fewer, a lost broker would stop us.
-    replicas = {"min.insync.replicas": "2"} if replication_factor >= 3 else {}  # noqa: PLR2004  # said above
     # The append time of the markers is the only clock; the messages' own tells lateness on the same clock.
-    common = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime", **replicas}
+    common = {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        **replication_settings(replication_factor),
+    }
     return {
         topics.queue_topic: {
             **common,
@@ -71,8 +75,17 @@ def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterat
         )
 
 
-def config_findings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Yield the settings that are wrong; *configs* are settings by topic, a topic that is not in it is not checked."""
+def config_findings(
+    topics: QueueTopics, configs: Mapping[str, Mapping[str, str]], replicas: Mapping[str, int]
+) -> Iterator[str]:
+    """
+    Yield the settings that are wrong.
+
+    Args:
+        topics: Names.
+        configs: Settings by topic; a topic that is not in it is not checked.
+        replicas: Replicas of a partition by topic.
+    """
     required = {
         topics.queue_topic: {"cleanup.policy": "delete"},
         topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
@@ -82,7 +95,6 @@ def config_findings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]
     for name, settings in required.items():
         for key, value in settings.items():
             if (got := configs.get(name, {}).get(key, value)) != value:
-                yield (
-                    f"topic {name!r} has {key}={got}, must be {value}; run `kafka-configs.sh --alter "
-                    f"--entity-type topics --entity-name {name} --add-config {key}={value}`"
-                )
+                yield f"topic {name!r} has {key}={got}, must be {value}; run `{alter_command(name, key, value)}`"
+        for what, repair in replication_findings(name, configs.get(name, {}), replicas.get(name, 0)):
+            yield f"topic {name!r} {what}; run `{repair}`"

@@ -13,20 +13,23 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
-from kmq_spark.kafka.lookups import settings_of
+from kmq_spark.inspection.replication import replication_settings
+from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
 from kmq_spark.kafka.topic_rules import HEADER_ROOM_BYTES, config_findings, partition_findings, wanted_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
+
+    from confluent_kafka.admin import PartitionMetadata
 
 _RESERVED = re.compile(r"\.(?:(?:tracker|redrive|outcomes|consumer|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)")
 """
@@ -191,6 +194,7 @@ def create_queue(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
     extra: Mapping[str, str] | None = None,
+    is_exact: bool = False,
 ) -> QueueLayout:
     """
     Make a queue's topics where they do not exist, and check them all.
@@ -206,6 +210,7 @@ def create_queue(
         max_message_bytes: Largest message that a producer may send.
         timeout_ms: Bound on each call to the broker.
         extra: librdkafka settings.
+        is_exact: Whether a queue topic that exists with another number of partitions is an error.
 
     Returns:
         The layout of the queue; the same as before where all of it existed and fits.
@@ -220,22 +225,29 @@ def create_queue(
         message = f"partitions is out of bounds: got {partitions!r}, 1 to 32768; correct --partitions"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    known = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
+    known = _shapes(admin, topics, bootstrap_servers, timeout_ms)
     _check_new_names(topics, known)
+    if is_exact and topics.queue_topic in known:
+        _check_partitions(topics, known[topics.queue_topic].partitions, partitions)
     queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
     if topics.group and topics.queue_topic in known:
-        partitions = known[topics.queue_topic]
+        partitions = known[topics.queue_topic].partitions
         shared = settings_of(admin, [topics.queue_topic], timeout_ms / 1000).get(topics.queue_topic, {})
         queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
     configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
     counts = dict.fromkeys(configs, partitions)
-    counts[topics.redrive_topic] = known.get(topics.dead_letter_topic, partitions)
+    if topics.dead_letter_topic in known:
+        counts[topics.redrive_topic] = known[topics.dead_letter_topic].partitions
     missing = [
         NewTopic(name, counts[name], replication_factor, config=configs[name]) for name in configs if name not in known
     ]
     if missing:
         _create(admin, missing, timeout_ms)
-        _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+        made = _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+        if replication_factor < 0:
+            _require_quorum(
+                admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout_ms
+            )
     return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
 
 
@@ -267,11 +279,13 @@ def check_queue(
     """
     topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    counts = _partition_counts(admin, topics, bootstrap_servers, timeout_ms)
+    shapes = _shapes(admin, topics, bootstrap_servers, timeout_ms)
+    counts = {name: shape.partitions for name, shape in shapes.items()}
+    replicas = {name: shape.replicas for name, shape in shapes.items()}
     configs = settings_of(admin, counts, timeout_ms / 1000)
-    findings = [*partition_findings(topics, counts), *config_findings(topics, configs)]
+    findings = [*partition_findings(topics, counts), *config_findings(topics, configs, replicas)]
     if findings:
-        message = f"queue {queue!r} does not fit: " + "; ".join(findings)
+        message = f"queue {queue!r} is not set up correctly: " + "; ".join(findings)
         raise TopicError(message)
     return QueueLayout(
         topics=topics,
@@ -316,7 +330,9 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
             f"let somebody who may run `kmq queue create {topics}`"
         )
         raise TopicError(message) from error
-    _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+    made = _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+    if topics.redrive_topic in made:
+        _require_quorum(admin, {topics.redrive_topic: made[topics.redrive_topic]}, timeout_ms)
     return partition_count(admin, topics.redrive_topic, bootstrap_servers, timeout_ms)
 
 
@@ -333,14 +349,23 @@ def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms:
     Raises:
         KafkaClientError: The broker cannot be reached.
     """
+    return len(_partitions_of(client, topic, bootstrap_servers, timeout_ms))
+
+
+def _partitions_of(
+    client: Any,  # noqa: ANN401  # as above
+    topic: str,
+    bootstrap_servers: str,
+    timeout_ms: int,
+) -> dict[int, PartitionMetadata]:
     try:
         metadata = client.list_topics(topic, timeout=timeout_ms / 1000).topics.get(topic)
     except KafkaException as error:
         raise client_error(error, f"cannot reach broker at {bootstrap_servers}") from error
-    return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
+    return {} if metadata is None or metadata.error is not None else metadata.partitions
 
 
-def _check_new_names(topics: QueueTopics, known: Mapping[str, int]) -> None:
+def _check_new_names(topics: QueueTopics, known: Mapping[str, object]) -> None:
     """Refuse a new queue or group whose name meets another queue's names; one that exists stays usable."""
     is_new = {"group": topics.markers_topic not in known, "queue": topics.queue_topic not in known}
     for what, name in (("queue", topics.queue), ("group", topics.group)):
@@ -350,6 +375,21 @@ def _check_new_names(topics: QueueTopics, known: Mapping[str, int]) -> None:
                 "names of topics and groups; choose another name"
             )
             raise ConfigError(message)
+
+
+def _check_partitions(topics: QueueTopics, has: int, wanted: int) -> None:
+    if has == wanted:
+        return
+    if wanted < has:
+        hint = f"leave out --partitions: Kafka cannot take partitions away from {topics.queue!r}"
+    else:
+        grow = " and then ".join(
+            f"`kafka-topics.sh --alter --topic {topic} --partitions {wanted}`"
+            for topic in (topics.markers_topic, topics.queue_topic)
+        )
+        hint = f"leave out --partitions, or add them with {grow}"
+    message = f"queue {topics.queue!r} exists with another number of partitions: got {wanted}, it has {has}; {hint}"
+    raise TopicError(message)
 
 
 def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> None:
@@ -365,18 +405,66 @@ def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> Non
                 raise client_error(error, f"cannot create topic {name}") from error
 
 
-def _wait_until_known(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:
-    """Wait until the broker that answers us knows the topics: the controller tells it in its own time."""
+def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: int) -> None:
+    """
+    Set `min.insync.replicas` of topics just created whose replicas the broker's default has decided.
+
+    Args:
+        admin: Admin client.
+        made: Topics that this call has created: what exists is never changed.
+        timeout_ms: Bound on each call to the broker.
+    """
+    resources = [
+        ConfigResource(
+            ResourceType.TOPIC,
+            name,
+            incremental_configs=[
+                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                for key, value in replication_settings(shape.replicas).items()
+            ],
+        )
+        for name, shape in made.items()
+        if "min.insync.replicas" in replication_settings(shape.replicas)
+    ]
+    if not resources:
+        return
+    futures: dict[ConfigResource, Future[None]] = admin.incremental_alter_configs(
+        resources, request_timeout=timeout_ms / 1000
+    )
+    for resource, future in futures.items():
+        try:
+            future.result()
+        except KafkaException as error:
+            # The check that follows names the setting and the command for somebody who may change it.
+            if NOT_ALLOWED not in error.args[0].name():
+                raise client_error(error, f"cannot set min.insync.replicas of topic {resource.name}") from error
+
+
+def _wait_until_known(
+    admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int
+) -> dict[str, _Shape]:
+    """Wait until the broker that answers us knows the topics: the controller informs it in its own time."""
     until = time.monotonic() + timeout_ms / 1000
-    while len(_partition_counts(admin, topics, bootstrap_servers, timeout_ms)) < len(topics.all_topics) + 1:
-        if time.monotonic() > until:
-            return  # the check that follows names what is missing
+    while True:
+        known = _shapes(admin, topics, bootstrap_servers, timeout_ms)
+        # After the time-out the check that follows names what is missing.
+        if len(known) > len(topics.all_topics) or time.monotonic() > until:
+            return known
         time.sleep(0.05)
 
 
-def _partition_counts(
-    admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int
-) -> dict[str, int]:
-    names = (*topics.all_topics, topics.redrive_topic)
-    counts = {name: partition_count(admin, name, bootstrap_servers, timeout_ms) for name in names}
-    return {name: count for name, count in counts.items() if count}
+class _Shape(NamedTuple):
+    """How large a topic is: its partitions, and the replicas of the first of them."""
+
+    partitions: int
+    replicas: int
+
+
+def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, _Shape]:
+    """Return the topics of a queue that exist."""
+    found = {}
+    for name in (*topics.all_topics, topics.redrive_topic):
+        partitions = _partitions_of(admin, name, bootstrap_servers, timeout_ms)
+        if partitions:
+            found[name] = _Shape(len(partitions), len(partitions[min(partitions)].replicas))
+    return found

@@ -69,6 +69,23 @@ def test_list_tells_what_is_ready(own_broker: EmbeddedBroker) -> None:
     assert rows == [{"queue": "emails", "ready": 0, **common}, {"queue": "orders", "ready": 2, **common}]
 
 
+def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: Callable[..., Queue]) -> None:
+    """Success would say that there are eight now; without the option the queue is as it was."""
+    queue = make_queue(partitions=4)
+    again = kmq(queue.bootstrap_servers, "queue", "create", queue.name)
+    assert (again.exit_code, again.stdout.strip()[-12:]) == (0, "4 partitions")
+    for wanted, hint in (
+        ("8", f"--alter --topic {queue.name}.markers --partitions 8"),
+        ("2", "cannot take partitions"),
+    ):
+        result = kmq(queue.bootstrap_servers, "queue", "create", queue.name, "--partitions", wanted)
+        assert result.exit_code == 1
+        assert f"exists with another number of partitions: got {wanted}, it has 4; " in result.stderr
+        assert hint in result.stderr
+    describe = kmq(queue.bootstrap_servers, "queue", "describe", queue.name)
+    assert "4 partitions" in describe.stdout
+
+
 def test_describe_tells_the_layout_as_data(queue: Queue) -> None:
     told = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "jsonl").stdout)
     assert (told["queue"], told["partition_count"], told["topics"]["queue"]) == (queue.name, 1, queue.name)

@@ -133,6 +133,14 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         topic(facts_of(), "dead_letter_topic", partition_count=0),
         Level.UNHEALTHY, "topic orders.dlq does not exist", "kmq queue create orders",
     ),
+    "one broker is enough for a write": (
+        topic(facts_of(), "markers_topic", replicas=3, settings={**FIT, "min.insync.replicas": "1"}),
+        Level.UNHEALTHY, "orders.markers has min.insync.replicas=1", "--add-config min.insync.replicas=2",
+    ),
+    "unclean leader": (
+        topic(facts_of(), "queue_topic", replicas=2, settings={**FIT, "unclean.leader.election.enable": "true"}),
+        Level.UNHEALTHY, "orders has unclean.leader.election.enable=true", "unclean.leader.election.enable=false",
+    ),
     "partitions uneven": (
         topic(facts_of(), "markers_topic", partition_count=1),
         Level.UNHEALTHY, "orders has 2 partitions, orders.markers has 1", "--topic orders.markers --partitions 2",

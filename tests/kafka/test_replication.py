@@ -1,0 +1,89 @@
+"""Queues on three brokers: what is acknowledged must be on two of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from typer.testing import CliRunner
+
+from kmq_spark.cli.main import app
+from kmq_spark.errors import TopicError
+from kmq_spark.kafka.topics import check_queue, create_queue
+from tests.kafka.three_brokers import ThreeBrokers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
+    """Three brokers whose default is three replicas, and one of them in sync."""
+    made = ThreeBrokers(tmp_path_factory.mktemp("three"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def setting(brokers: ThreeBrokers, topic: str, key: str) -> str:
+    """Return a setting of a topic."""
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
+    (future,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
+    return str(future.result(20)[key].value)
+
+
+def change(brokers: ThreeBrokers, topic: str, key: str, value: str) -> None:
+    """Set a setting of a topic."""
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
+    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+    (future,) = admin.incremental_alter_configs([ConfigResource("topic", topic, incremental_configs=[entry])]).values()
+    future.result(20)
+
+
+@pytest.mark.parametrize("replication_factor", [-1, 3])
+def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
+    brokers: ThreeBrokers, replication_factor: int
+) -> None:
+    """Whether the replicas are asked for or come from the broker's default."""
+    name = f"made{replication_factor}"
+    layout = create_queue(
+        name, bootstrap_servers=brokers.bootstrap_servers, partitions=1, replication_factor=replication_factor
+    )
+    for topic in (*layout.topics.all_topics, layout.topics.redrive_topic):
+        assert setting(brokers, topic, "min.insync.replicas") == "2", topic
+        assert setting(brokers, topic, "unclean.leader.election.enable") == "false", topic
+
+
+@pytest.mark.parametrize(
+    ("topic", "key", "value", "repair"),
+    [
+        ("{}", "min.insync.replicas", "1", "--entity-name {} --add-config min.insync.replicas=2"),
+        ("{}.markers", "min.insync.replicas", "1", "--entity-name {}.markers --add-config min.insync.replicas=2"),
+        (
+            "{}.markers", "unclean.leader.election.enable", "true",
+            "--entity-name {}.markers --add-config unclean.leader.election.enable=false",
+        ),
+    ],
+)  # fmt: skip
+def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(
+    brokers: ThreeBrokers, topic: str, key: str, value: str, repair: str
+) -> None:
+    """By the check that every tracker makes at its start, and by the doctor."""
+    name = f"weak-{topic.partition('.')[2]}-{key}"
+    create_queue(name, bootstrap_servers=brokers.bootstrap_servers, partitions=1)
+    change(brokers, topic.format(name), key, value)
+    with pytest.raises(TopicError) as raised:
+        check_queue(name, bootstrap_servers=brokers.bootstrap_servers)
+    assert f"has {key}={value}" in str(raised.value)
+    assert repair.format(name) in str(raised.value)
+
+    result = CliRunner().invoke(app, ["doctor", name, "-o", "json", "--bootstrap-server", brokers.bootstrap_servers])
+    assert result.exit_code == 3
+    (found,) = [finding for finding in json.loads(result.stdout) if finding["level"] == "unhealthy"]
+    assert f"has {key}={value}" in found["what"]
+    assert repair.format(name) in found["repair"]
