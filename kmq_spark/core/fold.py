@@ -5,7 +5,8 @@ Rule 1: decisions happen at TICKs alone: they depend on the log and not on how i
 Rule 2: no clock, no Kafka, no Spark: time is the append time of the last TICK folded.
 Rule 3: an END below a TICK always wins over that TICK.
 Rule 4: a TICK that cannot decide anything costs a comparison; columns are touched where something is due.
-Rule 5: what was decided is decided once: until its END is read back, no marker of a consumer brings a message back.
+Rule 5: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
+Rule 6: what was decided is decided once: until its END is read back, no marker of a consumer brings a message back.
 
 Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`; differs in that time is a marker and
 never silence, and in that a second START after the deadline is welcome.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.markers import Marker
+    from kmq_spark.core.policy import QueueRules
 
 __all__ = [
     "Counters",
@@ -74,7 +76,7 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -
     Args:
         state: Before the batch; left as it is.
         markers: In any order. Those below `state.next_marker_offset`, or twice in the batch, are counted and skipped.
-        rules: Of the queue.
+        rules: Of the tracker; those of the queue itself, from RULES markers, go before them.
 
     Returns:
         State, decisions, status. The same log gives the same, however it is cut into batches.
@@ -86,6 +88,7 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -
     for logged in sorted(markers, key=itemgetter(0)):
         folding.take(*logged)
     folding.bring_up_to_date()
+    folding.state.forget_old_rules()
     return FoldResult(folding.state, Decisions.concatenated(folding.decided), folding.state.status())
 
 
@@ -98,12 +101,13 @@ class _Folding:
         decided: Decisions so far, by TICK.
     """
 
-    __slots__ = ("_buffer", "_earliest_ms", "_rules", "decided", "state")
+    __slots__ = ("_buffer", "_earliest_ms", "_local_rules", "_rules", "decided", "state")
 
     def __init__(self, state: PartitionState, rules: Rules) -> None:
         self.state = replace(state, counters=replace(state.counters))
         self.decided: list[Decisions] = []
-        self._rules = rules
+        self._local_rules = rules
+        self._rules = rules.under(state.rules_log.in_force)
         self._buffer = EventBuffer()
         # No deadline lies below this, buffered events included; one that an END took away may still hold it down.
         self._earliest_ms = self._table_earliest_ms()
@@ -119,6 +123,8 @@ class _Folding:
             state.counters.unreadable += 1
         elif marker.type is MarkerType.TICK:
             self._tick(marker_offset, appended_at_ms)
+        elif marker.type is MarkerType.RULES:
+            self._change_rules(marker_offset, marker.rules)
         else:
             # `due_at_ms` is 0 but on a deferral.
             deadline_at_ms = max(max(appended_at_ms, 0) + marker.redeliver_after_ms, marker.due_at_ms)
@@ -140,6 +146,14 @@ class _Folding:
             state.unconfirmed, events = confirm(state.unconfirmed, events, state.counters)
         if len(events.key):
             state.in_flight = resolve(state.in_flight, events, state.counters, self._rules)
+
+    def _change_rules(self, marker_offset: int, rules: QueueRules | None) -> None:
+        """Apply what lies below the marker under the old rules; the new ones hold from here on."""
+        if rules is None or rules == self.state.rules_log.in_force:
+            return
+        self.bring_up_to_date()
+        self.state.rules_log = self.state.rules_log.changed(marker_offset, rules)
+        self._rules = self._local_rules.under(rules)
 
     def _table_earliest_ms(self) -> int:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()

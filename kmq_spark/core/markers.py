@@ -12,7 +12,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kmq_spark.core.policy import QueueRules
 
 MAX_QUEUE_PARTITION = 32_767
 """Largest queue partition that a marker may name; the packed table keeps 15 bits for it."""
@@ -46,6 +49,7 @@ class MarkerType(IntEnum):
     END = 1
     KEEPALIVE = 2
     TICK = 3
+    RULES = 4
 
 
 class Release(IntEnum):
@@ -103,8 +107,8 @@ class Marker:
 
     Attributes:
         type: What it says.
-        queue_partition: Queue partition of every message covered; -1 on a TICK.
-        ranges: Message offsets covered, ascending, without overlap; empty on a TICK.
+        queue_partition: Queue partition of every message covered; -1 on a TICK and on RULES.
+        ranges: Message offsets covered, ascending, without overlap; empty on a TICK and on RULES.
         redeliver_after_ms: START, KEEPALIVE: lease in milliseconds from the marker's append time;
             0 on a KEEPALIVE means due at the next TICK (a release).
         delivery_count: START: deliveries of every message covered, this one included, at least 1.
@@ -116,6 +120,7 @@ class Marker:
         release: KEEPALIVE: whether it renews the lease or ends the delivery.
         due_at_ms: START of a deferral: no deadline before this instant of the broker's clock, epoch milliseconds; 0 =
             none.
+        rules: RULES: the queue's rules from this marker on.
     """
 
     type: MarkerType
@@ -129,3 +134,4 @@ class Marker:
     never_handed_out: bool = False
     release: Release = Release.RENEWED
     due_at_ms: int = 0
+    rules: QueueRules | None = None

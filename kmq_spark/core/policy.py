@@ -8,10 +8,23 @@ Source: Kafka share groups for the limit (`group.share.delivery.count.limit`, 5)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
-from kmq_spark.core.backoff import Backoff
+from kmq_spark.core.backoff import Backoff, BackoffKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_RULES_VERSION = 2**53
+"""Largest version of a queue's rules; JSON readers keep integers exactly up to here."""
+
+MAX_MAX_DELIVERIES = 10_000
+"""Largest delivery limit that a queue may have."""
+
+MAX_BACKOFF_MS = 12 * 60 * 60 * 1000
+"""Longest backoff, 12 hours, as the longest lease."""
 
 
 class DecisionAction(IntEnum):
@@ -22,9 +35,76 @@ class DecisionAction(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class QueueRules:
+    """
+    The rules that belong to a queue: what a RULES marker carries.
+
+    Attributes:
+        version: Counts the changes, from 1.
+        max_deliveries: Last allowed delivery; 0 = no limit.
+        backoff: How much longer a message rests after a delivery whose lease ran out, or whose handler failed.
+        dead_letters_expired: Whether a message whose time to live is over becomes a dead letter; else it is dropped.
+    """
+
+    version: int
+    max_deliveries: int = 5
+    backoff: Backoff = field(default_factory=Backoff)
+    dead_letters_expired: bool = False
+
+    def fault(self) -> str:
+        """Return which value is out of bounds; empty where none is."""
+        backoff = self.backoff
+        bounds: tuple[tuple[str, float, float, float], ...] = (
+            ("version", self.version, 1, MAX_RULES_VERSION),
+            ("max_deliveries", self.max_deliveries, 0, MAX_MAX_DELIVERIES),
+            ("backoff_initial_ms", backoff.initial_ms, 0, MAX_BACKOFF_MS),
+            ("backoff_max_ms", backoff.max_ms, 0, MAX_BACKOFF_MS),
+            ("backoff_jitter", backoff.jitter, 0, 1),
+        )
+        for name, value, smallest, largest in bounds:
+            if not smallest <= value <= largest:
+                return f"{name} out of bounds: got {value!r}, allowed {smallest} to {largest}"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rules as JSON, under the names of the settings file."""
+        return {
+            "version": self.version,
+            "max_deliveries": self.max_deliveries,
+            "backoff": self.backoff.kind.name.lower(),
+            "backoff_initial_ms": self.backoff.initial_ms,
+            "backoff_max_ms": self.backoff.max_ms,
+            "backoff_jitter": self.backoff.jitter,
+            "expired": "dead-letter" if self.dead_letters_expired else "drop",
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> QueueRules:
+        """
+        Read what `to_dict` gave; other keys are ignored.
+
+        Raises:
+            ValueError: A value is missing, of the wrong type or out of bounds.
+        """
+        try:
+            kind = BackoffKind[str(values["backoff"]).upper()]
+            initial_ms, max_ms = int(values["backoff_initial_ms"]), int(values["backoff_max_ms"])
+            backoff = Backoff(kind, initial_ms, max_ms, float(values["backoff_jitter"]))
+            expired = {"drop": False, "dead-letter": True}[values["expired"]]
+            rules = cls(int(values["version"]), int(values["max_deliveries"]), backoff, expired)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"cannot read the rules of a queue: got {dict(values)!r}") from error
+        if fault := rules.fault():
+            raise ValueError(f"cannot read the rules of a queue: {fault}")
+        return rules
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """
     The rules of one queue, as the fold of one markers partition needs them.
+
+    Those that the queue has of its own, see `QueueRules`, hold from their RULES marker on, in place of these.
 
     Attributes:
         max_deliveries: Last allowed delivery; 0 = no limit. The default is that of Kafka's share groups.
@@ -41,6 +121,17 @@ class Rules:
     decide_from_marker_offset: int = 0
     backoff: Backoff = field(default_factory=Backoff)
     dead_letters_expired: bool = False
+
+    def under(self, queue_rules: QueueRules | None) -> Rules:
+        """Return these rules with those of the queue in their place; as they are where the queue has none."""
+        if queue_rules is None:
+            return self
+        return replace(
+            self,
+            max_deliveries=queue_rules.max_deliveries,
+            backoff=queue_rules.backoff,
+            dead_letters_expired=queue_rules.dead_letters_expired,
+        )
 
 
 def is_exhausted(delivery_count: int, rules: Rules) -> bool:

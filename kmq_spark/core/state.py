@@ -7,7 +7,7 @@ a row costs as much as one that holds one. Where no two are neighbours a message
 
 The blob: magic, version, number of counters, CRC-32 of all that follows; clock, next marker offset, offset of the last
 TICK that decided, counters; then twice, for what is in flight and what is unconfirmed: the runs as packed columns, the
-reasons of rejected messages. Little-endian.
+reasons of rejected messages; then the queue's rules, by the marker from which they hold. Little-endian.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.in_flight import Columns, InFlight
 from kmq_spark.core.packing import pack_column, unpack_column
+from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.rules_log import RulesLog
 from kmq_spark.errors import StateError
 
 if TYPE_CHECKING:
@@ -28,9 +31,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
+_RULES_COUNT = struct.Struct("<I")
+_RULES = struct.Struct("<qqqqqqd?")  # marker offset, version, limit; kind, first and longest backoff, jitter; expired
 _AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the markers topic"
 
 
@@ -97,6 +102,8 @@ class Status:
             nothing is in flight.
         counters: See `Counters`.
         state_bytes: Size of the state as it is kept; 0 where nobody has measured it.
+        rules: The queue's rules in force behind the batch; None where it has none of its own.
+        needed_rules: Those in force at `needed_marker_offset`.
     """
 
     next_marker_offset: int
@@ -106,15 +113,25 @@ class Status:
     next_deadline_at_ms: int | None
     counters: Mapping[str, int]
     state_bytes: int = 0
+    rules: QueueRules | None = None
+    needed_rules: QueueRules | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as JSON can hold it."""
-        return {**asdict(self), "counters": dict(self.counters)}
+        rules = {name: value and value.to_dict() for name, value in self._rules().items()}
+        return {**asdict(self), "counters": dict(self.counters), **rules}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Status:
         """Return the status that `to_dict` gave."""
-        return cls(**values)
+        rules = {name: QueueRules.from_dict(values[name]) for name in _RULES_FIELDS if values.get(name)}
+        return cls(**{**values, **rules})
+
+    def _rules(self) -> dict[str, QueueRules | None]:
+        return {name: getattr(self, name) for name in _RULES_FIELDS}
+
+
+_RULES_FIELDS = ("rules", "needed_rules")
 
 
 @dataclass(slots=True)
@@ -129,6 +146,7 @@ class PartitionState:
         counters: See `Counters`.
         unconfirmed: Messages that are decided, as they were in flight, until the END of that is read back.
         decided_at: Marker offset of the last TICK that decided something; -1 before the first.
+        rules_log: The queue's rules, by the marker from which they hold.
     """
 
     in_flight: InFlight = field(default_factory=InFlight)
@@ -137,22 +155,37 @@ class PartitionState:
     counters: Counters = field(default_factory=Counters)
     unconfirmed: InFlight = field(default_factory=InFlight)
     decided_at: int = -1
+    rules_log: RulesLog = field(default_factory=RulesLog)
 
     @classmethod
-    def empty(cls) -> PartitionState:
-        """Return the state before the first marker."""
-        return cls()
+    def empty(cls, rules: QueueRules | None = None) -> PartitionState:
+        """
+        Return the state before the first marker.
+
+        Args:
+            rules: The queue's rules in force there; None where it has none of its own.
+        """
+        return cls(rules_log=RulesLog.beginning_with(rules))
+
+    def forget_old_rules(self) -> None:
+        """Drop rules that no marker in flight needs; a decision may be taken back, so unconfirmed ones count."""
+        starts = (self.in_flight.smallest_start_marker_offset(), self.unconfirmed.smallest_start_marker_offset())
+        needed = min((start for start in starts if start is not None), default=self.next_marker_offset)
+        self.rules_log = self.rules_log.needed_from(needed)
 
     def status(self) -> Status:
         """Return what the rest of the tracker needs to know."""
-        needed = self.in_flight.smallest_start_marker_offset()
+        start = self.in_flight.smallest_start_marker_offset()
+        needed = self.next_marker_offset if start is None else start
         return Status(
             next_marker_offset=self.next_marker_offset,
             clock_ms=self.clock_ms,
             in_flight=len(self.in_flight),
-            needed_marker_offset=self.next_marker_offset if needed is None else needed,
+            needed_marker_offset=needed,
             next_deadline_at_ms=self.in_flight.smallest_deadline_at_ms(),
             counters=self.counters.to_dict(),
+            rules=self.rules_log.in_force,
+            needed_rules=self.rules_log.at(needed),
         )
 
     def to_bytes(self) -> bytes:
@@ -162,6 +195,7 @@ class PartitionState:
         pieces: list[bytes | memoryview] = [struct.pack(f"<{len(numbers)}q", *numbers)]
         pieces += _pieces_of(self.in_flight)
         pieces += _pieces_of(self.unconfirmed)
+        pieces += _pieces_of_rules(self.rules_log)
         checksum = 0
         for piece in pieces:
             checksum = zlib.crc32(piece, checksum)
@@ -192,11 +226,11 @@ class PartitionState:
             raise StateError(f"cannot read tracker state: {len(view)} bytes with a wrong checksum; {_AGAIN}")
         try:
             clock_ms, next_marker_offset, decided_at, *counts = struct.unpack_from(f"<{3 + counter_count}q", rest)
-            in_flight, unconfirmed = _tables_of(rest, 8 * (3 + counter_count))
+            in_flight, unconfirmed, rules_log = _parts_of(rest, 8 * (3 + counter_count))
         except (StateError, struct.error, ValueError, MemoryError) as error:
             raise StateError(f"cannot read tracker state: {error}; {_AGAIN}") from error
         counters = Counters(**dict(zip(_COUNTER_NAMES, counts, strict=False)))
-        return cls(in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at)
+        return cls(in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at, rules_log)
 
 
 def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
@@ -228,13 +262,31 @@ def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
     return [lengths, rows.key, rows.deadline_at_ms, rows.delivery_count, rows.start_marker_offset, given_back]
 
 
-def _tables_of(view: memoryview, at: int) -> tuple[InFlight, InFlight]:
-    """Read what is in flight and what is unconfirmed, up to the last byte."""
+def _pieces_of_rules(log: RulesLog) -> list[bytes]:
+    """Return the bytes of the queue's rules: how many changes, then each."""
+    pieces = [_RULES_COUNT.pack(len(log.changes))]
+    for marker_offset, rules in log.changes:
+        backoff = rules.backoff
+        numbers = (backoff.kind, backoff.initial_ms, backoff.max_ms, backoff.jitter, rules.dead_letters_expired)
+        pieces.append(_RULES.pack(marker_offset, rules.version, rules.max_deliveries, *numbers))
+    return pieces
+
+
+def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog]:
+    """Read what is in flight, what is unconfirmed and the queue's rules, up to the last byte."""
     in_flight, at = _table_of(view, at)
     unconfirmed, at = _table_of(view, at)
+    (count,) = _RULES_COUNT.unpack_from(view, at)
+    at += _RULES_COUNT.size
+    changes = []
+    for _ in range(count):
+        marker_offset, version, limit, kind, initial_ms, max_ms, jitter, expired = _RULES.unpack_from(view, at)
+        backoff = Backoff(BackoffKind(kind), initial_ms, max_ms, jitter)
+        changes.append((marker_offset, QueueRules(version, limit, backoff, expired)))
+        at += _RULES.size
     if at != len(view):
         raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
-    return in_flight, unconfirmed
+    return in_flight, unconfirmed, RulesLog(tuple(changes))
 
 
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:

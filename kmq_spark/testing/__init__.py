@@ -6,7 +6,7 @@ Rule 1: shipped, so that users test with the same values as we do; needs `core` 
 
 from __future__ import annotations
 
-from kmq_spark.testing.builders import end, keep_alive, log, marker_record, start, tick, unreadable
+from kmq_spark.testing.builders import end, keep_alive, log, marker_record, rules, start, tick, unreadable
 from kmq_spark.testing.model import ModelTracker
 
-__all__ = ["ModelTracker", "end", "keep_alive", "log", "marker_record", "start", "tick", "unreadable"]
+__all__ = ["ModelTracker", "end", "keep_alive", "log", "marker_record", "rules", "start", "tick", "unreadable"]

@@ -16,6 +16,8 @@ from kmq_spark.wire.codec import encode_marker, tick_marker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kmq_spark.core.policy import QueueRules
+
 UNPLACED = -1
 """Marker offset of a marker that `log` has not placed yet."""
 
@@ -121,6 +123,11 @@ def end(
 def tick(at_ms: int = 10_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
     """Return a TICK appended at *at_ms*."""
     return LoggedMarker(marker_offset, at_ms, tick_marker())
+
+
+def rules(queue_rules: QueueRules, at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
+    """Return the marker from which a queue's rules hold."""
+    return LoggedMarker(marker_offset, at_ms, Marker(MarkerType.RULES, rules=queue_rules))
 
 
 def unreadable(at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:

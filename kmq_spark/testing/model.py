@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.core.backoff import BackoffKind
 from kmq_spark.core.decisions import Decision
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome, Release
-from kmq_spark.core.policy import DecisionAction, Rules
+from kmq_spark.core.policy import DecisionAction, QueueRules, Rules
 from kmq_spark.core.state import Counters, Status
 
 if TYPE_CHECKING:
@@ -40,16 +40,18 @@ class ModelTracker:
     One markers partition.
 
     Args:
-        rules: Of the queue; may be replaced between batches, as a restarted tracker does.
+        rules: Of the tracker; may be replaced between batches, as a restarted tracker does.
+        queue_rules: Of the queue, in force before the first marker.
 
     Attributes:
         in_flight: The messages started and not ended.
         unconfirmed: The messages decided, until the END of that is read back.
     """
 
-    def __init__(self, rules: Rules | None = None) -> None:
+    def __init__(self, rules: Rules | None = None, queue_rules: QueueRules | None = None) -> None:
         """Begin before the first marker."""
         self.rules = rules or Rules()
+        self._queue_rules = [(-1, queue_rules)]
         self.in_flight: dict[MessageId, Lease] = {}
         self.unconfirmed: dict[MessageId, Lease] = {}
         self._decided_at = -1
@@ -75,6 +77,8 @@ class ModelTracker:
             self._next_marker_offset = marker_offset + 1
             if marker is None:
                 self._counters.unreadable += 1
+            elif marker.type is MarkerType.RULES:
+                self._queue_rules.append((marker_offset, marker.rules))
             elif marker.type is MarkerType.TICK:
                 decisions += self._tick(marker_offset, appended_at_ms)
             else:
@@ -85,14 +89,21 @@ class ModelTracker:
     def status(self) -> Status:
         """Return where the partition stands."""
         leases = self.in_flight.values()
+        needed = min((lease.start_marker_offset for lease in leases), default=self._next_marker_offset)
         return Status(
             next_marker_offset=self._next_marker_offset,
             clock_ms=self._clock_ms,
             in_flight=len(leases),
-            needed_marker_offset=min((lease.start_marker_offset for lease in leases), default=self._next_marker_offset),
+            needed_marker_offset=needed,
             next_deadline_at_ms=min((lease.deadline_at_ms for lease in leases), default=None),
             counters=self._counters.to_dict(),
+            rules=self._queue_rules[-1][1],
+            needed_rules=[rules for offset, rules in self._queue_rules if offset <= needed][-1],
         )
+
+    def _rules_now(self) -> Rules:
+        """Return the rules that hold for the marker being folded."""
+        return self.rules.under(self._queue_rules[-1][1])
 
     def _one(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
         if message_id in self.unconfirmed:
@@ -145,7 +156,7 @@ class ModelTracker:
         lease.given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
 
     def _backoff_ms(self, message_id: MessageId, delivery_count: int) -> int:
-        backoff, count = self.rules.backoff, max(1, delivery_count)
+        backoff, count = self._rules_now().backoff, max(1, delivery_count)
         delays: dict[BackoffKind, int] = {
             BackoffKind.NONE: 0,
             BackoffKind.CONSTANT: backoff.initial_ms,
@@ -159,7 +170,7 @@ class ModelTracker:
     def _end(self, message_id: MessageId, marker: Marker) -> None:
         lease = self.in_flight.get(message_id)
         is_by_tracker = marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
-        is_dropped = marker.outcome is Outcome.EXPIRED and not self.rules.dead_letters_expired
+        is_dropped = marker.outcome is Outcome.EXPIRED and not self._rules_now().dead_letters_expired
         if lease is None and is_by_tracker:
             self._counters.end_confirmed += 1
         elif lease is None or (lease.is_rejected and not is_by_tracker and not is_dropped):
@@ -191,7 +202,7 @@ class ModelTracker:
     def _decide(self, message_id: MessageId, tick_marker_offset: int) -> Decision:
         lease = self.unconfirmed[message_id] = self.in_flight.pop(message_id)
         self._decided_at = tick_marker_offset
-        limit = self.rules.max_deliveries
+        limit = self._rules_now().max_deliveries
         action, reason = DecisionAction.REDELIVER, ""
         if lease.is_rejected:
             action, reason = DecisionAction.DEAD_LETTER, lease.reason or "rejected"

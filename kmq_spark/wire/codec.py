@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import (
     MAX_DELIVERY_COUNT,
     MAX_DUE_AT_MS,
@@ -29,6 +30,7 @@ from kmq_spark.core.markers import (
     Outcome,
     Release,
 )
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
 from kmq_spark.wire import marker_pb2
 
@@ -41,6 +43,8 @@ VERSION = 0
 _TICK = Marker(type=MarkerType.TICK)
 _TYPES = {int(marker_type): marker_type for marker_type in MarkerType}
 _OUTCOMES = {int(outcome): outcome for outcome in Outcome}
+_WITHOUT_MESSAGES = frozenset({MarkerType.TICK, MarkerType.RULES})
+_BACKOFFS = {int(kind): kind for kind in BackoffKind}
 _RELEASES = {int(release): release for release in Release}
 _MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a markers topic"
 
@@ -71,9 +75,11 @@ def encode_marker(marker: Marker) -> bytes:
     """
     message = marker_pb2.Marker(consumer_id=_sent_text(marker.consumer_id))
     message.type = int(marker.type)  # type: ignore[assignment]  # an enum's number is what the runtime wants
-    if marker.type is MarkerType.TICK:
+    if marker.type in _WITHOUT_MESSAGES:
         message.message_id.partition = -1
         message.message_id.offset = -1
+        if marker.type is MarkerType.RULES:
+            _put_rules(message, marker.rules)
         return _bytes_of(message)
     fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms, marker.due_at_ms)
     if fault:
@@ -148,8 +154,8 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
         raise _unsupported("version", message.version, VERSION)
     if marker_type is None:
         raise _unsupported("type", message.type, max(MarkerType))
-    if marker_type is MarkerType.TICK:
-        return _tick_of(message)
+    if marker_type in _WITHOUT_MESSAGES:
+        return _without_messages(message, marker_type)
     if not message.HasField("message_id"):
         raise MalformedRecordError(f"a {marker_type.name} without message id; {_MALFORMED}")
     queue_partition, ranges = message.message_id.partition, _ranges_of(message)
@@ -182,13 +188,40 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
     )
 
 
-def _tick_of(message: marker_pb2.Marker) -> Marker:
+def _without_messages(message: marker_pb2.Marker, marker_type: MarkerType) -> Marker:
+    """Return a TICK, or RULES."""
     got = (message.message_id.partition, message.message_id.offset)
     if message.ranges or (message.HasField("message_id") and got != (-1, -1)):
         raise MalformedRecordError(
-            f"a TICK that covers messages: got message id {got!r}, allowed (-1, -1); {_MALFORMED}"
+            f"a {marker_type.name} that covers messages: got message id {got!r}, allowed (-1, -1); {_MALFORMED}"
         )
-    return Marker(MarkerType.TICK, consumer_id=message.consumer_id[:MAX_TEXT_CHARS]) if message.consumer_id else _TICK
+    rules = _rules_of(message) if marker_type is MarkerType.RULES else None
+    if rules is None and not message.consumer_id:
+        return _TICK
+    return Marker(marker_type, consumer_id=message.consumer_id[:MAX_TEXT_CHARS], rules=rules)
+
+
+def _put_rules(message: marker_pb2.Marker, rules: QueueRules | None) -> None:
+    fault = "RULES without rules" if rules is None else rules.fault()
+    if rules is None or fault:
+        raise MalformedRecordError(f"cannot write marker: {fault}; this is a bug of the writer, please report it")
+    written, backoff = message.rules, rules.backoff
+    written.version, written.max_deliveries = rules.version, rules.max_deliveries
+    written.backoff = int(backoff.kind)  # type: ignore[assignment]  # an enum's number is what the runtime wants
+    written.backoff_initial_ms, written.backoff_max_ms = backoff.initial_ms, backoff.max_ms
+    written.backoff_jitter, written.dead_letters_expired = backoff.jitter, rules.dead_letters_expired
+
+
+def _rules_of(message: marker_pb2.Marker) -> QueueRules:
+    read = message.rules
+    kind = _BACKOFFS.get(read.backoff)
+    if kind is None:
+        raise _unsupported("backoff", read.backoff, max(BackoffKind))
+    backoff = Backoff(kind, read.backoff_initial_ms, read.backoff_max_ms, read.backoff_jitter)
+    rules = QueueRules(read.version, read.max_deliveries, backoff, read.dead_letters_expired)
+    if fault := rules.fault():
+        raise MalformedRecordError(f"{fault}; {_MALFORMED}")
+    return rules
 
 
 def _ranges_of(message: marker_pb2.Marker) -> tuple[OffsetRange, ...]:

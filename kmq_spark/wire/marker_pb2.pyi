@@ -23,8 +23,36 @@ class OffsetRange(_message.Message):
     count: int
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
+class Rules(_message.Message):
+    __slots__ = ("version", "max_deliveries", "backoff", "backoff_initial_ms", "backoff_max_ms", "backoff_jitter", "dead_letters_expired")
+    class Backoff(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Rules.Backoff]
+        CONSTANT: _ClassVar[Rules.Backoff]
+        LINEAR: _ClassVar[Rules.Backoff]
+        EXPONENTIAL: _ClassVar[Rules.Backoff]
+    NONE: Rules.Backoff
+    CONSTANT: Rules.Backoff
+    LINEAR: Rules.Backoff
+    EXPONENTIAL: Rules.Backoff
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_INITIAL_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_JITTER_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    max_deliveries: int
+    backoff: Rules.Backoff
+    backoff_initial_ms: int
+    backoff_max_ms: int
+    backoff_jitter: float
+    dead_letters_expired: bool
+    def __init__(self, version: _Optional[int] = ..., max_deliveries: _Optional[int] = ..., backoff: _Optional[_Union[Rules.Backoff, str]] = ..., backoff_initial_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., backoff_jitter: _Optional[float] = ..., dead_letters_expired: _Optional[bool] = ...) -> None: ...
+
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out", "release", "due_at_ms")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "ranges", "delivery_count", "outcome", "reason", "consumer_id", "never_handed_out", "release", "due_at_ms", "rules")
     class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         V1: _ClassVar[Marker.Version]
@@ -35,10 +63,12 @@ class Marker(_message.Message):
         END: _ClassVar[Marker.Type]
         KEEPALIVE: _ClassVar[Marker.Type]
         TICK: _ClassVar[Marker.Type]
+        RULES: _ClassVar[Marker.Type]
     START: Marker.Type
     END: Marker.Type
     KEEPALIVE: Marker.Type
     TICK: Marker.Type
+    RULES: Marker.Type
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACKED: _ClassVar[Marker.Outcome]
@@ -73,6 +103,7 @@ class Marker(_message.Message):
     NEVER_HANDED_OUT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     version: Marker.Version
     type: Marker.Type
     message_id: MessageID
@@ -87,4 +118,5 @@ class Marker(_message.Message):
     never_handed_out: bool
     release: Marker.Release
     due_at_ms: int
-    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ..., release: _Optional[_Union[Marker.Release, str]] = ..., due_at_ms: _Optional[int] = ...) -> None: ...
+    rules: Rules
+    def __init__(self, version: _Optional[_Union[Marker.Version, str]] = ..., type: _Optional[_Union[Marker.Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., ranges: _Optional[_Iterable[_Union[OffsetRange, _Mapping]]] = ..., delivery_count: _Optional[int] = ..., outcome: _Optional[_Union[Marker.Outcome, str]] = ..., reason: _Optional[str] = ..., consumer_id: _Optional[str] = ..., never_handed_out: _Optional[bool] = ..., release: _Optional[_Union[Marker.Release, str]] = ..., due_at_ms: _Optional[int] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ...) -> None: ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core import packing
+from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import PartitionState, Rules, Status, fold
 from kmq_spark.core.in_flight import Columns, InFlight
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.core.packing import pack_column, unpack_column
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.state import Counters
 from kmq_spark.errors import StateError
-from kmq_spark.testing import end, log, start
+from kmq_spark.testing import end, log, rules, start
 
 HEAD = struct.Struct("<4sHHI")
 
@@ -44,7 +48,7 @@ def rows_of(state: PartitionState) -> list[list[int]]:
     return [column.tolist() for column in named]
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 4) -> bytes:
+def sealed(counter_count: int, rest: bytes, version: int = 5) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -91,10 +95,47 @@ def test_rejection_survives_a_restart_with_its_reason() -> None:
     assert list(state.in_flight.reasons.values()) == ["no such order ☃"]
 
 
-def test_status_survives_json() -> None:
+OWN_RULES = QueueRules(3, 7, Backoff(BackoffKind.EXPONENTIAL, 200, 9_000, 0.25), dead_letters_expired=True)
+
+
+@pytest.mark.parametrize("own", [None, OWN_RULES])
+def test_status_survives_json(own: QueueRules | None) -> None:
     """It travels as a text column."""
-    status = fold(PartitionState.empty(), log(start()), Rules()).status
-    assert status == Status.from_dict(status.to_dict())
+    status = fold(PartitionState.empty(own), log(start()), Rules()).status
+    assert status.rules == own
+    assert status == Status.from_dict(json.loads(json.dumps(status.to_dict())))
+
+
+def test_rules_of_the_queue_survive_a_restart_of_the_tracker() -> None:
+    """Those in force, and those that the oldest message in flight was started under."""
+    older = replace(OWN_RULES, version=2, max_deliveries=1)
+    changed = log(start(), rules(OWN_RULES))
+    state = PartitionState.from_bytes(fold(PartitionState.empty(older), changed, Rules()).state.to_bytes())
+    assert (state.status().rules, state.status().needed_rules) == (OWN_RULES, older)
+    state = fold(state, log(end(), first=2), Rules()).state
+    assert (state.status().rules, state.status().needed_rules) == (OWN_RULES, OWN_RULES)
+    assert state.rules_log.changes == ((-1, OWN_RULES),)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": 0},
+        {"max_deliveries": -1},
+        {"max_deliveries": "many"},
+        {"backoff": "quadratic"},
+        {"backoff_initial_ms": 12 * 60 * 60 * 1000 + 1},
+        {"backoff_jitter": float("nan")},
+        {"backoff_jitter": 1.5},
+        {"expired": "keep"},
+        {"expired": []},
+    ],
+)
+def test_rules_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
+    """They come from a topic."""
+    assert QueueRules.from_dict(OWN_RULES.to_dict()) == OWN_RULES
+    with pytest.raises(ValueError, match="cannot read the rules of a queue"):
+        QueueRules.from_dict({**OWN_RULES.to_dict(), **wrong})
 
 
 def test_outcome_of_a_batch_is_a_value() -> None:
@@ -111,16 +152,16 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 4 with up to 14"),
-        (sealed(14, bytes(400), version=3), "version 3 with 14 counters, this build reads version 4 with up to 14"),
-        (sealed(99, bytes(400)), "version 4 with 99 counters, this build reads version 4 with up to 14"),
+        (sealed(14, bytes(400), version=9), "version 9 with 14 counters, this build reads version 5 with up to 14"),
+        (sealed(14, bytes(400), version=3), "version 3 with 14 counters, this build reads version 5 with up to 14"),
+        (sealed(99, bytes(400)), "version 5 with 99 counters, this build reads version 5 with up to 14"),
         (sealed(14, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(24)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(24) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
         (sealed(0, bytes(24) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(24) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(24) + struct.pack("<qqq", 1, 0, 0) + bytes(7 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(24 + 16 * 24) + b"x"), "length differs: got 409 bytes, 408 expected"),
+        (sealed(0, bytes(24 + 16 * 24 + 4) + b"x"), "length differs: got 413 bytes, 412 expected"),
     ],
 )
 def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
@@ -148,7 +189,7 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     # clock, next marker offset, last TICK that decided, started, renewed
     numbers = struct.pack("<qqqqq", 5_000, 42, -1, 3, 1)
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(16 * 24)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(16 * 24 + 4)))
     assert (state.clock_ms, state.next_marker_offset) == (5_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 

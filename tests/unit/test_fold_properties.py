@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.fold import Decision, DecisionAction, LoggedMarker, PartitionState, Rules, Status, fold
+from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, LoggedMarker, PartitionState, Rules, Status, fold
 from kmq_spark.core.in_flight import KEY_BITS
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, Outcome, Release
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick, unreadable
+from kmq_spark.testing import rules as rules_marker
 from kmq_spark.wire.codec import decode_marker, encode_marker
 
 if TYPE_CHECKING:
@@ -34,6 +36,20 @@ COVERED = st.fixed_dictionaries(
         ),
         "queue_partition": st.integers(0, 1),
     }
+)
+BACKOFFS = st.builds(
+    Backoff,
+    kind=st.sampled_from(BackoffKind),
+    initial_ms=st.sampled_from([0, 1, 7, 50]),
+    max_ms=st.sampled_from([0, 30, 1_000]),
+    jitter=st.sampled_from([0.0, 0.3, 1.0]),
+)
+QUEUE_RULES = st.builds(
+    QueueRules,
+    version=st.integers(1, 3),
+    max_deliveries=st.sampled_from([0, 1, 3]),
+    backoff=BACKOFFS,
+    dead_letters_expired=st.booleans(),
 )
 MARKERS = st.one_of(
     st.builds(
@@ -62,6 +78,7 @@ MARKERS = st.one_of(
     ),
     st.builds(tick, st.just(0)),
     st.builds(unreadable, st.just(0)),
+    st.builds(rules_marker, QUEUE_RULES, st.just(0)),
 )
 
 
@@ -79,13 +96,6 @@ def logs(draw: st.DrawFn) -> list[LoggedMarker]:
     return placed
 
 
-BACKOFFS = st.builds(
-    Backoff,
-    kind=st.sampled_from(BackoffKind),
-    initial_ms=st.sampled_from([0, 1, 7, 50]),
-    max_ms=st.sampled_from([0, 30, 1_000]),
-    jitter=st.sampled_from([0.0, 0.3, 1.0]),
-)
 RULES = st.builds(
     Rules,
     backoff=BACKOFFS,
@@ -120,10 +130,12 @@ def assert_same_state(expected: PartitionState, actual: PartitionState) -> None:
 
 
 @settings(max_examples=250)
-@given(logs(), CUTS, RULES)
-def test_packed_fold_is_the_model(markers: list[LoggedMarker], cuts: list[int], rules: Rules) -> None:
+@given(logs(), CUTS, RULES, st.none() | QUEUE_RULES)
+def test_packed_fold_is_the_model(
+    markers: list[LoggedMarker], cuts: list[int], rules: Rules, queue_rules: QueueRules | None
+) -> None:
     """Decisions, status, counters, rows and reasons, batch by batch, some markers read twice."""
-    model, state = ModelTracker(rules), PartitionState.empty()
+    model, state = ModelTracker(rules, queue_rules), PartitionState.empty(queue_rules)
     for piece in [*batches(markers, cuts), markers[-2:]]:
         result = fold(state, piece, rules)
         expected_decisions, expected_status = model.fold(piece)
@@ -221,8 +233,14 @@ def test_message_is_decided_once_until_an_end_confirms_it(
         last[message_id] = row.tick_marker_offset
 
 
-def confirmations(decisions: Iterable[Decision], expired: Outcome) -> list[LoggedMarker]:
-    """Return the ENDs that a tracker writes with what it sends; of odd messages to be redelivered the time is over."""
+def confirmations(result: FoldResult, rules: Rules) -> list[LoggedMarker]:
+    """
+    Return the ENDs that a tracker writes with what it sends; of odd messages to be redelivered the time is over.
+
+    What becomes of those is for the rules in force where the END lies, and a tracker has written those itself.
+    """
+    now = rules.under(result.state.rules_log.in_force)
+    expired = Outcome.DEAD_LETTERED if now.dead_letters_expired else Outcome.EXPIRED
     outcomes = {
         (DecisionAction.REDELIVER, 0): Outcome.REDELIVERED,
         (DecisionAction.REDELIVER, 1): expired,
@@ -236,7 +254,7 @@ def confirmations(decisions: Iterable[Decision], expired: Outcome) -> list[Logge
             outcome=outcomes[row.action, row.message_offset % 2],
             queue_partition=row.queue_partition,
         )
-        for row in decisions
+        for row in result.decisions.rows()
     ]
 
 
@@ -251,12 +269,11 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
     What is in flight afterwards is what the forerunner had in flight; even with another limit of deliveries.
     """
     rules = replace(rules, decide_from_marker_offset=0)
-    expired = Outcome.DEAD_LETTERED if rules.dead_letters_expired else Outcome.EXPIRED
     state, written = PartitionState.empty(), []
     for piece in batches(markers, cuts):
         placed = log(*(logged._replace(marker_offset=-1) for logged in piece), first=state.next_marker_offset)
         result = fold(state, placed, rules)
-        ends = log(*confirmations(result.decisions.rows(), expired), first=result.state.next_marker_offset)
+        ends = log(*confirmations(result, rules), first=result.state.next_marker_offset)
         written += [*placed, *ends]
         state = fold(result.state, ends, rules).state
     resumed = replace(rules, max_deliveries=2, decide_from_marker_offset=state.next_marker_offset)
@@ -264,6 +281,38 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
     assert not len(replayed.decisions)
     state.counters, state.decided_at = replayed.state.counters, replayed.state.decided_at
     assert_same_state(state, replayed.state)
+
+
+@settings(max_examples=250)
+@given(logs(), CUTS, st.integers(0, 40), RULES)
+def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
+    markers: list[LoggedMarker], cuts: list[int], lost_at: int, rules: Rules
+) -> None:
+    """
+    A tracker that lost its state reads from the needed marker on, under the rules in force there.
+
+    It has the same messages in flight with the same deadlines, and decides the same from there on, though the rules
+    change in the log before and after.
+    """
+    rules = replace(rules, decide_from_marker_offset=0)
+    state, written = PartitionState.empty(), []
+    for piece in batches(markers[:lost_at], cuts):
+        placed = log(*(logged._replace(marker_offset=-1) for logged in piece), first=state.next_marker_offset)
+        result = fold(state, placed, rules)
+        ends = log(*confirmations(result, rules), first=result.state.next_marker_offset)
+        written += [*placed, *ends]
+        state = fold(result.state, ends, rules).state
+    status, resumed = state.status(), replace(rules, decide_from_marker_offset=state.next_marker_offset)
+    needed = [logged for logged in written if logged.marker_offset >= status.needed_marker_offset]
+    rebuilt = fold(PartitionState.empty(status.needed_rules), needed, resumed).state
+    assert rebuilt.rules_log.in_force == state.rules_log.in_force
+    rest = log(*(logged._replace(marker_offset=-1) for logged in markers[lost_at:]), first=state.next_marker_offset)
+    # Known again from the first TICK of the new tracker on; and where nothing is needed, nothing was read.
+    rebuilt.clock_ms, rebuilt.next_marker_offset = state.clock_ms, state.next_marker_offset
+    expected, actual = fold(state, rest, resumed), fold(rebuilt, rest, resumed)
+    assert expected.decisions.rows() == actual.decisions.rows()
+    actual.state.counters, actual.state.decided_at = expected.state.counters, expected.state.decided_at
+    assert_same_state(expected.state, actual.state)
 
 
 @given(logs())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import Decision, DecisionAction, Decisions, FoldResult, PartitionState, Rules, fold
 from kmq_spark.core.markers import Outcome
-from kmq_spark.testing import end, keep_alive, log, start, tick, unreadable
+from kmq_spark.core.policy import QueueRules
+from kmq_spark.testing import end, keep_alive, log, rules, start, tick, unreadable
 
 EMPTY = PartitionState.empty()
 TRACKER_OUTCOMES = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
@@ -283,6 +285,40 @@ def test_fold_leaves_the_state_before_it_unchanged() -> None:
     blob = before.state.to_bytes()
     folded(keep_alive(7, at_ms=9_000), end(8), start(9), tick(90_000), state=before.state)
     assert blob == before.state.to_bytes()
+
+
+def test_rules_in_the_log_hold_from_their_marker_on() -> None:
+    """The limit of deliveries counts at the TICK, backoff at the START: each under the rules in force there."""
+    first = QueueRules(1, max_deliveries=3, backoff=Backoff(BackoffKind.CONSTANT, 500, 500))
+    second = QueueRules(2, max_deliveries=2)
+    result = folded(
+        rules(first),
+        start(7, at_ms=1_000, lease_ms=5_000, delivery_count=2),
+        rules(second),
+        start(8, at_ms=1_000, lease_ms=5_000),
+        tick(6_001),
+        tick(6_501),
+        max_deliveries=1,
+    )
+    # 1_000 + 5_000 + 500 = 6_500
+    assert [(row.message_offset, row.deadline_at_ms, row.reason) for row in result.decisions.rows()] == [
+        (8, 6_000, ""),
+        (7, 6_500, "delivery limit reached: 2 of 2"),
+    ]
+
+
+def test_queue_without_rules_in_the_log_has_those_of_the_tracker() -> None:
+    """As before there were any."""
+    limited = folded(start(7), tick(90_000), max_deliveries=1)
+    assert decided(limited) == [(7, DecisionAction.DEAD_LETTER)]
+    assert (limited.status.rules, limited.status.needed_rules) == (None, None)
+
+
+def test_same_rules_again_change_nothing() -> None:
+    """Each tracker writes them as it starts."""
+    own = QueueRules(1)
+    result = folded(rules(own), start(7), rules(own), rules(own))
+    assert result.state.rules_log.changes == ((-1, own),)
 
 
 def test_empty_batch_changes_nothing() -> None:

@@ -20,6 +20,7 @@ from kmq_spark.core.markers import (
     OffsetRange,
     Outcome,
 )
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
 from kmq_spark.testing import start
 from kmq_spark.testing.builders import marker_record, unreadable
@@ -105,6 +106,8 @@ def message(**fields: object) -> bytes:
     return value
 
 
+NOWHERE = {"partition": -1, "offset": -1}
+
 REFUSED: dict[str, tuple[bytes | None, str]] = {
     "no value": (None, "the record has no value"),
     "empty value": (b"", "the record is empty"),
@@ -147,6 +150,16 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
         "ranges begin at 8, message id at 7",
     ),
     "tick of a message": (message(type=3), "a TICK that covers messages: got message id (0, 7), allowed (-1, -1)"),
+    "rules of a message": (message(type=4), "a RULES that covers messages: got message id (0, 7), allowed (-1, -1)"),
+    "rules without rules": (message(type=4, message_id=NOWHERE), "version out of bounds: got 0, allowed 1 to"),
+    "rules with a long backoff": (
+        message(type=4, message_id=NOWHERE, rules={"version": 1, "backoff_max_ms": 2**63}),
+        "backoff_max_ms out of bounds: got 9223372036854775808, allowed 0 to 43200000",
+    ),
+    "rules with a jitter that is no number": (
+        message(type=4, message_id=NOWHERE, rules={"version": 1, "backoff_jitter": float("nan")}),
+        "backoff_jitter out of bounds: got nan, allowed 0 to 1",
+    ),
     "tick with ranges": (
         message(type=3, message_id={"partition": -1, "offset": -1}, ranges=[{"first": 7, "count": 1}]),
         "a TICK that covers messages: got message id (-1, -1)",
@@ -168,10 +181,14 @@ def test_malformed_record_is_refused_with_its_place_and_finding(value: bytes | N
     ("value", "finding"),
     [
         (message(version=9), "version 9, this build reads up to 0"),
-        (message(type=4), "type 4, this build reads up to 3"),
+        (message(type=5), "type 5, this build reads up to 4"),
         (message(type=1, outcome=5), "outcome 5, this build reads up to 4"),
+        (
+            message(type=4, message_id=NOWHERE, rules={"version": 1, "backoff": 9}),
+            "backoff 9, this build reads up to 3",
+        ),
     ],
-    ids=["version", "type", "outcome"],
+    ids=["version", "type", "outcome", "backoff"],
 )
 def test_marker_of_a_later_build_is_told_apart_from_a_malformed_one(value: bytes, finding: str) -> None:
     """The error says that the reader is too old."""
@@ -216,8 +233,10 @@ def test_text_with_half_a_surrogate_is_written_all_the_same() -> None:
         (Marker(MarkerType.START, -1, (OffsetRange(7, 1),)), "queue partition out of bounds: got -1"),
         (Marker(MarkerType.START, 0, (OffsetRange(7, MAX_MESSAGES_PER_MARKER + 1),)), "too many messages: got 100001"),
         (Marker(MarkerType.START, 0, (OffsetRange(7, 1),), -1), "lease out of bounds: got -1 ms"),
+        (Marker(MarkerType.RULES), "RULES without rules"),
+        (Marker(MarkerType.RULES, rules=QueueRules(0)), "version out of bounds: got 0"),
     ],
-    ids=["no ranges", "partition", "messages", "lease"],
+    ids=["no ranges", "partition", "messages", "lease", "no rules", "rules"],
 )
 def test_marker_that_nobody_could_read_is_not_written(marker: Marker, finding: str) -> None:
     """A bug of a writer is told to the writer."""

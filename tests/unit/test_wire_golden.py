@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import pytest
 
+from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.wire.codec import decode_marker, encode_marker, tick_marker
 
 # message_id: 5 bytes, partition 2, offset 300
@@ -52,6 +54,15 @@ OURS = {
     ),
     # type 3; message_id: 22 bytes, partition -1, offset -1
     "tick": (f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01", tick_marker()),
+    # type 4; message_id as of a tick; rules (field 15, tag 7a), 24 bytes: version 2, max_deliveries 3, backoff 3,
+    # backoff_initial_ms 300, backoff_max_ms 30,000, backoff_jitter 0.5 (kind 1, 8 bytes), dead_letters_expired 1
+    "rules": (
+        f"1004 1a16 08{'ff' * 9}01 10{'ff' * 9}01 7a18 0802 1003 1803 20ac02 28b0ea01 31000000000000e03f 3801",
+        Marker(
+            MarkerType.RULES,
+            rules=QueueRules(2, 3, Backoff(BackoffKind.EXPONENTIAL, 300, 30_000, 0.5), dead_letters_expired=True),
+        ),
+    ),
 }
 
 # As its `markerproducer.go` fills them, and gogo/protobuf writes them: fields ascending, values of 0 left out, but a
