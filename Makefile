@@ -1,12 +1,15 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow unit integration faults faults-short soak check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow unit with-broker integration faults faults-short soak check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
 # Explicit, so that tests never meet the jars or the settings of somebody's own Spark.
 PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m pytest
+# Processes of the tiers that mostly wait: each has a broker of its own, and one of them the Spark session.
+WORKERS := 3
+SPREAD := -n $(WORKERS) --dist loadgroup
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -16,16 +19,20 @@ setup: .venv/.jars ## make .venv with the locked packages, and fetch the locked 
 demo: setup ## show everything on a Kafka broker of its own
 	@$(BIN)/kmq demo
 
-test: unit integration faults-short ## run the tests, quickest first
+test: unit with-broker ## run the tests, quickest first
 
 test-slow: .venv/.dev .venv/.jars ## run those that take long by themselves, some minutes more
-	@$(PYTEST) -m slow
+	@$(PYTEST) $(SPREAD) -m slow
 
 unit: .venv/.dev ## run the tests that need no JVM
-	@$(PYTEST) -m "not spark and not kafka and not faults"
+	@$(PYTEST) -n 2 -m "not spark and not kafka and not faults"
+
+# Both at once, so that they share brokers and the Spark session.
+with-broker: .venv/.dev .venv/.jars
+	@$(PYTEST) $(SPREAD) -m "(spark or kafka or faults) and not slow"
 
 integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
-	@$(PYTEST) -m "(spark or kafka) and not faults and not slow"
+	@$(PYTEST) $(SPREAD) -m "(spark or kafka) and not faults and not slow"
 
 bench: .venv/.dev .venv/.jars ## measure everything, about forty minutes; writes bench/results.json, .md and .png
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run
@@ -37,7 +44,7 @@ faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/r
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
-	@$(PYTEST) -m "faults and not slow"
+	@$(PYTEST) $(SPREAD) -m "faults and not slow"
 
 soak: .venv/.dev .venv/.jars ## run a busy queue for ten minutes and watch what grows
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak

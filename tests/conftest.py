@@ -1,20 +1,25 @@
-"""What every tier shares: one embedded broker, started when the first test asks for it."""
+"""What every tier shares: one broker and one Spark session a worker, started when the first test asks for them."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+from faults.stage import BROKER_SETTINGS
 from kmq_spark.local.broker import EmbeddedBroker
+from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, write_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from pyspark.sql import SparkSession
+    from xdist.workermanage import WorkerController
 
 # A shared machine may be slow for a moment: time is measured in benchmarks, not here.
 settings.register_profile("kmq", deadline=None)
@@ -24,6 +29,49 @@ settings.load_profile("kmq")
 # compiler takes, on two cores least of all. Without it Java reserves a fifth of the room for compiled code, which
 # Delta's tables fill within a minute; what then needs a new method handle takes the JVM down.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
+
+_stderr = pytest.StashKey[int]()
+_groups = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep a stderr that is not captured, for a test that hangs."""
+    config.stash[_stderr] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Bound every test, wherever it hangs."""
+    with last_resort(item, item.config.stash[_stderr]):
+        return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Say to a worker where its groups go."""
+    node.workerinput[GROUPS_FILE] = str(_groups_file(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:  # noqa: ANN401  # xdist's
+    """Spread tests by group where the command line says `--dist loadgroup`."""
+    is_ours = config.getoption("dist") == "loadgroup"
+    return GroupScheduling(config, log, _groups_file(config)) if is_ours else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write the groups before the controller hears which tests there are."""
+    if file := getattr(session.config, "workerinput", {}).get(GROUPS_FILE):
+        write_groups(session.items, Path(file))
+
+
+def _groups_file(config: pytest.Config) -> Path:
+    """Return the file of groups of this run, in a folder that goes with it."""
+    if _groups not in config.stash:
+        config.stash[_groups] = tempfile.TemporaryDirectory(prefix="kmq-tests-")
+        config.add_cleanup(config.stash[_groups].cleanup)
+    return Path(config.stash[_groups].name) / "groups.json"
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +87,12 @@ def _logs_as_they_were() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
     """
-    One broker for the whole session, so tests name their queues apart.
+    One broker for all tests of a worker, so tests name their queues apart.
 
     A test that stops, kills or pauses a broker makes its own.
     """
     # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.
-    with EmbeddedBroker(extra={"group.min.session.timeout.ms": "1000"}) as running:
+    with EmbeddedBroker(extra={**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""A small campaign: one broker whose groups notice a death in two seconds, and the session's Spark."""
+"""A small campaign on the broker and the Spark session of all tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from kmq_spark.local.broker import EmbeddedBroker
+
 
 @pytest.fixture(scope="session")
-def campaign(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+def campaign(
+    broker: EmbeddedBroker, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Campaign]:
     """The least of every fault: one injection of each kind."""
-    campaign = Campaign(tmp_path_factory.mktemp("faults"), seed=1, scale=0.0, spark=spark)
+    campaign = Campaign(tmp_path_factory.mktemp("faults"), seed=1, scale=0.0, broker=broker, spark=spark)
     try:
         yield campaign
     finally:

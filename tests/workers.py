@@ -1,0 +1,113 @@
+"""
+How tests are spread over processes (pytest-xdist), and what ends one that hangs.
+
+Rule 1: tests that share something expensive, such as the Spark session, form a group; a group runs in one process.
+Rule 2: every other test runs in whichever process is free.
+Rule 3: a process that dies fails the test that it ran, and that test is not run again; the rest of its group goes on.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pytest
+    from xdist.workermanage import WorkerController
+
+GROUPS_FILE = "kmq_groups_file"
+"""Key of what the controller tells its workers: the file into which they write their groups."""
+
+_LAST_RESORT_S = 60.0
+"""From the exception that ends a test whose time is up to the end of a process that the exception did not reach."""
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return the group of a test: its Spark session's, its module's where that shares a fixture, or its own."""
+    assert hasattr(item, "_fixtureinfo")
+    if "spark" in item._fixtureinfo.names_closure:
+        return "spark"
+    shared = [each[-1].scope for each in item._fixtureinfo.name2fixturedefs.values()]
+    return item.nodeid.split("::")[0] if {"module", "class"} & set(shared) else item.nodeid
+
+
+def write_groups(items: Sequence[pytest.Item], file: Path) -> None:
+    """Write down the group of each test; all workers write the same, and a reader sees a whole file."""
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps({item.nodeid: group_of(item) for item in items}))
+    unfinished.replace(file)
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
+    """
+    Groups of tests over workers, the largest first.
+
+    xdist's own `loadgroup` puts the group into the test's id, which pytest 9.2 does not let it, and runs a test that
+    killed its worker again and again.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, groups_file: Path) -> None:  # noqa: ANN401  # xdist's own
+        """Take what LoadScopeScheduling takes, and where the workers write their groups."""
+        super().__init__(config, log)
+        self._groups_file = groups_file
+        self._groups: dict[str, str] = {}
+
+    def schedule(self) -> None:
+        """Give every worker something to do."""
+        self._groups = self._groups or json.loads(self._groups_file.read_text())
+        super().schedule()
+        # A worker starts a test once it knows the next one; a group of one test is not enough.
+        for node in self.nodes:
+            self._reschedule(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take a worker out; return the test during which it died, and hand its other tests to others."""
+        workload: dict[str, dict[str, bool]] = self.assigned_work.pop(node)
+        left = {group: [test for test, is_done in unit.items() if not is_done] for group, unit in workload.items()}
+        crashed = next((tests.pop(0) for tests in left.values() if tests), None)
+        for group, tests in left.items():
+            if tests:
+                self.workqueue[group] = dict.fromkeys(tests, False)
+                self.workqueue.move_to_end(group, last=False)
+        for other in self.nodes:
+            self._reschedule(other)
+        return crashed
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the group of a test."""
+        return self._groups[nodeid]
+
+
+@contextmanager
+def last_resort(item: pytest.Item, stderr: int) -> Iterator[None]:
+    """
+    End this process where the time of a test was up a minute ago and no exception has ended the test.
+
+    Args:
+        item: The test.
+        stderr: File descriptor that is not captured; it gets the stacks of all threads.
+    """
+    marker = item.get_closest_marker("timeout")
+    timeout_s = float(marker.args[0] if marker is not None and marker.args else item.config.getini("timeout"))
+
+    def end() -> None:
+        os.write(stderr, f"\n{item.nodeid} hangs; the stacks of all threads, then the process ends:\n".encode())
+        faulthandler.dump_traceback(stderr, all_threads=True)
+        os._exit(1)
+
+    timer = threading.Timer(timeout_s + _LAST_RESORT_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
