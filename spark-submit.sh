@@ -59,5 +59,5 @@ exec "$submit" \
     --conf spark.ui.showConsoleProgress=false \
     --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
     --conf spark.python.unix.domain.socket.enabled=true \
-    --conf 'spark.redaction.regex=(?i)secret|password|token|access[.]?key|kafka[.]sasl|jaas' \
+    --conf 'spark.redaction.regex=(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key' \
     "$@"

@@ -87,7 +87,7 @@ def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: A setting loads code, or has no counterpart.
     """
-    _check_safe(properties)
+    check_safe(properties)
     found: dict[str, str] = {}
     for key, value in properties.items():
         if key in RENAMED:
@@ -117,7 +117,7 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: A setting loads code, or has no counterpart.
     """
-    _check_safe(properties)
+    check_safe(properties)
     found: dict[str, str] = {}
     backwards = {ours: theirs for theirs, ours in RENAMED.items()}
     for key, value in properties.items():
@@ -171,7 +171,16 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: {"n": "\n", "t": "\t", "r": "\r"}.get(found[1], found[1]), text)
 
 
-def _check_safe(properties: Mapping[str, str]) -> None:
+def check_safe(properties: Mapping[str, str]) -> None:
+    """
+    Refuse settings that make a Java client load classes.
+
+    Args:
+        properties: By the names of the Java client.
+
+    Raises:
+        ConfigError: One does.
+    """
     for key, value in properties.items():
         if (UNSAFE_KEY.fullmatch(key) is not None and not _is_known_callback(key, value)) or (
             key == JAAS and UNSAFE_MODULE.search(value)
@@ -181,7 +190,9 @@ def _check_safe(properties: Mapping[str, str]) -> None:
 
 
 def _is_known_callback(key: str, value: str) -> bool:
-    return key == CALLBACKS and value.startswith("org.apache.kafka.common.security.oauthbearer.")
+    # Databricks puts its Kafka client under a name of its own.
+    own = value.removeprefix("kafkashaded.")
+    return key == CALLBACKS and own.startswith("org.apache.kafka.common.security.oauthbearer.")
 
 
 def _from_jaas(value: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from kmq_spark.client_properties import check_safe
 from kmq_spark.core.names import GROUP_NAME, QUEUE_NAME
 from kmq_spark.errors import ConfigError
 
@@ -295,7 +296,8 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
         flags: Values by section and key that go before everything else, `[queues.<name>]` too; None is left out.
 
     Raises:
-        ConfigError: The file is missing or no TOML, a key is unknown, a value is out of bounds.
+        ConfigError: The file is missing or no TOML, a key is unknown, a value is out of bounds, or a setting of
+            `[kafka.spark_extra]` loads classes.
     """
     source = " or ".join(filter(None, ("the flags", "the environment", str(file or ""))))
     _check_environment()
@@ -313,6 +315,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
         # Its cause holds the text, which may be a password.
         message = f"cannot read the {ENV_PREFIX}* variables: {error}, tables and lists are JSON; correct the variable"
         raise ConfigError(message) from None
+    check_safe(plain(settings.kafka.spark_extra))
     for name in settings.queues:
         settings.for_queue(name)
     return _with_flags_first(settings, given.get("queue", {}))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-SECRET = re.compile(r"password|secret|token|credential|jaas|\.key\.|\.pem$", re.IGNORECASE)
+SECRET = re.compile(r"password|secret|token|credential|jaas|\.key(\.|$)|\.pem$", re.IGNORECASE)
 """Keys whose value `ps` should not show."""
 
 QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")]

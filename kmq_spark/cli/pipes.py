@@ -4,6 +4,7 @@
 Rule 1: `receive` acknowledges a message after its line was written and flushed; a reader that is gone leaves the
 message in the queue.
 Rule 2: what `receive -o jsonl` writes `send --json` reads.
+Rule 3: a value goes into a pipe or a file as it is; on a terminal it is escaped: its sender is not the terminal's user.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import typer
 from kmq_spark.cli.common import told_clearly
 from kmq_spark.cli.looking import quiet_client
 from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, json_bytes
+from kmq_spark.cli.output import Output, OutputForm, json_bytes, shown
 from kmq_spark.cli.queue import Name
 from kmq_spark.errors import ConfigError
 
@@ -145,7 +146,8 @@ def _bytes(given: dict[str, Any], name: str) -> bytes | None:
 
 def _write(message: Message, output: OutputForm) -> None:
     if output is OutputForm.TABLE:
-        sys.stdout.buffer.write((message.value or b"") + b"\n")
+        value = message.value or b""
+        sys.stdout.buffer.write((shown(value).encode() if sys.stdout.isatty() else value) + b"\n")
     else:
         told = {
             "id": message.id.text,

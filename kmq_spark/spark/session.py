@@ -88,7 +88,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
         # Unix sockets instead of loopback TCP between the JVM and the Python workers: less time in each batch.
         "spark.python.unix.domain.socket.enabled": "true",
         # Secrets must not reach the UI, the event log or error messages.
-        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|kafka[.]sasl|jaas",
+        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key",
     }
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)

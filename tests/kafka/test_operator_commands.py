@@ -119,6 +119,19 @@ def test_lines_go_through_a_queue_and_are_acknowledged(queue: Queue) -> None:
     assert sorted(acked) == [0, 1, 2]
 
 
+def test_receive_escapes_what_a_terminal_would_obey(queue: Queue) -> None:
+    """A message's sender could change its title, its colours, or type into it; a pipe gets the bytes as they are."""
+    queue.send("\x1b]0;title\x07red\x1b[31m\rdone")
+    leader, follower = pty.openpty()
+    process = start(queue.bootstrap_servers, "receive", queue.name, "-n", "1", stdout=follower)
+    os.close(follower)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, b"")
+    written = os.read(leader, 65_536)
+    os.close(leader)
+    assert written == b"\\x1b]0;title\\x07red\\x1b[31m\\rdone\r\n"
+
+
 def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callable[..., Queue]) -> None:
     """What `receive -o jsonl` writes `send --json` reads: a queue is copied by a pipe."""
     queue.send("plain", key="k", headers=[("traceparent", b"00-4bf9-00f0-01"), ("bin", b"\xff"), ("none", None)])

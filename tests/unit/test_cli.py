@@ -122,6 +122,14 @@ def test_secret_on_the_command_line_is_warned_of() -> None:
     assert SECRET not in result.output
 
 
+@pytest.mark.parametrize("key", ["ssl.keystore.key", "ssl.key.pem", "ssl.key.password", "sasl.jaas.config"])
+def test_private_key_on_the_command_line_is_warned_of(key: str) -> None:
+    """The Java client's key for a private key has no other word in it."""
+    result = kmq("queue", "list", "-X", f"{key}={SECRET}", "-X", "acks=1")
+    assert f"warning: -X {key}=… is shown to everybody" in result.stderr
+    assert SECRET not in result.output
+
+
 def test_acls_are_commands_that_name_the_queue_s_own_resources() -> None:
     commands = kmq("acls", "orders@billing", "--part", "tracker").stdout.splitlines()
     assert commands[0] == "# tracker"

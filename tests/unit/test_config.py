@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from pathlib import Path
@@ -187,6 +188,34 @@ def test_secrets_are_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> No
     assert plain(settings.kafka.extra) == {"sasl.password": SECRET}
     for text in (str(settings), repr(settings), repr(settings.kafka), settings.model_dump_json()):
         assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("interceptor.classes", "x.Y"), ("sasl.login.callback.handler.class", "x.Y"), ("config.providers", "file"),
+        ("sasl.jaas.config", "com.sun.security.auth.module.JndiLoginModule required;"),
+    ],
+)  # fmt: skip
+def test_setting_for_spark_that_loads_classes_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str
+) -> None:
+    """From the file and from the environment, as from `--command-config`."""
+    file.write_text(f"[kafka.spark_extra]\n'{key}' = '{value}'")
+    told = f"setting {re.escape(key)} is not allowed: it loads classes into the process"
+    with pytest.raises(ConfigError, match=told):
+        load_settings(file)
+    monkeypatch.setenv("KMQ_KAFKA__SPARK_EXTRA", json.dumps({key: value}))
+    with pytest.raises(ConfigError, match=told):
+        load_settings()
+
+
+def test_login_callback_of_kafka_itself_is_allowed_for_spark() -> None:
+    """Also by the name that it has on Databricks."""
+    name = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+    for value in (name, f"kafkashaded.{name}"):
+        extra = {"sasl.login.callback.handler.class": value}
+        assert plain(load_settings(None, {"kafka": {"spark_extra": extra}}).kafka.spark_extra) == extra
 
 
 @pytest.mark.parametrize(

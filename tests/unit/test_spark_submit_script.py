@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -127,3 +128,15 @@ def test_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("KMQ_JARS_DIR", str(tmp_path / "file"))
     with pytest.raises(SetupError, match=r"^cannot write the package for the executors: got .* set KMQ_JARS_DIR"):
         archive.package_archive()
+
+
+@pytest.mark.parametrize("file", ["spark-submit.sh", "databricks.yml", "kmq_spark/spark/session.py"])
+@pytest.mark.parametrize(
+    "key",
+    ["kafka.ssl.keystore.key", "kafka.ssl.key.password", "kafka.sasl.jaas.config", "kafka.ssl.truststore.password"],
+)
+def test_spark_redacts_what_may_be_a_secret_wherever_it_is_started(file: str, key: str) -> None:
+    """The private key of the Java client is in a setting without the word password or secret."""
+    found = re.search(r"spark\.redaction\.regex\"?[=:] *\"?(?:\(\?i\))([^'\"\n]+)", (ROOT / file).read_text("utf-8"))
+    assert found is not None
+    assert re.search(found[1], key, re.IGNORECASE) is not None
