@@ -155,6 +155,9 @@ class TrackerSettings(_Section):
     commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
     """How often the group's offsets are committed while nothing is sent: how old the lag is that Kafka's tools show."""
 
+    transaction_timeout_ms: int = Field(default=10_000, ge=1_000, le=900_000)
+    """When the broker aborts a transaction of a tracker that died within it; until then consumers wait behind it."""
+
     state_partitions: int = Field(default=2, ge=1, le=1_000)
     """State partitions (`spark.sql.shuffle.partitions`); pinned by the first run of a checkpoint."""
 

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_UNREADABLE = 1_000
-"""Unreadable records told one by one in a batch, as in the tracker's state function."""
-
 
 def track_once(queue: str, settings: Settings) -> TrackerStats:
     """
@@ -115,8 +112,7 @@ def _folded(
             marker = decode_marker(record.value(), topic=topic, partition=partition, offset=offset)
         except WireError as error:
             marker = None
-            if len(unreadable) < MAX_UNREADABLE:
-                unreadable.append(UnreadableRecord(offset, str(error)))
+            unreadable.append(UnreadableRecord(offset, str(error)))
         markers.append(LoggedMarker(offset, record.timestamp()[1], marker))
     result = fold(before, markers, rules)
     return result.state, PartitionOutcome(partition, result.status, result.decisions, tuple(unreadable))

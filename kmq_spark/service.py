@@ -27,6 +27,8 @@ from kmq_spark.checkpoints import forget_another_topic, is_damaged, is_of_anothe
 from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.client_errors import UNREACHABLE_NAMES
+from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.rests import rest_s
 from kmq_spark.spark.fold_rows import FoldSettings
@@ -80,7 +82,7 @@ class QueueTracker:
         self._ready = threading.Event()
         self._batch_gate = threading.Lock()
         self._failure: BaseException | None = None
-        self._upkeep_failure: KmqError | None = None
+        self._upkeep_failure: Exception | None = None
         self._failures_in_a_row = 0
         self._known_ids: frozenset[str] = frozenset()
         self._batch_began_s = time.monotonic()
@@ -170,7 +172,10 @@ class QueueTracker:
             self._queue, backoff_s, self._failures_in_a_row, self._settings.tracker.restart_limit, _first_line(error),
             extra={"action": "restart", "queue": self._queue},
         )  # fmt: skip
-        self._stopping.wait(backoff_s)
+        self._stopping.wait(FIRST_BACKOFF_S)
+        # Redelivery must not wait for a backoff once the broker is back.
+        was_away = isinstance(error, KafkaClientError) and error.code in UNREACHABLE_NAMES
+        wait_for_broker(self._stopping, backoff_s - FIRST_BACKOFF_S, was_away=was_away, **self._settings.kafka.reach())
 
     def _run_once(self) -> None:
         """Open the sender, tick, run the query until it ends."""
@@ -202,7 +207,7 @@ class QueueTracker:
                 ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
             query = self._query = self._start_query(sender, ticker, resume)
             ticker.on_pause = lambda: self._keep_up(sender, query)
-            self._await(query)
+            self._await(query, ticker)
         finally:
             ticker.stop()
 
@@ -288,23 +293,36 @@ class QueueTracker:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
         try:
             sender.commit_read_to(read_to(query))
-        except KmqError as error:
+        except Exception as error:  # noqa: BLE001  # raised by `_await`: this is the ticker's thread
             self._upkeep_failure = error
 
-    def _await(self, query: StreamingQuery) -> None:
+    def _await(self, query: StreamingQuery, ticker: Ticker) -> None:
         """Wait for the end of the query; stop it between two batches when asked to."""
         try:
-            while query.isActive and not self._stopping.is_set() and self._upkeep_failure is None:
+            while query.isActive and not self._stopping.is_set() and self._helper_failure(ticker) is None:
                 self._stopping.wait(0.1)
             if query.isActive:
                 self._stop_between_batches(query)
             query.awaitTermination(int(STOP_WAIT_S))
-            if self._upkeep_failure is not None:
-                raise self._upkeep_failure
+            if (failure := self._helper_failure(ticker)) is not None:
+                raise failure
         except StreamingQueryException as error:
             if isinstance(self._failure, KmqError):
                 raise self._failure from error
             raise
+
+    def _helper_failure(self, ticker: Ticker) -> Exception | None:
+        """Return what ended the ticker, or its upkeep; None where both work. Starting again replaces both."""
+        failure = self._upkeep_failure or ticker.failure
+        if failure is None or isinstance(failure, (KmqError, PySparkException, Py4JError, ConnectionError)):
+            return failure
+        helper_error = KafkaClientError(
+            f"the ticker of {self._queue} ended: got {type(failure).__name__}: {failure}; it is started again",
+            code="_FAIL",
+            retriable=True,
+        )
+        helper_error.__cause__ = failure
+        return helper_error
 
     def _stop_between_batches(self, query: StreamingQuery) -> None:
         deadline_s = time.monotonic() + STOP_WAIT_S

@@ -41,6 +41,7 @@ def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> Redelivery
         max_transaction_messages=tracker.max_transaction_messages,
         max_transaction_bytes=tracker.max_transaction_bytes,
         commit_interval_ms=tracker.commit_interval_ms,
+        transaction_timeout_ms=tracker.transaction_timeout_ms,
     )
     return RedeliverySender(
         layout,

@@ -32,6 +32,9 @@ PASSING_NAMES = frozenset(
 )
 """Failures that pass by themselves and that librdkafka does not mark as retriable: it has retried already."""
 
+UNREACHABLE_NAMES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_RESOLVE"})
+"""Failures of a client whose broker did not answer."""
+
 _MISSING_NAMES = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"})
 
 _ADVICE = {

@@ -6,17 +6,25 @@ Rule 1: a broker that does not answer is an error; what we may not read is left 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from kmq_spark.kafka.client_errors import client_error, until_answered
+from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import threading
+    from collections.abc import Iterable, Mapping
 
 EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
+
+PROBE_S = 1.0
+"""How long a broker may take to answer a probe, and the pause after one that it answered."""
+
+PROBE_PAUSE_S = 0.2
 
 NOT_ALLOWED = "AUTHORIZATION_FAILED"
 """In the names of the codes that say so."""
@@ -85,3 +93,40 @@ def settings_of(
             raise failure from error
         found[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
     return found
+
+
+def wait_for_broker(
+    stopping: threading.Event,
+    longest_s: float,
+    *,
+    was_away: bool,
+    bootstrap_servers: str,
+    timeout_ms: int,
+    extra: Mapping[str, str] | None = None,
+) -> None:
+    """
+    Wait for a time, or until a broker that did not answer answers.
+
+    Args:
+        stopping: Ends the wait.
+        longest_s: The time, seconds.
+        was_away: Whether the broker is known not to have answered.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Upper bound on one probe.
+        extra: librdkafka settings.
+    """
+    deadline_s = time.monotonic() + longest_s
+    if longest_s <= 0:
+        return
+    admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+    while (left_s := deadline_s - time.monotonic()) > 0 and not stopping.is_set():
+        try:
+            admin.list_topics(timeout=min(PROBE_S, left_s, timeout_ms / 1000))
+        except KafkaException:
+            was_away = True
+            pause_s = PROBE_PAUSE_S
+        else:
+            if was_away:
+                return
+            pause_s = PROBE_S
+        stopping.wait(max(0.0, min(pause_s, deadline_s - time.monotonic())))

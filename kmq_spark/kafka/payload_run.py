@@ -44,7 +44,7 @@ class Run:
         offsets: What is wanted, less what was told as past the end of the log.
         cursor: Index of the first one that was not told yet.
         read_to: First offset that was not read.
-        committed_end: Where the log ended before the reading began: an end that is met lies there or past it.
+        committed_end: Where the log ended before the reading began, for its leader; a replica may lag behind it.
     """
 
     def __init__(self, topic: str, partition: int, offsets: Sequence[int]) -> None:

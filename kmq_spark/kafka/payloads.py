@@ -156,7 +156,8 @@ class PayloadReader:
             return
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             if run is not None:
-                yield from run.drop_below(max(run.committed_end, event.offset() or 0))
+                # Of its own offset alone: a replica that lags meets its end below the end of the log.
+                yield from run.drop_below(event.offset() or 0)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
             # Retention moved past the position while we read: tell what is gone, go on behind it.
             yield from self._skip_removed(runs)

@@ -39,16 +39,25 @@ class Position(NamedTuple):
         next_offset: First marker offset that is not folded yet.
         needed_offset: First marker offset that a rebuild of the state must read.
         tracker_id: Who said so; empty where unknown.
+        aside_offset: Unreadable records below it were set aside, where that is further than the fold; else 0.
     """
 
     next_offset: int
     needed_offset: int
     tracker_id: str = ""
+    aside_offset: int = 0
+
+    @property
+    def set_aside_to(self) -> int:
+        """First marker offset whose record may be set aside: all below were."""
+        return max(self.next_offset, self.aside_offset)
 
     def to_topic_partition(self, topic: str, partition: int) -> TopicPartition:
         """Return the form in which it is committed."""
-        metadata = json.dumps({"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id})
-        return TopicPartition(topic, partition, self.next_offset, metadata)
+        told = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
+        if self.aside_offset > self.next_offset:
+            told["aside"] = self.aside_offset
+        return TopicPartition(topic, partition, self.next_offset, json.dumps(told))
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> Position | None:
@@ -57,7 +66,8 @@ class Position(NamedTuple):
             return None
         try:
             metadata = json.loads(committed.metadata or "{}")
-            return cls(committed.offset, int(metadata["needed"]), str(metadata["by"]))
+            aside_offset = int(metadata.get("aside", 0))
+            return cls(committed.offset, int(metadata["needed"]), str(metadata["by"]), aside_offset)
         except (ValueError, TypeError, KeyError):
             return cls(committed.offset, 0)
 

@@ -31,7 +31,7 @@ from kmq_spark.kafka.read_ahead import one_ahead
 from kmq_spark.kafka.redelivery_attempt import Attempt
 from kmq_spark.kafka.redelivery_records import Item, OutgoingRecord, end_records
 from kmq_spark.kafka.refusals import Refusals
-from kmq_spark.kafka.set_aside import SetAside
+from kmq_spark.kafka.set_aside import ChunkLimits, SetAside
 from kmq_spark.kafka.settings import (
     admin_config,
     make_client,
@@ -42,7 +42,9 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.kafka.transaction import TransactionalProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+
+    from confluent_kafka import TopicPartition
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.topics import QueueLayout
@@ -53,6 +55,9 @@ LARGEST_RECORD = 1_000_000_000
 """The broker decides what is too large, not our client: librdkafka's upper bound."""
 
 LINGER_MS = 5
+
+NEW_PRODUCERS = 3
+"""How many new producers one transaction may take: each needs a broker that answers."""
 
 CLAIM_WAIT_S = 2.0
 """How long a tracker that was shut out waits for its successor to sign the group's offsets."""
@@ -68,14 +73,15 @@ class SenderLimits:
         max_transaction_messages: Messages in one transaction.
         max_transaction_bytes: Payload bytes in one transaction.
         commit_interval_ms: How often offsets are committed while nothing is sent.
-        transaction_timeout_ms: When the broker aborts a transaction whose tracker fell silent.
+        transaction_timeout_ms: When the broker aborts a transaction whose tracker fell silent. Until then consumers of
+            its partitions read nothing that was written after it.
     """
 
     timeout_ms: int = 15_000
     max_transaction_messages: int = 10_000
     max_transaction_bytes: int = 16 * 1024 * 1024
     commit_interval_ms: int = 5_000
-    transaction_timeout_ms: int = 60_000
+    transaction_timeout_ms: int = 10_000
 
 
 @dataclass(slots=True)
@@ -178,12 +184,7 @@ class RedeliverySender:
             FencedError: A newer tracker took over while this one was starting, or before it started again.
         """
         with self._lock:
-            if self._producer is not None:
-                self._producer.close()
-            newer = self._newer_than(known_ids) if known_ids else frozenset()
-            if newer:
-                raise self._fenced_by(newer)
-            self._producer = TransactionalProducer(self._producer_config, self._limits.timeout_ms)
+            self._take_producer(known_ids)
             resume = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
@@ -214,12 +215,18 @@ class RedeliverySender:
                 return self._deliver(outcomes)
             except BaseException:
                 # `close` commits where we stand, and what was not sent does not stand.
-                self._positions, self._told = before
+                positions, self._told = before
+                self._positions = {
+                    partition: at._replace(aside_offset=self._committed[partition].aside_offset)
+                    if partition in self._committed
+                    else at
+                    for partition, at in positions.items()
+                }
                 raise
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         sent = Sent()
-        set_aside = self._set_aside.records(outcomes, self._committed)
+        set_aside = self._set_aside_all_but_last(outcomes, sent)
         self._advance(outcomes)
         dues = Dues(outcomes)
         left = len(dues)
@@ -239,8 +246,25 @@ class RedeliverySender:
             # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
             if chunk or set_aside or self._is_commit_due():
                 self._transact(chunk, set_aside, list(self._positions), sent)
-        sent.set_aside = len(set_aside)
+        sent.set_aside += len(set_aside)
         return sent
+
+    def _set_aside_all_but_last(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
+        """Set unreadable records aside in transactions of their own; return those that go with the positions."""
+        limits = ChunkLimits(self._limits.max_transaction_messages, self._limits.max_transaction_bytes)
+        chunks = self._set_aside.chunks(outcomes, dict(self._committed), limits)
+        chunk = next(chunks, None)
+        if chunk is None:
+            return []
+        for following in chunks:
+            for partition, done_to in chunk.done_to.items():
+                position = self._positions.get(partition, Position(0, 0))
+                self._positions[partition] = position._replace(tracker_id=self.tracker_id, aside_offset=done_to)
+            self._transact([], chunk.records, list(chunk.done_to), sent)
+            sent.set_aside += len(chunk.records)
+            failpoint("tracker.chunk-committed")
+            chunk = following
+        return chunk.records
 
     def commit_read_to(self, read_to: Mapping[int, int]) -> None:
         """
@@ -320,12 +344,13 @@ class RedeliverySender:
 
     def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
         """Send items with their ENDs, other records and the positions of these partitions, in one transaction."""
-        producer, refusals = self._opened(), Refusals()
+        refusals = Refusals()
         attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
 
         def work() -> None:
             nonlocal attempt
             attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
+            producer = self._opened()
             producer.send_all(attempt.records(), attempt.on_delivery)
             for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id)):
                 producer.send(record)
@@ -333,12 +358,9 @@ class RedeliverySender:
 
         committing = {partition: self._positions[partition] for partition in places}
         positions = [at.to_topic_partition(self.topics.markers_topic, p) for p, at in committing.items()]
-        try:
-            # Asked for where it is needed: it is a trip to another thread of the client.
-            group = self._group.consumer_group_metadata() if positions else None
-            producer.run(work, positions, group, lambda: refusals.count)
-        except FencedError as error:
-            raise self._by_whom(error) from error
+        # Asked for where it is needed: it is a trip to another thread of the client.
+        group = self._group.consumer_group_metadata() if positions else None
+        self._run(work, positions, group, lambda: refusals.count)
         self._committed |= committing
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
@@ -346,6 +368,45 @@ class RedeliverySender:
         sent.expired += attempt.expired
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
+
+    def _run(
+        self, work: Callable[[], None], positions: list[TopicPartition], group: object, progress: Callable[[], int]
+    ) -> None:
+        """
+        Run one transaction, with a new producer where the old one is over and has certainly not committed it.
+
+        A batch that fails instead costs a restart of the query, which takes seconds and reads the log again. Only an
+        unknown outcome needs that.
+        """
+        for left in reversed(range(NEW_PRODUCERS + 1)):
+            producer = self._opened()
+            failure: KmqError
+            try:
+                producer.run(work, positions, group, progress)
+            except FencedError as error:
+                failure = self._by_whom(error)
+                if isinstance(failure, FencedError) or producer.may_be_committed or not left:
+                    raise failure from error
+            except KafkaClientError as error:
+                if not error.retriable or not producer.is_over or producer.may_be_committed or not left:
+                    raise
+                failure = error
+            else:
+                return
+            logger.warning(
+                "the transactional producer of %s is replaced, and its transaction sent again: %s",
+                self.tracker_id, failure, extra={"action": "producer_replaced", "queue": self.topics.queue},
+            )  # fmt: skip
+            self._take_producer(self.known_ids)
+
+    def _take_producer(self, known_ids: Collection[str]) -> None:
+        """Make a new producer, which fences older ones and aborts what they left open; keep off a newer tracker's."""
+        if self._producer is not None:
+            self._producer.close()
+        newer = self._newer_than(known_ids) if known_ids else frozenset()
+        if newer:
+            raise self._fenced_by(newer)
+        self._producer = TransactionalProducer(self._producer_config, self._limits.timeout_ms)
 
     def _opened(self) -> TransactionalProducer:
         if self._producer is None:

@@ -2,18 +2,20 @@
 Records of the markers topic that are no markers: their bytes go to the dead-letter topic, once, and the log is told.
 
 Rule 1: one log line a minute, however many there are: a flood of foreign bytes must not become a flood of lines.
+Rule 2: none is dropped: what exceeds one transaction goes into several, and each commits how far it got.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.kafka.redelivery_records import OutgoingRecord, unreadable_record
+from kmq_spark.kafka.transaction_record import size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.payloads import PayloadReader
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 60.0
+
+
+class ChunkLimits(NamedTuple):
+    """Bounds of one transaction: records, and their bytes."""
+
+    messages: int
+    size: int
+
+
+class Chunk(NamedTuple):
+    """Dead letters of one transaction, and the marker offset by partition below which all are set aside with it."""
+
+    records: list[OutgoingRecord]
+    done_to: Mapping[int, int]
 
 
 class SetAside:
@@ -42,34 +58,44 @@ class SetAside:
         self._dead_letter_partitions = dead_letter_partitions
         self._logged_at_s = -LOG_INTERVAL_S
 
-    def records(self, outcomes: Sequence[PartitionOutcome], committed: Mapping[int, Position]) -> list[OutgoingRecord]:
+    def chunks(
+        self, outcomes: Sequence[PartitionOutcome], committed: Mapping[int, Position], limits: ChunkLimits
+    ) -> Iterator[Chunk]:
         """
-        Return a dead letter for each unreadable record of a batch.
+        Yield a dead letter for each unreadable record of a batch, in pieces that fit into one transaction.
 
         Args:
             outcomes: Of the batch.
             committed: Positions by markers partition: what lies below was set aside before. A partition without one is
                 new, so nothing was.
+            limits: Of a piece.
         """
         errors = {
             (outcome.marker_partition, record.marker_offset): record.error
             for outcome in outcomes
             for record in outcome.unreadable
             if outcome.marker_partition not in committed
-            or record.marker_offset >= committed[outcome.marker_partition].next_offset
+            or record.marker_offset >= committed[outcome.marker_partition].set_aside_to
         }
         if not errors:
-            return []
+            return
         self._log(errors)
         wanted: dict[int, list[int]] = {}
         for partition, offset in sorted(errors):
             wanted.setdefault(partition, []).append(offset)
-        return [
-            unreadable_record(
-                payload, errors[payload.partition, payload.offset], self._topics, self._dead_letter_partitions
-            )
-            for payload in self._reader.read(wanted)
-        ]
+        left = {partition: dict.fromkeys(offsets) for partition, offsets in wanted.items()}
+        records: list[OutgoingRecord] = []
+        size = 0
+        for payload in self._reader.read(wanted):
+            error = errors[payload.partition, payload.offset]
+            record = unreadable_record(payload, error, self._topics, self._dead_letter_partitions)
+            if records and (len(records) >= limits.messages or size + size_of(record) > limits.size):
+                yield Chunk(records, _done_to(wanted, left))
+                records, size = [], 0
+            records.append(record)
+            size += size_of(record)
+            del left[payload.partition][payload.offset]
+        yield Chunk(records, _done_to(wanted, left))
 
     def _log(self, errors: Mapping[tuple[int, int], str]) -> None:
         if time.monotonic() - self._logged_at_s <= LOG_INTERVAL_S:
@@ -80,3 +106,8 @@ class SetAside:
             len(errors), self._topics.markers_topic, self._topics.dead_letter_topic, next(iter(errors.values())),
             extra={"action": "set_aside", "queue": self._topics.queue},
         )  # fmt: skip
+
+
+def _done_to(wanted: Mapping[int, list[int]], left: Mapping[int, dict[int, None]]) -> dict[int, int]:
+    """Return the offset below which each partition is done: records past the end of a log come out of order."""
+    return {partition: min(left[partition], default=offsets[-1] + 1) for partition, offsets in wanted.items()}

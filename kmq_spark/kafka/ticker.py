@@ -5,6 +5,8 @@ Rule 1: only the broker's append time counts; what this thread believes of the t
 due. A wrong belief costs lateness or a TICK too many, nothing else.
 Rule 2: at most one TICK each `interval_ms` and partition, none where nothing is in flight.
 Rule 3: no lock is held while a record is produced.
+Rule 4: a producer that met a fatal error is replaced. A thread that ends by an exception keeps it as `failure`, and the
+tracker fails its query then.
 
 The delivery report of a TICK carries its append time: that is how the broker's clock is known here, and why a TICK can
 be aimed at the earliest deadline instead of being thrown every so often.
@@ -56,6 +58,9 @@ REPORT_POLL_S = 0.005
 
 METADATA_TIMEOUT_S = 1.0
 
+REPLACE_PAUSE_S = 1.0
+"""Before another new producer where the last one met a fatal error, too."""
+
 WARN_INTERVAL_S = 60.0
 """A broker that is away costs a line a minute, not one a TICK."""
 
@@ -73,6 +78,7 @@ class _Clockwork:
     """Marker offset behind what the newest batch has read."""
     ticked_at: int = -1
     """Marker offset of the newest TICK that is known to be in the log."""
+    wanted_since_s: float | None = None  # monotonic; None where it has its TICK or wants none
     wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
 
 
@@ -95,6 +101,7 @@ class Ticker(threading.Thread):
 
     Attributes:
         on_pause: Called about once a second from this thread, for upkeep that must go on without batches.
+        failure: The exception that ended the thread; None while it runs, and after `stop`.
     """
 
     def __init__(
@@ -106,18 +113,21 @@ class Ticker(threading.Thread):
     ) -> None:
         """Connect lazily; `start` begins to tick."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
+        self._config = dict(config)
         self._producer = make_client(Producer, config)
+        self._fatal: KafkaError | None = None
         self._topic = markers_topic
         self._interval_s = interval_ms / 1000
         self._partitions = {partition: _Clockwork() for partition in range(partition_count)}
         self.on_pause: Callable[[], None] | None = None
+        self.failure: Exception | None = None
         self._broker_ahead_ms: float | None = None  # broker's epoch milliseconds less our monotonic ones
         self._lock = threading.Lock()
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._tick = encode_marker(Marker(type=MarkerType.TICK))
-        self._warned_at_s = -WARN_INTERVAL_S
+        self._warned_at_s = self._replaced_at_s = -WARN_INTERVAL_S
         self._first_reported: set[int] = set()
         self._all_reported = threading.Event()
 
@@ -160,6 +170,13 @@ class Ticker(threading.Thread):
             message = f"cannot write TICKs to {self._topic} within {timeout_s:g} s; check the broker"
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
+    def late_s(self) -> float:
+        """Return for how long a partition has wanted a TICK that is not in the log, seconds; the longest."""
+        now_s = time.monotonic()
+        with self._lock:
+            since_s = [each.wanted_since_s for each in self._partitions.values() if each.wanted_since_s is not None]
+        return max((now_s - each for each in since_s), default=0.0)
+
     def stop(self) -> None:
         """Stop ticking and wait for the thread."""
         self._stopping.set()
@@ -171,27 +188,61 @@ class Ticker(threading.Thread):
 
     def run(self) -> None:
         """Tick until stopped; called by `start`."""
+        try:
+            self._run()
+        except Exception as error:  # nothing above this thread sees it
+            self.failure = error
+            logger.exception("the ticker of %s ended", self._topic, extra={"action": "ticker_ended"})
+            with self._ticked:
+                self._ticked.notify_all()
+
+    def _run(self) -> None:
         paused_at_s = time.monotonic()
         while not self._stopping.is_set():
             now_s = time.monotonic()
             for partition in self._due(now_s):
                 self._write(partition)
             self._producer.poll(0)
+            if self._fatal is not None:
+                self._replace_producer(self._fatal)
             if self.on_pause is not None and now_s - paused_at_s > LONGEST_WAIT_S:
                 paused_at_s = now_s
                 self._upkeep(self.on_pause)
             self._changed.wait(self._wait_s(time.monotonic()))
             self._changed.clear()
-        self._producer.flush(2)
+        if self._fatal is None:  # after a fatal error confluent-kafka's flush raises SystemError
+            self._producer.flush(2)
+
+    def _replace_producer(self, fatal: KafkaError) -> None:
+        """Take a new client: one that met a fatal error refuses every record from then on."""
+        now_s = time.monotonic()
+        if now_s - self._replaced_at_s > WARN_INTERVAL_S:
+            logger.warning(
+                "the producer of TICKs to %s met a fatal error and is replaced: %s", self._topic, fatal.str(),
+                extra={"action": "producer_replaced"},
+            )  # fmt: skip
+        elif self._stopping.wait(REPLACE_PAUSE_S):
+            return
+        self._replaced_at_s = now_s
+        self._producer.purge()
+        self._producer, self._fatal = make_client(Producer, self._config), None
+        with self._lock:
+            for clockwork in self._partitions.values():
+                # Its TICK may have been among those that failed.
+                clockwork.wants_tick = clockwork.wants_tick or clockwork.wanted_since_s is not None
 
     def _may_go_on(self) -> bool:
-        return self._stopping.is_set() or any(each.ticked_at >= each.read_to for each in self._partitions.values())
+        if self._stopping.is_set() or self.failure is not None:
+            return True
+        return any(each.ticked_at >= each.read_to for each in self._partitions.values())
 
     def _due(self, now_s: float) -> list[int]:
         """Return the partitions that want a TICK now, and note that they get it."""
         with self._lock:
             due = [p for p, clockwork in self._partitions.items() if self._due_in_s(clockwork, now_s) <= 0]
             for partition in due:
+                clockwork = self._partitions[partition]
+                clockwork.wanted_since_s = clockwork.wanted_since_s or now_s
                 self._partitions[partition].last_tick_s = now_s
                 self._partitions[partition].ticks_left -= 1
                 self._partitions[partition].wants_tick = False
@@ -221,6 +272,7 @@ class Ticker(threading.Thread):
         try:
             self._producer.produce(self._topic, value=self._tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
+            self._note_fatal(error.args[0])
             self._ask_again(partition)
             self._look_again(error)
         failpoint("ticker.tick-sent")
@@ -228,6 +280,7 @@ class Ticker(threading.Thread):
     def _report(self, sent_s: float, error: KafkaError | None, tick: Message) -> None:
         """Learn the broker's clock from a TICK that arrived; ask for another one where it did not."""
         if error is not None:
+            self._note_fatal(error)
             self._ask_again(tick.partition())
             self._warn(error)
             return
@@ -238,10 +291,15 @@ class Ticker(threading.Thread):
             clockwork = self._partitions.get(tick.partition() or 0)
             if clockwork is not None:
                 clockwork.ticked_at = max(clockwork.ticked_at, tick.offset() or 0)
+                clockwork.wanted_since_s = None
             self._ticked.notify_all()
         self._first_reported.add(tick.partition() or 0)
         if len(self._first_reported) >= len(self._partitions):
             self._all_reported.set()
+
+    def _note_fatal(self, error: object) -> None:
+        if isinstance(error, KafkaError) and (error.fatal() or error.code() == KafkaError._FATAL):  # noqa: SLF001  # librdkafka's public name for it
+            self._fatal = error
 
     def _look_again(self, error: KafkaException | BufferError) -> None:
         """Learn of partitions that the topic has got since: the client looks by itself every five minutes only."""

@@ -6,7 +6,8 @@ Rule 2: what librdkafka calls retriable is called again, what it calls abortable
 this producer. Its last transaction may or may not be committed, so whoever opens the next one reads the log to its end
 before deciding anything.
 Rule 3: a fenced producer never sends again.
-Rule 4: every wait is bounded by `timeout_ms`, so that a tracker whose broker is away can still be stopped.
+Rule 4: every wait is bounded by `timeout_ms`, so that a tracker whose broker is away can still be stopped. An abort
+has `ABORT_WAIT_S` only: a new producer of the same transactional id aborts the transaction, too.
 
 Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588 for why a time-out looks like fencing;
 librdkafka's issues 5456 and 5511 for a call that may never return.
@@ -58,6 +59,8 @@ POLL_EACH = 500
 """Records after which their reports are looked at, where there are many."""
 
 ABORT_SLICE_S = 0.2
+ABORT_WAIT_S = 3.0
+"""How long an abort may take. A new producer aborts the transaction too, so waiting longer gains nothing."""
 
 
 class _AbortableError(Exception):
@@ -89,6 +92,7 @@ class TransactionalProducer:
         self._failed: KafkaError | None = None
         self._on_report = self._report
         self._is_given_up = False
+        self._is_commit_asked = False
         self._ended_by: KafkaClientError | FencedError | None = None
         self._tracker_failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
@@ -103,6 +107,11 @@ class TransactionalProducer:
     def is_over(self) -> bool:
         """Whether this producer can write nothing more: make a new one."""
         return self._ended_by is not None
+
+    @property
+    def may_be_committed(self) -> bool:
+        """Whether the newest transaction may be committed; False means: a new producer aborts it, if it is open."""
+        return self._is_commit_asked
 
     def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
         """
@@ -239,7 +248,7 @@ class TransactionalProducer:
         group: object,
         check: Callable[[], None],
     ) -> None:
-        self._failed = None
+        self._failed, self._is_commit_asked = None, False
         self._call(lambda _: self._producer.begin_transaction(), "begin a transaction")
         try:
             work()
@@ -258,7 +267,12 @@ class TransactionalProducer:
                 self._abort()
             raise
         self._tracker_failpoint("tracker.before-commit")
-        self._call(self._producer.commit_transaction, "commit a transaction")
+        self._is_commit_asked = True
+        try:
+            self._call(self._producer.commit_transaction, "commit a transaction")
+        except _AbortableError:
+            self._is_commit_asked = False  # librdkafka: such a transaction was not committed
+            raise
         self._tracker_failpoint("tracker.committed")
 
     def _add_offsets(self, positions: list[TopicPartition], group: object) -> None:
@@ -325,17 +339,48 @@ class TransactionalProducer:
             failpoint(name)
 
     def _abort(self) -> None:
-        """Abort, in slices: librdkafka waits for the reports of what it purges, and we are who takes them from it."""
-        deadline_s = time.monotonic() + self._timeout_s
-        while True:
+        """
+        Abort the open transaction, and give the producer up where that takes too long.
+
+        Behind a request that has no answer the call waits for the request's time-out, and it may never return. A new
+        producer of the same transactional id aborts the transaction at once.
+        """
+        answer: Future[None] = Future()
+        deadline_s = time.monotonic() + ABORT_WAIT_S
+
+        def call() -> None:
+            while True:
+                try:
+                    # In slices: librdkafka waits for the reports of what it purges, which the caller's thread takes.
+                    self._producer.abort_transaction(ABORT_SLICE_S)
+                except KafkaException as error:
+                    cause = error.args[0]
+                    if cause.fatal() or not cause.retriable() or time.monotonic() > deadline_s:
+                        answer.set_exception(error)
+                        return
+                else:
+                    answer.set_result(None)
+                    return
+
+        threading.Thread(target=call, name="kmq-transaction-abort", daemon=True).start()
+        while not answer.done() and time.monotonic() < deadline_s:
+            self._producer.poll(POLL_S)
+        try:
+            answer.result(0)
+        except TimeoutError as error:
+            self._is_given_up = True
+            message = (
+                f"cannot abort a transaction as {self._name}: got no answer within {ABORT_WAIT_S:g} s; "
+                "a new producer aborts it"
+            )
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
+        except KafkaException as error:
             try:
-                self._producer.abort_transaction(ABORT_SLICE_S)
-            except KafkaException as error:
-                if error.args[0].fatal() or not error.args[0].retriable() or time.monotonic() > deadline_s:
-                    self._raise_translated(error, "abort a transaction")
-                self._producer.poll(POLL_S)
-            else:
-                return
+                self._raise_translated(error, "abort a transaction")
+            except _AbortableError as failure:
+                # Not to be aborted again: this is the abort.
+                message = f"cannot abort a transaction as {self._name}: {failure}; a new producer aborts it"
+                raise KafkaClientError(message, code=error.args[0].name(), retriable=True) from error
 
     def _call(self, call: Callable[[float], object], what: str) -> None:
         """Call with the seconds that are left, and again while the failure may pass and there are any."""

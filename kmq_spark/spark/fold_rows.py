@@ -52,9 +52,6 @@ Rows of the tracker's query, by `row_kind`:
 Columns that a kind does not use are -1, false or null.
 """
 
-MAX_UNREADABLE_ROWS = 1_000
-"""Unreadable records told one by one in a batch; past it they are only counted."""
-
 _INT_COLUMNS = (
     "queue_partition",
     "message_offset",
@@ -141,8 +138,7 @@ def _read(
     try:
         return decode_marker(value, topic=topic, partition=partition, offset=offset)
     except WireError as error:
-        if len(unreadable) < MAX_UNREADABLE_ROWS:
-            unreadable.append((offset, str(error)))
+        unreadable.append((offset, str(error)))
         return None
 
 

@@ -102,6 +102,27 @@ def test_topics_made_anew_that_are_longer_than_the_old_ones_were_are_tracked_fro
     assert {(message.value, message.delivery_count) for message in again} == {(value, 2) for value in values}
 
 
+def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_with_a_new_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker without a ticker would stand still and look alive."""
+    is_broken = threading.Event()
+
+    def break_the_thread(_: str) -> None:
+        if is_broken.is_set():
+            is_broken.clear()
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("kmq_spark.kafka.ticker.failpoint", break_the_thread)
+    with stage.consumer() as consumer, stage.tracking() as tracker:
+        stage.send("held")
+        is_broken.set()
+        receive_all(consumer, 1)
+        (again,) = receive_all(consumer, 1)
+        assert (again.value, again.delivery_count) == (b"held", 2)
+        assert tracker.stats.restarts == 1
+
+
 def make_anew(stage: Stage) -> None:
     """Delete the topics of the queue and create them again."""
     topics = stage.layout.topics

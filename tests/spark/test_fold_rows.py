@@ -12,7 +12,6 @@ import pytest
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.spark.fold_rows import (
-    MAX_UNREADABLE_ROWS,
     ROW_DEAD_LETTER,
     ROW_REDELIVER,
     ROW_STATUS,
@@ -128,13 +127,13 @@ def test_unreadable_record_becomes_a_row_and_stops_nothing(value: bytes | None) 
     assert "orders.markers[7]@11" in result["detail"][2]
 
 
-def test_flood_of_unreadable_records_is_counted_but_not_told_one_by_one() -> None:
-    """A bound on rows: the rest is in the status counters."""
-    flood = rows(*((offset, 5_000, b"\xff") for offset in range(MAX_UNREADABLE_ROWS + 5)))
+def test_flood_of_unreadable_records_has_a_row_for_each() -> None:
+    """None is dropped: each goes to the dead-letter topic."""
+    flood = rows(*((offset, 5_000, b"\xff") for offset in range(5_000)))
     result = folded(FakeGroupState(), flood)
     counters = json.loads(result["detail"][0])["counters"]
-    assert kinds(result).count(ROW_UNREADABLE) == MAX_UNREADABLE_ROWS
-    assert counters["unreadable"] == MAX_UNREADABLE_ROWS + 5
+    assert kinds(result).count(ROW_UNREADABLE) == 5_000
+    assert counters["unreadable"] == 5_000
 
 
 def test_tick_below_the_resume_point_decides_nothing() -> None:

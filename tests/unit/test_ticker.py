@@ -252,6 +252,42 @@ def test_upkeep_is_called_now_and_then_and_may_fail(
     assert ticker.is_alive()
 
 
+def test_exception_that_ends_the_thread_is_kept(
+    make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the tracker looks there: a thread that ended writes no TICK."""
+    monkeypatch.setattr("kmq_spark.kafka.ticker.LONGEST_WAIT_S", 0.05)
+    broken = ZeroDivisionError("upkeep is broken")
+
+    def upkeep() -> None:
+        raise broken
+
+    ticker = make_ticker()
+    ticker.on_pause = upkeep
+    ticker.start()
+    ticker.join(5)
+    assert not ticker.is_alive()
+    assert ticker.failure is broken
+    assert "the ticker of orders.markers ended" in caplog.text
+
+
+def test_partition_that_wants_a_tick_and_gets_none_is_late(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    ticker = started(make_ticker, log)
+    assert ticker.late_s() == 0
+    away = make_ticker(address="127.0.0.1:1", **{"delivery.timeout.ms": 200})
+    away.start()
+    first_s = wait_late(away)
+    assert wait_late(away, first_s) > first_s
+
+
+def wait_late(ticker: Ticker, above_s: float = 0.0) -> float:
+    """Return how late a TICK is, once it is later than that."""
+    until = time.monotonic() + 5
+    while ticker.late_s() <= above_s and time.monotonic() < until:
+        time.sleep(0.01)
+    return ticker.late_s()
+
+
 def test_broker_that_is_away_costs_one_line_and_stops_nothing(
     make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,67 @@
+"""The reader of payloads on a scripted client: what a replica that lags may answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.payloads import PayloadReader
+
+EOF = KafkaError(KafkaError._PARTITION_EOF)  # librdkafka's public name for it
+
+
+class ScriptedClient:
+    """A client of confluent-kafka that answers from a list; the leader's log goes from 0 to 10."""
+
+    def __init__(self, answers: list[list[Message]]) -> None:
+        """Keep the answers."""
+        self._answers = answers
+
+    def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
+        """Return the leader's first offset and end."""
+        return 0, 10
+
+    def consume(self, *_: object) -> list[Message]:
+        """Return the next answer."""
+        return self._answers.pop(0) if self._answers else []
+
+    def assign(self, _: list[TopicPartition]) -> None:
+        """Accept any assignment."""
+
+    def unassign(self) -> None:
+        """Accept it."""
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
+    """A replica that has 5 records at first and then catches up."""
+    end = Message(topic="orders", partition=0, offset=5, error=EOF)
+    record = Message(topic="orders", partition=0, offset=7, value=b"alive")
+    client = ScriptedClient([[end], [], [record], []])
+
+    def make(*_: Any) -> ScriptedClient:  # noqa: ANN401  # as the client's
+        return client
+
+    monkeypatch.setattr("kmq_spark.kafka.payloads.make_client", make)
+    return client
+
+
+@pytest.mark.usefixtures("client")
+def test_end_of_a_replica_that_lags_does_not_tell_a_message_as_gone() -> None:
+    """It met its own end at 5, below the end of the log; the message at 7 is alive."""
+    reader = PayloadReader({}, "orders", 1_000)
+    (found,) = reader.read({0: [7]})
+    assert found.message is not None
+    assert found.message.value() == b"alive"
+
+
+@pytest.mark.usefixtures("client")
+def test_message_that_a_replica_never_shows_is_an_error_and_not_gone() -> None:
+    reader = PayloadReader({}, "orders", 300)
+    found = reader.read({0: [4, 9]})
+    assert next(found).message is None  # passed over: the end at 5 lies behind it
+    with pytest.raises(KafkaClientError, match="got none of 1"):
+        next(found)
