@@ -1,7 +1,7 @@
 """
 How tests are spread over processes (pytest-xdist), and what ends one that hangs.
 
-Rule 1: tests that share something expensive, such as the Spark session, form a group; a group runs in one process.
+Rule 1: tests that share something expensive, such as a Spark session, form a group; a group runs in one process.
 Rule 2: every other test runs in whichever process is free.
 Rule 3: a process that dies fails the test that it ran, and that test is not run again; the rest of its group goes on.
 """
@@ -35,7 +35,8 @@ def group_of(item: pytest.Item) -> str:
     """Return the group of a test: its Spark session's, its module's where that shares a fixture, or its own."""
     assert hasattr(item, "_fixtureinfo")
     if "spark" in item._fixtureinfo.names_closure:
-        return "spark"
+        # Two sessions: the campaign takes about as long as all other tests that need one.
+        return "spark, campaign" if "faults" in item.path.parts[-2:] else "spark"
     shared = [each[-1].scope for each in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.split("::")[0] if {"module", "class"} & set(shared) else item.nodeid
 
