@@ -31,7 +31,15 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["kmq_spark", "kmq_spark.errors", "kmq_spark.core.fold", "kmq_spark.wire.codec", "kmq_spark.testing"]
+    "module",
+    [
+        "kmq_spark",
+        "kmq_spark.errors",
+        "kmq_spark.core.fold",
+        "kmq_spark.wire.codec",
+        "kmq_spark.testing",
+        "kmq_spark.ledger",
+    ],
 )
 def test_import_loads_neither_spark_nor_a_kafka_client(module: str) -> None:
     """In a fresh interpreter: a producer must not pay for Spark, nor a test of the rules for either."""

@@ -1,11 +1,16 @@
-"""`kmq ledger`: write the ledger, ask it, keep it small; each in a Spark of its own or in a cluster's driver."""
+"""
+`kmq ledger`: write the ledger, ask it, keep it small.
+
+Rule 1: Spark writes and maintains; a ledger in a local folder is read without it, since a JVM takes half a minute.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +21,13 @@ from kmq_spark.cli.output import Output, OutputForm
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
+from kmq_spark.ledger.queries import known_view
+from kmq_spark.ledger.schema import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from kmq_spark.config import Settings
 
@@ -28,6 +35,14 @@ app = typer.Typer(help="The ledger: every message's life in Delta tables.", no_a
 
 LedgerDir = Annotated[str | None, typer.Option(help="Folder of the ledger.", metavar="PATH")]
 Catalog = Annotated[str | None, typer.Option(help="catalog.schema in place of a folder.", metavar="NAME")]
+
+
+class Engine(StrEnum):
+    """What reads a ledger."""
+
+    DUCKDB = "duckdb"
+    SPARK = "spark"
+
 
 MASTER, DRIVER_MEMORY = "local[2]", "1g"
 
@@ -84,19 +99,26 @@ def show(
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Most rows.", metavar="N")] = 20,
     form: Output = OutputForm.TABLE,
+    engine: Annotated[
+        Engine | None, typer.Option(help="duckdb or spark; default: duckdb for a local folder, spark otherwise.")
+    ] = None,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
 ) -> None:
     """Ask the ledger: the rows of a view or a table."""
     set_up_logs("WARNING")
     settings = settings_from(Address(config=config), ledger=_place(ledger_dir, catalog))
-    _check_view(view)
+    known_view(view)
     place = _message_place(view, queue, message)
-    spark = _session(master, driver_memory)
-    try:
-        rows = [row.asDict() for row in _asked(spark, settings, view, queue, place).limit(limit).collect()]
-    finally:
-        stop_session(spark)
+    location = Location("" if settings.ledger.catalog else settings.ledger.dir, settings.ledger.catalog)
+    if engine is None:
+        engine = Engine.DUCKDB if location.local_folder is not None else Engine.SPARK
+    if engine is Engine.DUCKDB:
+        from kmq_spark.ledger.reader import read_rows  # noqa: PLC0415  # `kmq --help` must not wait for DuckDB to load
+
+        rows = read_rows(location, view, queue=queue, message=place, limit=limit)
+    else:
+        rows = _read_by_spark(location, view, queue, place, limit, master, driver_memory)
     print_rows(rows, form)
 
 
@@ -154,12 +176,6 @@ def _queues(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(queues))
 
 
-def _check_view(view: str) -> None:
-    from kmq_spark.ledger.views import known_view  # noqa: PLC0415  # as above
-
-    known_view(view)
-
-
 def _message_place(view: str, queue: str, message: str) -> MessageId | None:
     if not message:
         return None
@@ -197,16 +213,22 @@ def _stdout_as_stderr() -> Iterator[None]:
         os.close(ours)
 
 
-def _asked(spark: SparkSession, settings: Settings, view: str, queue: str, place: MessageId | None) -> DataFrame:
+def _read_by_spark(
+    location: Location, view: str, queue: str, place: MessageId | None, limit: int, master: str, driver_memory: str
+) -> list[dict[str, Any]]:
     from kmq_spark import ledger  # noqa: PLC0415  # as above
 
-    # With no folder named, a catalog in the settings is meant.
-    catalog = settings.ledger.catalog
-    ledger.open_ledger(spark, "" if catalog else settings.ledger.dir, catalog=catalog)
-    if place is not None:
-        # What was asked for need not be told in every row.
-        return ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step")
-    return ledger.of_queue(ledger.ask(spark, view), queue)
+    spark = _session(master, driver_memory)
+    try:
+        ledger.open_ledger(spark, location.folder, catalog=location.catalog)
+        if place is not None:
+            # A story has these columns the same in every row.
+            found = ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step")
+        else:
+            found = ledger.of_queue(ledger.ask(spark, view), queue)
+        return [row.asDict() for row in found.limit(limit).collect()]
+    finally:
+        stop_session(spark)
 
 
 def _run(

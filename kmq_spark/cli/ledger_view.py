@@ -25,7 +25,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], form: OutputForm) -> None:
     Print rows to stdout.
 
     Args:
-        rows: Values by column, as Spark gives them: instants without a zone are UTC.
+        rows: Values by column; instants with their zone, or without one in this machine's, as Spark returns them.
         form: As asked for.
     """
     if form is not OutputForm.TABLE:
@@ -49,7 +49,7 @@ def _json_value(value: object) -> object:
 
 
 def _instant(value: datetime) -> str:
-    """Return an instant in UTC; Spark hands out local time without a zone."""
+    """Return an instant in UTC; Spark returns local time without a zone."""
     return value.astimezone(UTC).isoformat(" ", "milliseconds").replace("+00:00", "Z")
 
 

@@ -7,31 +7,55 @@ The ledger: what happened to every message, in Delta tables, and the questions t
     ledger.story(spark, "orders", 3, 17).show()
     spark.sql("SELECT * FROM stuck_now").show()
 
+    ledger.connect("ledger").sql("SELECT * FROM stuck_now").show()  # the same by DuckDB, without Spark
+
 Rule 1: nothing of it is in the tracker's way: it reads the same topics, in an application of its own.
+Rule 2: importing this package loads neither Spark nor DuckDB; a name loads what it needs when it is used.
 """
 
 from __future__ import annotations
 
-from kmq_spark.ledger.maintenance import Maintained, maintain
-from kmq_spark.ledger.questions import (
-    deliveries,
-    hottest_poison,
-    in_flight,
-    of_queue,
-    redeliveries_by_hour,
-    slowest_handlers,
-    story,
-    stuck_now,
-    totals,
-)
-from kmq_spark.ledger.tables import Location, create_tables, upgrade_tables
-from kmq_spark.ledger.views import VIEWS, ask, open_ledger
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kmq_spark.ledger.queries import VIEWS
+from kmq_spark.ledger.schema import Location
+
+if TYPE_CHECKING:
+    from kmq_spark.ledger.maintenance import Maintained, maintain
+    from kmq_spark.ledger.questions import (
+        deliveries,
+        hottest_poison,
+        in_flight,
+        of_queue,
+        redeliveries_by_hour,
+        slowest_handlers,
+        story,
+        stuck_now,
+        totals,
+    )
+    from kmq_spark.ledger.reader import connect
+    from kmq_spark.ledger.tables import create_tables, upgrade_tables
+    from kmq_spark.ledger.views import ask, open_ledger
+
+_NAMES = {
+    "maintenance": ("Maintained", "maintain"),
+    "questions": (
+        *("deliveries", "hottest_poison", "in_flight", "of_queue", "redeliveries_by_hour", "slowest_handlers"),
+        *("story", "stuck_now", "totals"),
+    ),
+    "reader": ("connect",),
+    "tables": ("create_tables", "upgrade_tables"),
+    "views": ("ask", "open_ledger"),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "VIEWS",
     "Location",
     "Maintained",
     "ask",
+    "connect",
     "create_tables",
     "deliveries",
     "hottest_poison",
@@ -46,3 +70,16 @@ __all__ = [
     "totals",
     "upgrade_tables",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load a name that needs an engine (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

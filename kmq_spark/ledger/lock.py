@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import fcntl
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlparse
 
 from kmq_spark.errors import LedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kmq_spark.ledger.tables import Location
+    from kmq_spark.ledger.schema import Location
 
 
 @contextmanager
@@ -29,11 +27,10 @@ def exclusive(location: Location) -> Iterator[None]:
     Raises:
         LedgerError: Another process writes or maintains it, or its folder cannot be made.
     """
-    url = urlparse(location.folder)
-    if not location.folder or url.scheme not in ("", "file"):
+    folder = location.local_folder
+    if folder is None:
         yield
         return
-    folder = Path(url.path if url.scheme else location.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = (folder / "_lock").open("w")

@@ -13,7 +13,8 @@ from pyspark.errors import PySparkException
 
 from kmq_spark.errors import LedgerError
 from kmq_spark.ledger.lock import exclusive
-from kmq_spark.ledger.tables import DATE_COLUMNS, TABLES, Location, check_tables
+from kmq_spark.ledger.schema import DATE_COLUMNS, TABLES, Location
+from kmq_spark.ledger.tables import check_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

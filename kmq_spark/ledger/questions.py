@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
-from kmq_spark.errors import ConfigError
+from kmq_spark.ledger.queries import queue_and_group
 from kmq_spark.ledger.views import ask
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
         One row an event: `at`, `event`, `queue_partition`, `message_offset`, `delivery_count`, `who`, `detail`, …;
         empty where the ledger has no such message.
     """
-    name, at, group = queue.partition("@")
+    name, group = queue_and_group(queue)
     messages = ask(spark, "messages")
     origin = (
         messages.where((F.col("queue") == name) & (F.col("queue_partition") == partition))
@@ -48,7 +48,7 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
     events = ask(spark, "message_story").where(
         (F.col("queue") == name) & (F.col("origin_partition") == first[0]) & (F.col("origin_offset") == first[1])
     )
-    if at:
+    if group is not None:
         events = events.where(F.col("group_name").isNull() | (F.col("group_name") == group))
     return events.orderBy("at", "message_offset", "step")
 
@@ -85,11 +85,8 @@ def totals(spark: SparkSession, queue: str = "") -> DataFrame:
 
 def of_queue(rows: DataFrame, queue: str) -> DataFrame:
     """Keep the rows of `queue`, or of `queue@group`; all of them where it is empty."""
-    name, at, group = queue.partition("@")
     if not queue:
         return rows
-    if at and not group:
-        message = f"group name is missing: got {queue!r}, queue@group or queue; name the group or leave out the @"
-        raise ConfigError(message)
+    name, group = queue_and_group(queue)
     rows = rows.where(F.col("queue") == name)
-    return rows.where(F.col("group_name") == group) if at else rows
+    return rows if group is None else rows.where(F.col("group_name") == group)

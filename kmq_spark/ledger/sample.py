@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
+from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, Location
 from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
-from kmq_spark.ledger.tables import DEAD_LETTERS, MARKERS, MESSAGES, Location, create_tables
+from kmq_spark.ledger.tables import create_tables
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import Headers, dead_letter_headers, redelivery_headers
 

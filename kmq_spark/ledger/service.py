@@ -23,8 +23,9 @@ from kmq_spark.config import plain
 from kmq_spark.errors import ConfigError, LedgerError
 from kmq_spark.kafka.topics import QueueTopics, check_queue
 from kmq_spark.ledger.lock import exclusive
+from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, TABLES, Location
 from kmq_spark.ledger.sources import TopicSource, dead_letter_rows, marker_rows, message_rows, read_topic
-from kmq_spark.ledger.tables import DEAD_LETTERS, MARKERS, MESSAGES, TABLES, Location, create_tables
+from kmq_spark.ledger.tables import create_tables
 from kmq_spark.ledger.views import create_catalog_views
 from kmq_spark.spark.session import local_checkpoint_settings
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION
 from kmq_spark.ledger.marker_rows import DECODED_SCHEMA, decode_batches
-from kmq_spark.ledger.tables import COLUMNS, DEAD_LETTERS, MARKERS, MESSAGES
+from kmq_spark.ledger.schema import COLUMNS, DEAD_LETTERS, MARKERS, MESSAGES
 from kmq_spark.wire import headers as H  # noqa: N812  # a namespace of names
 
 if TYPE_CHECKING:

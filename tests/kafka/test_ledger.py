@@ -48,11 +48,11 @@ def write_ledger(spark: SparkSession, queue: str, settings: Settings) -> dict[st
     return service.rows
 
 
-def kmq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `kmq ledger` to its end."""
+def kmq(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `kmq ledger` to its end, in a folder."""
     return subprocess.run(
         [sys.executable, "-m", "kmq_spark.cli.main", "ledger", *arguments],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **environment},
+        capture_output=True, text=True, check=False, timeout=120, cwd=folder, env={**os.environ, **environment},
     )  # fmt: skip
 
 
@@ -193,6 +193,28 @@ def test_ledger_in_a_catalog_has_lasting_views(queue: Queue, spark: SparkSession
         assert spark.sql(f"SELECT count(*) FROM {schema}.message_story").collect()[0][0] == 2  # noqa: S608  # our own
     finally:
         spark.sql(f"DROP SCHEMA {schema} CASCADE")
+
+
+def test_ledger_in_a_relative_folder_is_written_shown_and_maintained(queue: Queue, tmp_path: Path) -> None:
+    """As README has it: no folder is named, so the ledger lies in `ledger` below the working directory."""
+    queue.send("a", "b")
+    written = kmq(
+        *("run", queue.name, "--bootstrap-server", queue.bootstrap_servers, "--trigger", "available-now"),
+        folder=tmp_path,
+    )
+    assert written.returncode == 0, written.stderr
+    assert (tmp_path / "ledger" / "messages" / "_delta_log").is_dir()
+    for place in (
+        (),
+        ("--ledger-dir", "ledger"),
+        ("--ledger-dir", "./ledger/"),
+        ("--ledger-dir", str(tmp_path / "ledger")),
+    ):
+        shown = kmq("show", "messages", *place, "-o", "jsonl", folder=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert [json.loads(line)["value_bytes"] for line in shown.stdout.splitlines()] == [1, 1]
+    maintained = kmq("maintain", "--ledger-dir", "ledger", folder=tmp_path)
+    assert maintained.returncode == 0, maintained.stderr
 
 
 def test_queue_that_does_not_exist_is_one_line_before_a_jvm_is_started(bootstrap_servers: str, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from kmq_spark.core.markers import MarkerType, Outcome, Release
 from kmq_spark.errors import ConfigError, LedgerError
 from kmq_spark.kafka.topics import QueueLayout, QueueTopics
 from kmq_spark.ledger.sample import HOUR_MS, LEASE_MS, MAX_DELIVERIES, PARTITIONS, sample_hour, write_sample
+from kmq_spark.ledger.schema import VERSION_PROPERTY, Location
 from kmq_spark.ledger.service import streams_of
 from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
-from kmq_spark.ledger.tables import VERSION_PROPERTY, Location, check_tables, create_tables
+from kmq_spark.ledger.tables import check_tables, create_tables
 from kmq_spark.testing.builders import end, keep_alive, log, start, tick
 from kmq_spark.wire.codec import decode_marker, encode_marker
 from kmq_spark.wire.headers import Headers
@@ -62,7 +63,7 @@ def deliveries_of(spark: SparkSession, *markers: LoggedMarker) -> list[Any]:
         (each.appended_at_ms, encode_marker(each.marker), []) for each in log(*markers) if each.marker is not None
     ]
     marker_rows(records(spark, *rows), "orders", "").createOrReplaceTempView("handmade")
-    from kmq_spark.ledger.views import view_sql  # noqa: PLC0415  # used here alone
+    from kmq_spark.ledger.queries import view_sql  # noqa: PLC0415  # used here alone
 
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW handmade_events AS {view_sql('marker_events', {'markers': 'handmade'})}"
@@ -241,6 +242,8 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
     """No ledger, other files, a Delta table of somebody else: told apart, each with what to do."""
     with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or make one with"):
         ledger.open_ledger(spark, str(tmp_path / "nothing"))
+    with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or make one with"):
+        ledger.connect(str(tmp_path / "nothing"))
     (tmp_path / "files" / "markers").mkdir(parents=True)
     (tmp_path / "files" / "markers" / "notes.txt").write_text("mine")
     with pytest.raises(LedgerError, match=r"is no Delta table: got other files in .*; choose another --ledger-dir"):
@@ -248,6 +251,8 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
     spark.range(1).write.format("delta").save(str(tmp_path / "theirs" / "markers"))
     with pytest.raises(LedgerError, match=r"is not one of ours: .* has no property kmq.ledger.version"):
         create_tables(spark, Location(str(tmp_path / "theirs")))
+    with pytest.raises(LedgerError, match=r"is not one of ours: .* has no property kmq.ledger.version"):
+        ledger.connect(str(tmp_path / "theirs"))
     with pytest.raises(ConfigError, match="place of the ledger is not clear"):
         Location("a", "b")
     with pytest.raises(ConfigError, match="ledger catalog is not allowed"):
@@ -267,7 +272,12 @@ def test_older_schema_is_told_and_upgraded_on_request(spark: SparkSession, tmp_p
         create_tables(spark, location)
     assert ledger.upgrade_tables(spark, location) == ["dead_letters.reason"]
     check_tables(spark, location)
+    # Its columns have other names in the files now, which delta-rs says it cannot read.
+    with pytest.raises(LedgerError, match=r"cannot read .* without Spark: got .*; use `--engine spark`"):
+        ledger.connect(location.folder)
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{VERSION_PROPERTY}' = '9')")
+    with pytest.raises(LedgerError, match=r"of a newer schema: got version 9 .*; upgrade kmq-spark"):
+        ledger.connect(location.folder)
     with pytest.raises(LedgerError, match=r"of a newer schema: got version 9 .*; upgrade kmq-spark"):
         check_tables(spark, location)
 

@@ -9,9 +9,8 @@ WITH numbered AS (
   SELECT *,
     count_if(kind = 'START') OVER so_far AS lease_number,
     -- Whether a lease was open when this marker came: a late END, a KEEPALIVE after the END do not count.
-    coalesce(
-      last_value(CASE WHEN kind IN ('START', 'END') THEN kind END, true) OVER before = 'START', false
-    ) AS is_open
+    coalesce(max(CASE WHEN kind = 'START' THEN marker_offset END) OVER before, -1)
+      > coalesce(max(CASE WHEN kind = 'END' THEN marker_offset END) OVER before, -1) AS is_open
   FROM marker_events
   WINDOW
     so_far AS (
@@ -26,13 +25,22 @@ WITH numbered AS (
 leases AS (
   SELECT
     queue, group_name, queue_partition, message_offset, marker_partition, lease_number,
-    min_by(struct(appended_at, consumer_id, delivery_count, never_handed_out, marker_offset), marker_offset)
-      FILTER (WHERE kind = 'START') AS started,
-    min_by(struct(appended_at, release, never_handed_out, reason), marker_offset)
-      FILTER (WHERE is_release) AS released,
-    min_by(struct(appended_at, outcome, reason, consumer_id), marker_offset)
-      FILTER (WHERE kind = 'END') AS ended,
-    max_by(deadline_at, marker_offset) FILTER (WHERE kind <> 'END') AS deadline_at,
+    -- A lease has one START and at most one END, so `max` takes the value of that one.
+    max(CASE WHEN kind = 'START' THEN appended_at END) AS started_at,
+    max(CASE WHEN kind = 'START' THEN marker_offset END) AS start_marker_offset,
+    max(CASE WHEN kind = 'START' THEN consumer_id END) AS consumer_id,
+    max(CASE WHEN kind = 'START' THEN delivery_count END) AS delivery_count,
+    coalesce(max(CASE WHEN kind = 'START' THEN never_handed_out END), false) AS is_deferral,
+    max(CASE WHEN kind = 'END' THEN appended_at END) AS settled_at,
+    max(CASE WHEN kind = 'END' THEN outcome END) AS settled_as,
+    max(CASE WHEN kind = 'END' THEN reason END) AS end_reason,
+    max(CASE WHEN kind = 'END' THEN consumer_id END) AS settled_by,
+    -- The first release counts. Engines differ in what min_by makes of a value that is null: none is.
+    min(CASE WHEN is_release THEN appended_at END) AS released_at,
+    min_by(release, CASE WHEN is_release THEN marker_offset END) AS release,
+    coalesce(min_by(never_handed_out, CASE WHEN is_release THEN marker_offset END), false) AS is_return,
+    nullif(min_by(coalesce(reason, ''), CASE WHEN is_release THEN marker_offset END), '') AS release_reason,
+    max_by(deadline_at, CASE WHEN kind <> 'END' THEN marker_offset END) AS deadline_at,
     count_if(kind = 'KEEPALIVE' AND NOT is_release) AS renewals
   FROM numbered
   WHERE lease_number > 0 AND (kind = 'START' OR is_open)
@@ -40,7 +48,7 @@ leases AS (
 ),
 followed AS (
   SELECT *,
-    lead(started.appended_at) OVER (
+    lead(started_at) OVER (
       PARTITION BY queue, group_name, queue_partition, message_offset, marker_partition ORDER BY lease_number
     ) AS next_started_at
   FROM leases
@@ -48,13 +56,13 @@ followed AS (
 named AS (
   SELECT *,
     CASE
-      WHEN ended IS NULL AND next_started_at IS NOT NULL THEN 'TAKEN_OVER'
-      WHEN started.never_handed_out THEN 'DEFERRED'
-      WHEN ended.outcome IN ('ACKED', 'REJECTED', 'EXPIRED') THEN ended.outcome
-      WHEN released.never_handed_out THEN 'RETURNED'
-      WHEN released.release = 'FAILED' THEN 'FAILED'
-      WHEN released IS NOT NULL THEN 'RELEASED'
-      WHEN ended IS NOT NULL THEN 'LEASE_EXPIRED'
+      WHEN settled_at IS NULL AND next_started_at IS NOT NULL THEN 'TAKEN_OVER'
+      WHEN is_deferral THEN 'DEFERRED'
+      WHEN settled_as IN ('ACKED', 'REJECTED', 'EXPIRED') THEN settled_as
+      WHEN is_return THEN 'RETURNED'
+      WHEN release = 'FAILED' THEN 'FAILED'
+      WHEN released_at IS NOT NULL THEN 'RELEASED'
+      WHEN settled_at IS NOT NULL THEN 'LEASE_EXPIRED'
       ELSE 'IN_FLIGHT'
     END AS outcome
   FROM followed
@@ -64,27 +72,27 @@ timed AS (
     CASE
       WHEN outcome = 'TAKEN_OVER' THEN next_started_at
       WHEN outcome = 'LEASE_EXPIRED' THEN deadline_at
-      WHEN outcome IN ('RETURNED', 'FAILED', 'RELEASED') THEN released.appended_at
-      WHEN outcome <> 'IN_FLIGHT' THEN ended.appended_at
+      WHEN outcome IN ('RETURNED', 'FAILED', 'RELEASED') THEN released_at
+      WHEN outcome <> 'IN_FLIGHT' THEN settled_at
     END AS ended_at
   FROM named
 )
 SELECT
-  queue, group_name, queue_partition, message_offset, started.delivery_count AS delivery_count,
-  started.consumer_id AS consumer_id,
-  started.appended_at AS started_at,
+  queue, group_name, queue_partition, message_offset, delivery_count,
+  consumer_id,
+  started_at,
   deadline_at,
   ended_at,
   outcome,
-  unix_millis(ended_at) - unix_millis(started.appended_at) AS held_ms,
+  unix_millis(ended_at) - unix_millis(started_at) AS held_ms,
   renewals,
-  coalesce(ended.reason, released.reason) AS reason,
-  ended.outcome AS settled_as,
-  ended.appended_at AS settled_at,
-  ended.consumer_id AS settled_by,
+  coalesce(end_reason, release_reason) AS reason,
+  settled_as,
+  settled_at,
+  settled_by,
   CASE
-    WHEN ended.outcome IN ('REDELIVERED', 'DEAD_LETTERED') AND outcome <> 'REJECTED'
-    THEN unix_millis(ended.appended_at) - unix_millis(deadline_at)
+    WHEN settled_as IN ('REDELIVERED', 'DEAD_LETTERED') AND outcome <> 'REJECTED'
+    THEN unix_millis(settled_at) - unix_millis(deadline_at)
   END AS late_ms,
-  lease_number, started.marker_offset AS start_marker_offset, marker_partition
+  lease_number, start_marker_offset, marker_partition
 FROM timed

@@ -6,7 +6,7 @@ WITH wrong AS (
     count_if(d.outcome = 'LEASE_EXPIRED') AS silent,
     count_if(d.outcome = 'FAILED') AS failed,
     count_if(d.outcome = 'REJECTED') AS rejected,
-    sum(d.held_ms) AS held_ms,
+    cast(sum(d.held_ms) AS bigint) AS held_ms,
     max_by(d.outcome, d.started_at) AS last_outcome,
     max(d.started_at) AS last_started_at,
     array_sort(collect_set(d.consumer_id)) AS consumers,

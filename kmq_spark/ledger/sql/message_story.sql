@@ -8,12 +8,12 @@ WITH sent AS (
     delivery_count, cast(NULL AS string) AS who,
     concat_ws(
       ', ',
-      concat(value_bytes, ' bytes'),
+      value_bytes || ' bytes',
       'key ' || cast(key AS string),
       'for queue ' || logical_queue,
-      concat('not before ', not_before),
-      concat('delayed by ', delay_ms, ' ms'),
-      concat('time to live ', ttl_ms, ' ms')
+      'not before ' || date_format(not_before, 'yyyy-MM-dd HH:mm:ss.SSS'),
+      'delayed by ' || delay_ms || ' ms',
+      'time to live ' || ttl_ms || ' ms'
     ) AS detail
   FROM {messages}
 ),
@@ -36,8 +36,8 @@ marked AS (
     concat_ws(
       ', ',
       k.reason,
-      CASE WHEN k.kind <> 'END' THEN concat('for ', k.redeliver_after_ms, ' ms') END,
-      concat('until ', k.due_at)
+      CASE WHEN k.kind <> 'END' THEN 'for ' || k.redeliver_after_ms || ' ms' END,
+      'until ' || date_format(k.due_at, 'yyyy-MM-dd HH:mm:ss.SSS')
     ) AS detail
   FROM {messages} AS m
   JOIN {markers} AS k
@@ -49,7 +49,7 @@ dead AS (
     queue, group_name, origin_partition, origin_offset,
     source_partition AS queue_partition, source_offset AS message_offset,
     dead_at AS at, 4 AS step, 'dead letter' AS event, delivery_count, cast(NULL AS string) AS who,
-    concat_ws(', ', reason, concat('at ', dead_letter_partition, ':', dead_letter_offset)) AS detail
+    concat_ws(', ', reason, 'at ' || dead_letter_partition || ':' || dead_letter_offset) AS detail
   FROM {dead_letters}
   WHERE NOT is_marker
 )
