@@ -1,7 +1,7 @@
 """
 The leases of every message, told from the markers log alone, independently of the tracker's code.
 
-Rule 1: time is the append time of TICKs, as a running maximum; no clock of ours.
+Rule 1: time is the clock of the partition as docs/protocol.md has it, from the append times alone; no clock of ours.
 Rule 2: a lease is a list of segments: stretches of the log on which the message was in flight with one deadline.
 Rule 3: a delivery that was given back, or put off by a deferral, ended with a word until the next START.
 Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 
 if TYPE_CHECKING:
@@ -116,16 +117,25 @@ class _Reading:
         self._decides_from = decides_from
         self._tick_offsets: list[int] = []
         self._clocks: list[int] = []
+        self._behind_ms: list[int] = []
+        self._clock_at: dict[int, int] = {}
         self._ended_by_tracker: set[MessageId] = set()
-        clock_ms = 0
+        clock_ms = last_ms = 0
         for logged in log:
+            if logged.appended_at_ms >= 0:
+                passed_ms, last_ms = logged.appended_at_ms - last_ms, logged.appended_at_ms
+                clock_ms = max(clock_ms + passed_ms * (0 <= passed_ms <= LONGEST_STEP_MS), last_ms)
+            self._clock_at[logged.marker_offset] = clock_ms
             if logged.marker is not None and logged.marker.type is MarkerType.TICK:
-                clock_ms = max(clock_ms, logged.appended_at_ms)
                 self._tick_offsets.append(logged.marker_offset)
                 self._clocks.append(clock_ms)
+                self._behind_ms.append(clock_ms - last_ms)
 
     def take(self, logged: LoggedMarker, marker: Marker) -> None:
-        deadline_at_ms = max(logged.appended_at_ms + marker.redeliver_after_ms, marker.due_at_ms)
+        clock_ms = self._clock_at[logged.marker_offset]
+        deadline_at_ms = clock_ms + marker.redeliver_after_ms
+        if marker.due_at_ms:
+            deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + clock_ms - max(0, logged.appended_at_ms))
         for message_id in covered(marker):
             if marker.type is MarkerType.START:
                 self._start(message_id, logged.marker_offset, deadline_at_ms, marker)
@@ -171,7 +181,8 @@ class _Reading:
     def _end_by_tracker(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         self._close(message_id, offset)
         segments = self.segments.pop(message_id, [])
-        due = next((one for one in segments if self._is_due(one, offset)), None)
+        found = ((one, self._due_at(one, offset)) for one in segments)
+        due = next((self._on_brokers_clock(one, tick) for one, tick in found if tick is not None), None)
         self.leases.ends.append(
             Justified(
                 message_id, offset, marker.outcome, marker.reason, marker.consumer_id, due,
@@ -180,13 +191,20 @@ class _Reading:
         )  # fmt: skip
         self._ended_by_tracker.add(message_id)
 
-    def _is_due(self, segment: Segment, end_offset: int) -> bool:
-        """Return whether a TICK of the session that wrote the END saw the segment past its deadline."""
+    def _on_brokers_clock(self, segment: Segment, tick: int) -> Segment:
+        """Return a segment with its deadline as the broker's clock showed it at a TICK."""
+        if segment.deadline_at_ms == REJECTED_AT_MS:
+            return segment
+        return replace(segment, deadline_at_ms=segment.deadline_at_ms - self._behind_ms[tick])
+
+    def _due_at(self, segment: Segment, end_offset: int) -> int | None:
+        """Return the first TICK of the session that wrote the END that saw the segment past its deadline."""
         # Sessions follow each other: what a session wrote lies below where the next one decides from.
         decides_from = self._decides_from[max(0, bisect_right(self._decides_from, end_offset) - 1)]
         first = bisect_left(self._tick_offsets, max(segment.begin, decides_from))
         first = max(first, bisect_right(self._clocks, segment.deadline_at_ms))
-        return first < len(self._tick_offsets) and self._tick_offsets[first] < min(segment.end, end_offset)
+        is_seen = first < len(self._tick_offsets) and self._tick_offsets[first] < min(segment.end, end_offset)
+        return first if is_seen else None
 
     def _open(self, message_id: MessageId) -> Segment | None:
         segments = self.segments.get(message_id)

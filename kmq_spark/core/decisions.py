@@ -44,9 +44,10 @@ class Decisions:
         message_offset: Its offset in the queue topic, int64.
         delivery_count: Deliveries so far, int32.
         action: A `DecisionAction`, int8.
-        deadline_at_ms: When its lease ended, epoch milliseconds, broker clock; -1 for a rejected message. int64.
+        deadline_at_ms: When its lease ended, epoch milliseconds, as the broker's clock showed it at that TICK; -1 for a
+            rejected message. int64.
         tick_marker_offset: Marker offset of the TICK that decided it, int64.
-        tick_at_ms: The clock at that TICK, epoch milliseconds, int64.
+        tick_at_ms: Append time of that TICK, epoch milliseconds, broker clock, int64.
         start_marker_offset: Marker offset of its last START, int64.
         is_silent: Whether its lease just ran out, so that nobody said a word: not released, deferred or rejected. bool.
         reasons: Why it is dead-lettered; empty for a redelivery.

@@ -27,7 +27,7 @@ class LoggedMarker(NamedTuple):
 
     Attributes:
         marker_offset: Where.
-        appended_at_ms: Append time, epoch milliseconds, broker clock; negative reads as 0.
+        appended_at_ms: Append time, epoch milliseconds, broker clock; a negative one says nothing of the time.
         marker: What it says; None where the record is no marker.
     """
 
@@ -46,7 +46,7 @@ class Events:
         source: Marker of each event, as a row of the columns below.
         type: A `MarkerType`.
         marker_offset: Where the marker lies.
-        deadline_at_ms: START, KEEPALIVE: append time and lease; of a deferral not before its instant.
+        deadline_at_ms: START, KEEPALIVE: clock and lease; of a deferral not before its instant.
         delivery_count: START.
         outcome: END: an `Outcome`.
         never_handed_out: START, KEEPALIVE: 1 where the delivery does not count.
@@ -93,7 +93,7 @@ class EventBuffer:
 
         Args:
             marker_offset: Where it lies.
-            deadline_at_ms: Append time and lease; of a deferral not before its instant.
+            deadline_at_ms: Clock and lease; of a deferral not before its instant.
             marker: What it says.
         """
         self._rows.append(

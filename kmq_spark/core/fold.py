@@ -2,7 +2,7 @@
 Fold the markers of one markers partition into its state, and decide which messages fall due.
 
 Rule 1: decisions happen at TICKs alone: they depend on the log and not on how it was cut into batches.
-Rule 2: no clock, no Kafka, no Spark: time is the append time of the last TICK folded.
+Rule 2: no clock of ours, no Kafka, no Spark: time is what the append times of the records say (`core.clock`).
 Rule 3: an END below a TICK always wins over that TICK.
 Rule 4: a TICK that cannot decide anything costs a comparison; columns are touched where something is due.
 Rule 5: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kmq_spark.core.clock import advanced
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
 from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight
@@ -119,15 +120,19 @@ class _Folding:
             state.counters.repeated += 1
             return
         state.next_marker_offset = marker_offset + 1
+        if appended_at_ms >= 0:
+            state.clock_ms = advanced(state.clock_ms, state.appended_at_ms, appended_at_ms)
+            state.appended_at_ms = appended_at_ms
         if marker is None:
             state.counters.unreadable += 1
         elif marker.type is MarkerType.TICK:
-            self._tick(marker_offset, appended_at_ms)
+            self._tick(marker_offset)
         elif marker.type is MarkerType.RULES:
             self._change_rules(marker_offset, marker.rules)
         else:
-            # `due_at_ms` is 0 but on a deferral.
-            deadline_at_ms = max(max(appended_at_ms, 0) + marker.redeliver_after_ms, marker.due_at_ms)
+            deadline_at_ms = state.clock_ms + marker.redeliver_after_ms
+            if marker.due_at_ms:
+                deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + state.behind_ms)
             if marker.type is not MarkerType.END:
                 # Backoff may move a deadline further, never nearer.
                 self._earliest_ms = min(self._earliest_ms, deadline_at_ms)
@@ -159,10 +164,9 @@ class _Folding:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
         return _NEVER if earliest_ms is None else earliest_ms
 
-    def _tick(self, marker_offset: int, appended_at_ms: int) -> None:
+    def _tick(self, marker_offset: int) -> None:
         state = self.state
         state.counters.ticks += 1
-        state.clock_ms = max(state.clock_ms, appended_at_ms)
         if marker_offset < self._rules.decide_from_marker_offset:
             return
         if len(state.unconfirmed) and state.decided_at < self._rules.decide_from_marker_offset:
@@ -226,9 +230,9 @@ class _Folding:
             "message_offset": due.key & MAX_MESSAGE_OFFSET,
             "delivery_count": due.delivery_count,
             "action": np.where(is_dead_letter, DecisionAction.DEAD_LETTER, DecisionAction.REDELIVER),
-            "deadline_at_ms": due.deadline_at_ms,
+            "deadline_at_ms": state.on_brokers_clock(due.deadline_at_ms),
             "tick_marker_offset": np.full(len(rows), tick_marker_offset),
-            "tick_at_ms": np.full(len(rows), state.clock_ms),
+            "tick_at_ms": np.full(len(rows), state.appended_at_ms),
             "start_marker_offset": due.start_marker_offset,
             "is_silent": ~due.given_back & (due.deadline_at_ms != REJECTED),
         }

@@ -64,7 +64,7 @@ class Columns:
 
     Attributes:
         key: See `message_keys`.
-        deadline_at_ms: Lease end, epoch milliseconds on the broker's clock; `REJECTED` for a rejected message.
+        deadline_at_ms: Lease end, epoch milliseconds on the partition's clock; `REJECTED` for a rejected message.
         delivery_count: Deliveries so far; 0 where the only one was released before a handler saw it.
         start_marker_offset: Marker offset of the last START.
         given_back: Whether the delivery ended with a word, a release or a deferral; bool.

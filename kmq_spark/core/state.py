@@ -5,9 +5,10 @@ Rule 1: the bytes are versioned; what does not fit is refused, never guessed.
 Rule 2: neighbours that were started together and not touched since are one run: a consumer that holds 500 messages in
 a row costs as much as one that holds one. Where no two are neighbours a message costs about a byte (`packing.py`).
 
-The blob: magic, version, number of counters, CRC-32 of all that follows; clock, next marker offset, offset of the last
-TICK that decided, counters; then twice, for what is in flight and what is unconfirmed: the runs as packed columns, the
-reasons of rejected messages; then the queue's rules, by the marker from which they hold. Little-endian.
+The blob: magic, version, number of counters, CRC-32 of all that follows; clock, append time of the last record, next
+marker offset, offset of the last TICK that decided, counters; then twice, for what is in flight and what is
+unconfirmed: the runs as packed columns, the reasons of rejected messages; then the queue's rules, by the marker from
+which they hold. Little-endian.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
-from kmq_spark.core.in_flight import Columns, InFlight
+from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.rules_log import RulesLog
@@ -95,15 +96,17 @@ class Status:
 
     Attributes:
         next_marker_offset: First marker offset not folded.
-        clock_ms: Append time of the latest TICK, epoch milliseconds, broker clock; 0 before the first.
+        clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
         in_flight: Messages started and not ended, the rejected ones included.
         needed_marker_offset: First marker offset that is needed to build the state again.
-        next_deadline_at_ms: Earliest deadline in flight, -1 where a rejected message waits for a TICK; None where
-            nothing is in flight.
+        next_deadline_at_ms: Earliest deadline in flight, as the broker's clock will show it if it does not step; -1
+            where a rejected message waits for a TICK; None where nothing is in flight.
         counters: See `Counters`.
-        state_bytes: Size of the state as it is kept; 0 where nobody has measured it.
+        state_bytes: Size of the state as it is kept; 0 where it was not measured.
         rules: The queue's rules in force behind the batch; None where it has none of its own.
         needed_rules: Those in force at `needed_marker_offset`.
+        behind_ms: How far the append time of the last record was behind the clock; more than 0 after the broker's clock
+            was set back.
     """
 
     next_marker_offset: int
@@ -115,6 +118,12 @@ class Status:
     state_bytes: int = 0
     rules: QueueRules | None = None
     needed_rules: QueueRules | None = None
+    behind_ms: int = 0
+
+    @property
+    def appended_at_ms(self) -> int:
+        """Append time of the last record, epoch milliseconds, broker clock; 0 before the first."""
+        return self.clock_ms - self.behind_ms
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as JSON can hold it."""
@@ -141,12 +150,13 @@ class PartitionState:
 
     Attributes:
         in_flight: Started messages.
-        clock_ms: Append time of the latest TICK, epoch milliseconds, broker clock; 0 before the first.
+        clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
         next_marker_offset: First marker offset not folded.
         counters: See `Counters`.
         unconfirmed: Messages that are decided, as they were in flight, until the END of that is read back.
         decided_at: Marker offset of the last TICK that decided something; -1 before the first.
         rules_log: The queue's rules, by the marker from which they hold.
+        appended_at_ms: Append time of the last record, epoch milliseconds, broker clock; 0 before the first.
     """
 
     in_flight: InFlight = field(default_factory=InFlight)
@@ -156,6 +166,7 @@ class PartitionState:
     unconfirmed: InFlight = field(default_factory=InFlight)
     decided_at: int = -1
     rules_log: RulesLog = field(default_factory=RulesLog)
+    appended_at_ms: int = 0
 
     @classmethod
     def empty(cls, rules: QueueRules | None = None) -> PartitionState:
@@ -173,25 +184,40 @@ class PartitionState:
         needed = min((start for start in starts if start is not None), default=self.next_marker_offset)
         self.rules_log = self.rules_log.needed_from(needed)
 
+    @property
+    def behind_ms(self) -> int:
+        """How far the broker's clock is behind that of the partition, milliseconds, at least 0."""
+        return self.clock_ms - self.appended_at_ms
+
+    def on_brokers_clock(self, deadline_at_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return deadlines as the broker's clock shows them, epoch milliseconds; `REJECTED` stays what it is."""
+        if not self.behind_ms:
+            return deadline_at_ms
+        return np.where(deadline_at_ms == REJECTED, REJECTED, deadline_at_ms - self.behind_ms)
+
     def status(self) -> Status:
         """Return what the rest of the tracker needs to know."""
         start = self.in_flight.smallest_start_marker_offset()
         needed = self.next_marker_offset if start is None else start
+        deadline_at_ms = self.in_flight.smallest_deadline_at_ms()
+        if deadline_at_ms is not None and deadline_at_ms != REJECTED:
+            deadline_at_ms -= self.behind_ms
         return Status(
             next_marker_offset=self.next_marker_offset,
             clock_ms=self.clock_ms,
             in_flight=len(self.in_flight),
             needed_marker_offset=needed,
-            next_deadline_at_ms=self.in_flight.smallest_deadline_at_ms(),
+            next_deadline_at_ms=deadline_at_ms,
             counters=self.counters.to_dict(),
             rules=self.rules_log.in_force,
             needed_rules=self.rules_log.at(needed),
+            behind_ms=self.behind_ms,
         )
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes of `STATE_VERSION`."""
         counts = [getattr(self.counters, name) for name in _COUNTER_NAMES]
-        numbers = (self.clock_ms, self.next_marker_offset, self.decided_at, *counts)
+        numbers = (self.clock_ms, self.appended_at_ms, self.next_marker_offset, self.decided_at, *counts)
         pieces: list[bytes | memoryview] = [struct.pack(f"<{len(numbers)}q", *numbers)]
         pieces += _pieces_of(self.in_flight)
         pieces += _pieces_of(self.unconfirmed)
@@ -225,12 +251,15 @@ class PartitionState:
         if zlib.crc32(rest) != checksum:
             raise StateError(f"cannot read tracker state: {len(view)} bytes with a wrong checksum; {_AGAIN}")
         try:
-            clock_ms, next_marker_offset, decided_at, *counts = struct.unpack_from(f"<{3 + counter_count}q", rest)
-            in_flight, unconfirmed, rules_log = _parts_of(rest, 8 * (3 + counter_count))
+            numbers = struct.unpack_from(f"<{4 + counter_count}q", rest)
+            in_flight, unconfirmed, rules_log = _parts_of(rest, 8 * len(numbers))
         except (StateError, struct.error, ValueError, MemoryError) as error:
             raise StateError(f"cannot read tracker state: {error}; {_AGAIN}") from error
+        clock_ms, appended_at_ms, next_marker_offset, decided_at, *counts = numbers
         counters = Counters(**dict(zip(_COUNTER_NAMES, counts, strict=False)))
-        return cls(in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at, rules_log)
+        return cls(
+            in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at, rules_log, appended_at_ms
+        )
 
 
 def _pieces_of(table: InFlight) -> list[bytes | memoryview]:

@@ -21,6 +21,8 @@ from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from kmq_spark.core.events import LoggedMarker
     from kmq_spark.core.markers import Marker
 
@@ -45,8 +47,8 @@ class Held(NamedTuple):
     """
     A message in flight.
 
-    `started_at_ms` is None where its START was not read; `deadline_at_ms` is -1 where it was rejected and waits for the
-    tracker; `is_deferred` where nobody holds it and it waits for its time.
+    `started_at_ms` is None where its START was not read; `deadline_at_ms` is on the broker's clock, -1 where it was
+    rejected and waits for the tracker; `is_deferred` where nobody holds it and it waits for its time.
     """
 
     queue_partition: int
@@ -101,7 +103,7 @@ class MarkersView:
         """Yield every message in flight, by queue partition and offset."""
         columns = self.state.in_flight.columns
         for key, deadline_at_ms, delivery_count, start in zip(
-            columns.key.tolist(), columns.deadline_at_ms.tolist(), columns.delivery_count.tolist(),
+            columns.key.tolist(), self._deadlines_ms().tolist(), columns.delivery_count.tolist(),
             columns.start_marker_offset.tolist(), strict=True,
         ):  # fmt: skip
             known = self._starts.get(start)
@@ -120,14 +122,18 @@ class MarkersView:
         columns = self.state.in_flight.columns
         starts, place, counts = np.unique(columns.start_marker_offset, return_inverse=True, return_counts=True)
         earliest = np.full(len(starts), 2**63 - 1, dtype=np.int64)
-        np.minimum.at(earliest, place, columns.deadline_at_ms)
+        np.minimum.at(earliest, place, self._deadlines_ms())
         for start, count, deadline_at_ms in zip(starts.tolist(), counts.tolist(), earliest.tolist(), strict=True):
             yield self._starts.get(start), count, deadline_at_ms
 
     def overdue(self, before_ms: int) -> int:
         """Return how many messages are past their deadline before an instant, epoch milliseconds, broker clock."""
-        deadline_at_ms = self.state.in_flight.columns.deadline_at_ms
+        deadline_at_ms = self._deadlines_ms()
         return int(np.count_nonzero((deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)))
+
+    def _deadlines_ms(self) -> NDArray[np.int64]:
+        """Return the deadlines in flight on the broker's clock."""
+        return self.state.on_brokers_clock(self.state.in_flight.columns.deadline_at_ms)
 
     def _remember(self, offset: int, appended_at_ms: int, marker: Marker) -> None:
         if marker.type is MarkerType.START:

@@ -39,8 +39,8 @@ class Due(NamedTuple):
         delivery_count: Deliveries so far.
         outcome: REDELIVERED, DEAD_LETTERED, or EXPIRED, for which nothing but the END is sent.
         reason: Why it is dead-lettered.
-        deadline_at_ms: When its lease ended, epoch milliseconds, broker clock.
-        tick_at_ms: The clock at the deciding TICK, epoch milliseconds.
+        deadline_at_ms: When its lease ended, epoch milliseconds, as the broker's clock showed it at the deciding TICK.
+        tick_at_ms: Append time of the deciding TICK, epoch milliseconds, broker clock.
         is_silent: Whether the delivery ended without a word.
     """
 

@@ -168,6 +168,7 @@ def outgoing_record(
         is_silent=due.is_silent,
         group=topics.group,
         max_deliveries=max_deliveries,
+        decided_at_ms=due.tick_at_ms,
     )
     # The same queue partition as before: the key decided it once, and a partition count may have changed since.
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)

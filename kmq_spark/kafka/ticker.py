@@ -3,7 +3,8 @@ The clock of a queue: append a TICK to a markers partition when something there 
 
 Rule 1: only the broker's append time counts; what this thread believes of the time decides when to write, never what is
 due. A wrong belief costs lateness or a TICK too many, nothing else.
-Rule 2: at most one TICK each `interval_ms` and partition, none where nothing is in flight.
+Rule 2: at most one TICK each `interval_ms` and partition, none where nothing is in flight. While the broker's clock is
+behind that of the partition (`core.clock`) there is one every `BEHIND_INTERVAL_S`, since no time passes without.
 Rule 3: no lock is held while a record is produced.
 Rule 4: a producer that met a fatal error is replaced. A thread that ends by an exception keeps it as `failure`, and the
 tracker fails its query then.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
@@ -41,6 +43,12 @@ logger = logging.getLogger(__name__)
 
 AIM_PAST_DEADLINE_MS = 2
 """A deadline is due when it lies *below* the TICK's append time; the broker's clock is known to about a millisecond."""
+
+BEHIND_INTERVAL_S = LONGEST_STEP_MS / 2000
+"""While the broker's clock is behind, a gap of more than `LONGEST_STEP_MS` between two records is lost to the clock."""
+
+TOLERATED_BEHIND_MS = 50
+"""What a deadline may be late by, rather than have TICKs written all the time: leaders' clocks differ by some ms."""
 
 MANY_DECISIONS, MANY_IN_FLIGHT = 5_000, 20_000
 """
@@ -71,7 +79,10 @@ class _Clockwork:
 
     next_deadline_at_ms: int | None = None
     in_flight: int = 0
+    behind_ms: int = 0
+    broker_ahead_ms: float | None = None  # broker's epoch milliseconds less our monotonic ones; leaders' clocks differ
     last_tick_s: float = -1e9
+    written_s: float = -1e9
     most_ticks: float = math.inf  # until the next news of a batch
     ticks_left: float = math.inf
     read_to: int = 0
@@ -81,12 +92,24 @@ class _Clockwork:
     wanted_since_s: float | None = None  # monotonic; None where it has its TICK or wants none
     wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
 
+    def learn(self, broker_ahead_ms: float) -> None:
+        """Take in that the broker's clock is at least so far ahead: a record that was read has that append time."""
+        if self.broker_ahead_ms is not None:
+            self.broker_ahead_ms = max(self.broker_ahead_ms, broker_ahead_ms)
+
 
 def _most_ticks(outcome: PartitionOutcome) -> float:
     """Return how many TICKs may follow until the next news of a batch."""
     if len(outcome.decisions) >= MANY_DECISIONS:
         return 1
     return 2 if outcome.status.in_flight >= MANY_IN_FLIGHT else math.inf
+
+
+def _until_due_s(clockwork: _Clockwork, deadline_at_ms: int, now_s: float) -> float:
+    """Return in how many seconds the broker's clock is past a deadline; 0 where that is not known."""
+    if clockwork.broker_ahead_ms is None:
+        return 0.0
+    return (deadline_at_ms + AIM_PAST_DEADLINE_MS - clockwork.broker_ahead_ms) / 1000 - now_s
 
 
 class Ticker(threading.Thread):
@@ -121,7 +144,6 @@ class Ticker(threading.Thread):
         self._partitions = {partition: _Clockwork() for partition in range(partition_count)}
         self.on_pause: Callable[[], None] | None = None
         self.failure: Exception | None = None
-        self._broker_ahead_ms: float | None = None  # broker's epoch milliseconds less our monotonic ones
         self._lock = threading.Lock()
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
@@ -133,10 +155,14 @@ class Ticker(threading.Thread):
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Take in where the partitions stand after a batch."""
+        now_ms = time.monotonic() * 1000
         with self._lock:
             for outcome in outcomes:
                 clockwork = self._partitions.setdefault(outcome.marker_partition, _Clockwork())
                 clockwork.in_flight = outcome.status.in_flight
+                clockwork.behind_ms = outcome.status.behind_ms
+                # Without this a clock that was set forward while nothing was in flight would be found out an hour late.
+                clockwork.learn(outcome.status.appended_at_ms - now_ms)
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
                 clockwork.most_ticks = clockwork.ticks_left = _most_ticks(outcome)
                 clockwork.read_to = outcome.status.next_marker_offset
@@ -244,6 +270,7 @@ class Ticker(threading.Thread):
                 clockwork = self._partitions[partition]
                 clockwork.wanted_since_s = clockwork.wanted_since_s or now_s
                 self._partitions[partition].last_tick_s = now_s
+                self._partitions[partition].written_s = now_s
                 self._partitions[partition].ticks_left -= 1
                 self._partitions[partition].wants_tick = False
         return due
@@ -253,12 +280,14 @@ class Ticker(threading.Thread):
         rest_s = clockwork.last_tick_s + self._interval_s - now_s
         if clockwork.wants_tick:
             return rest_s
-        if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None or clockwork.ticks_left < 1:
+        if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None:
             return math.inf
-        if self._broker_ahead_ms is None:
-            return rest_s
-        broker_now_ms = now_s * 1000 + self._broker_ahead_ms
-        return max(rest_s, (clockwork.next_deadline_at_ms + AIM_PAST_DEADLINE_MS - broker_now_ms) / 1000)
+        aimed_s = math.inf
+        if clockwork.ticks_left >= 1:
+            aimed_s = max(rest_s, _until_due_s(clockwork, clockwork.next_deadline_at_ms, now_s))
+        if clockwork.behind_ms <= TOLERATED_BEHIND_MS:
+            return aimed_s
+        return min(aimed_s, clockwork.written_s + BEHIND_INTERVAL_S - now_s)
 
     def _wait_s(self, now_s: float) -> float:
         with self._lock:
@@ -285,11 +314,11 @@ class Ticker(threading.Thread):
             self._warn(error)
             return
         _, appended_at_ms = tick.timestamp()
-        # The append lies between the sending and this report; half way is off by half a round trip at most.
-        self._broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
         with self._ticked:
             clockwork = self._partitions.get(tick.partition() or 0)
             if clockwork is not None:
+                # The append lies between the sending and this report; half way is off by half a round trip at most.
+                clockwork.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
                 clockwork.ticked_at = max(clockwork.ticked_at, tick.offset() or 0)
                 clockwork.wanted_since_s = None
             self._ticked.notify_all()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.backoff import BackoffKind
+from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.core.decisions import Decision
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome, Release
 from kmq_spark.core.policy import DecisionAction, QueueRules, Rules
@@ -56,6 +57,7 @@ class ModelTracker:
         self.unconfirmed: dict[MessageId, Lease] = {}
         self._decided_at = -1
         self._clock_ms = 0
+        self._appended_at_ms = 0
         self._next_marker_offset = 0
         self._counters = Counters()
 
@@ -75,43 +77,61 @@ class ModelTracker:
                 self._counters.repeated += 1
                 continue
             self._next_marker_offset = marker_offset + 1
+            self._pass_time(appended_at_ms)
             if marker is None:
                 self._counters.unreadable += 1
             elif marker.type is MarkerType.RULES:
                 self._queue_rules.append((marker_offset, marker.rules))
             elif marker.type is MarkerType.TICK:
-                decisions += self._tick(marker_offset, appended_at_ms)
+                decisions += self._tick(marker_offset)
             else:
                 for message_id in _covered(marker):
-                    self._one(message_id, marker_offset, max(appended_at_ms, 0), marker)
+                    self._one(message_id, marker_offset, marker)
         return decisions, self.status()
 
     def status(self) -> Status:
         """Return where the partition stands."""
         leases = self.in_flight.values()
+        earliest = min(leases, key=lambda lease: lease.deadline_at_ms, default=None)
         needed = min((lease.start_marker_offset for lease in leases), default=self._next_marker_offset)
         return Status(
             next_marker_offset=self._next_marker_offset,
             clock_ms=self._clock_ms,
             in_flight=len(leases),
             needed_marker_offset=needed,
-            next_deadline_at_ms=min((lease.deadline_at_ms for lease in leases), default=None),
+            next_deadline_at_ms=None if earliest is None else self._broker_ms(earliest),
             counters=self._counters.to_dict(),
             rules=self._queue_rules[-1][1],
             needed_rules=[rules for offset, rules in self._queue_rules if offset <= needed][-1],
+            behind_ms=self._clock_ms - self._appended_at_ms,
         )
 
     def _rules_now(self) -> Rules:
         """Return the rules that hold for the marker being folded."""
         return self.rules.under(self._queue_rules[-1][1])
 
-    def _one(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
+    def _pass_time(self, appended_at_ms: int) -> None:
+        if appended_at_ms < 0:
+            return  # a record without append time
+        passed_ms = appended_at_ms - self._appended_at_ms
+        if 0 <= passed_ms <= LONGEST_STEP_MS:
+            self._clock_ms += passed_ms
+        self._clock_ms = max(self._clock_ms, appended_at_ms)
+        self._appended_at_ms = appended_at_ms
+
+    def _broker_ms(self, lease: Lease) -> int:
+        """Return a deadline as the broker's clock shows it."""
+        if lease.is_rejected:
+            return -1
+        return lease.deadline_at_ms - (self._clock_ms - self._appended_at_ms)
+
+    def _one(self, message_id: MessageId, marker_offset: int, marker: Marker) -> None:
         if message_id in self.unconfirmed:
             self._on_its_way(message_id, marker)
         elif marker.type is MarkerType.START:
-            self._start(message_id, marker_offset, appended_at_ms, marker)
+            self._start(message_id, marker_offset, marker)
         elif marker.type is MarkerType.KEEPALIVE:
-            self._keep_alive(message_id, appended_at_ms, marker)
+            self._keep_alive(message_id, marker)
         else:
             self._end(message_id, marker)
 
@@ -128,26 +148,28 @@ class ModelTracker:
             if marker.outcome is Outcome.EXPIRED:
                 del self.unconfirmed[message_id]
 
-    def _start(self, message_id: MessageId, marker_offset: int, appended_at_ms: int, marker: Marker) -> None:
+    def _start(self, message_id: MessageId, marker_offset: int, marker: Marker) -> None:
         if message_id in self.in_flight:
             self._counters.renewed += 1
         else:
             self._counters.started += 1
-        deadline_at_ms, count = appended_at_ms + marker.redeliver_after_ms, max(1, marker.delivery_count)
+        deadline_at_ms, count = self._clock_ms + marker.redeliver_after_ms, max(1, marker.delivery_count)
+        if marker.due_at_ms:
+            # An instant of the broker's clock.
+            deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + self._clock_ms - self._appended_at_ms)
         if marker.never_handed_out:
-            lease = Lease(max(deadline_at_ms, marker.due_at_ms), count - 1, marker_offset, given_back=True)
+            lease = Lease(deadline_at_ms, count - 1, marker_offset, given_back=True)
         else:
-            deadline_at_ms = max(deadline_at_ms, marker.due_at_ms)
             lease = Lease(deadline_at_ms + self._backoff_ms(message_id, count), count, marker_offset)
         self.in_flight[message_id] = lease
 
-    def _keep_alive(self, message_id: MessageId, appended_at_ms: int, marker: Marker) -> None:
+    def _keep_alive(self, message_id: MessageId, marker: Marker) -> None:
         lease = self.in_flight.get(message_id)
         if lease is None or lease.is_rejected:
             self._counters.keepalive_unknown += 1
             return
         self._counters.kept_alive += 1
-        lease.deadline_at_ms = appended_at_ms + marker.redeliver_after_ms
+        lease.deadline_at_ms = self._clock_ms + marker.redeliver_after_ms
         if marker.never_handed_out:
             lease.delivery_count = max(0, lease.delivery_count - 1)
         elif marker.release is not Release.GIVEN_BACK:
@@ -184,9 +206,8 @@ class ModelTracker:
             name = marker.outcome.name.lower()
             setattr(self._counters, name, getattr(self._counters, name) + 1)
 
-    def _tick(self, marker_offset: int, appended_at_ms: int) -> list[Decision]:
+    def _tick(self, marker_offset: int) -> list[Decision]:
         self._counters.ticks += 1
-        self._clock_ms = max(self._clock_ms, appended_at_ms)
         if marker_offset < self.rules.decide_from_marker_offset:
             return []
         if self._decided_at < self.rules.decide_from_marker_offset:
@@ -216,9 +237,9 @@ class ModelTracker:
             *message_id,
             lease.delivery_count,
             action,
-            lease.deadline_at_ms,
+            self._broker_ms(lease),
             tick_marker_offset,
-            self._clock_ms,
+            self._appended_at_ms,
             lease.start_marker_offset,
             reason,
             not lease.given_back and not lease.is_rejected,

@@ -194,6 +194,7 @@ def redelivery_headers(
     is_silent: bool = False,
     group: str = "",
     max_deliveries: int = 0,
+    decided_at_ms: int = 2**63 - 1,
 ) -> Headers:
     """
     Return the headers of the next copy of a message.
@@ -207,10 +208,12 @@ def redelivery_headers(
         is_silent: Whether that delivery ended without a word.
         group: Group of consumers that the copy is meant for; empty leaves that as it was.
         max_deliveries: The queue's limit of deliveries, 0 for none; told where one of them ended without a word.
+        decided_at_ms: Append time of the TICK that decided, epoch milliseconds.
 
     Returns:
         Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
-        over, so its headers are gone.
+        over, so its headers are gone, but for an instant that the broker's clock has not reached: it was set back while
+        the message waited.
     """
     given = list(headers or ())
     known = by_name(given)
@@ -223,7 +226,12 @@ def redelivery_headers(
     if group:
         ours[GROUP] = _bytes(group)
     if not _ENDS_WITH_DELIVERY.isdisjoint(known):
-        given = [header for header in given if header[0] not in _ENDS_WITH_DELIVERY]
+        is_early = (read_number(known.get(NOT_BEFORE_MS)) or 0) > decided_at_ms
+        given = [
+            (name, value)
+            for name, value in given
+            if name not in _ENDS_WITH_DELIVERY or (is_early and name == NOT_BEFORE_MS)
+        ]
     return _replaced(given, ours)
 
 

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LEASES = st.sampled_from([0, 5, 30, 100])
-# Up to three messages from one of four places, in one of two queue partitions.
+# Up to three messages from one of four places, in one of two queue partitions; now and then elsewhere, far apart.
 COVERED = st.fixed_dictionaries(
     {
         "ranges": st.one_of(
             st.tuples(st.tuples(st.integers(0, 3), st.integers(1, 3))),
             st.tuples(st.tuples(st.integers(0, 2), st.just(1)), st.tuples(st.integers(4, 5), st.just(1))),
+            st.tuples(
+                st.tuples(st.integers(0, 3), st.just(2)), st.tuples(st.sampled_from([30, 2**47]), st.integers(1, 40))
+            ),
         ),
-        "queue_partition": st.integers(0, 1),
+        "queue_partition": st.sampled_from([0, 0, 0, 1, 1, 1, 2, 32_767]),
     }
 )
 BACKOFFS = st.builds(
@@ -82,12 +85,15 @@ MARKERS = st.one_of(
 )
 
 
+STEPS_MS = [0, 1, 1, 5, 5, 20, 20, 60, 60, 1_000, 1_001, -7, -60_000, 3_600_000, -3_600_000]
+
+
 @st.composite
 def logs(draw: st.DrawFn) -> list[LoggedMarker]:
-    """Return a log: offsets with gaps, append times that mostly ascend."""
+    """Return a log: offsets with gaps, append times that mostly ascend, and now and then step by up to hours."""
     # The length is drawn first: lists without a minimum have five elements on average, too few for markers to meet.
     length = draw(st.integers(0, 40))
-    gaps, steps_ms = st.sampled_from([0, 0, 0, 2]), st.sampled_from([0, 1, 5, 20, 60, -7])
+    gaps, steps_ms = st.sampled_from([0, 0, 0, 2]), st.sampled_from(STEPS_MS)
     placed, marker_offset, at_ms = [], 0, 0
     for logged, gap, step_ms in draw(st.lists(st.tuples(MARKERS, gaps, steps_ms), min_size=length, max_size=length)):
         marker_offset, at_ms = marker_offset + gap, max(0, at_ms + step_ms)

@@ -47,7 +47,7 @@ def test_nothing_is_decided_without_a_tick() -> None:
     """Silence is not time: markers far past the deadline decide nothing."""
     result = folded(start(7, at_ms=1_000), start(8, at_ms=900_000), end(8, at_ms=900_001))
     assert not len(result.decisions)
-    assert (result.status.in_flight, result.status.clock_ms, result.status.next_deadline_at_ms) == (1, 0, 6_000)
+    assert (result.status.in_flight, result.status.next_deadline_at_ms) == (1, 6_000)
 
 
 def test_end_marker_stops_redelivery() -> None:
@@ -220,11 +220,57 @@ def test_tick_below_the_resume_point_moves_the_clock_and_decides_nothing() -> No
     assert folded(tick(50_001), state=result.state).decisions.message_offset.tolist() == [7]
 
 
-def test_clock_never_runs_backwards() -> None:
-    """The broker's may, by a step or a new leader."""
-    result = folded(tick(50_000), start(at_ms=1_000), tick(2_000))
-    assert result.decisions.tick_at_ms.tolist() == [50_000]
-    assert result.status.clock_ms == 50_000
+def test_lease_is_whole_after_the_brokers_clock_was_set_back() -> None:
+    """Times of the decision are those of the broker's clock at the TICK, however far it is behind."""
+    begun = folded(tick(50_000), start(at_ms=1_000, lease_ms=1_500), tick(2_000), tick(2_500))
+    assert not len(begun.decisions)
+    # 50_000, 50_000 + 0, + 1_000, + 500
+    assert (begun.status.clock_ms, begun.status.behind_ms, begun.status.appended_at_ms) == (51_500, 49_000, 2_500)
+    assert begun.status.next_deadline_at_ms == 1_000 + 1_500
+    ended = folded(tick(2_501), state=begun.state)
+    (row,) = ended.decisions.rows()
+    assert (row.deadline_at_ms, row.tick_at_ms) == (2_500, 2_501)
+
+
+def test_silence_does_not_count_while_the_brokers_clock_is_behind() -> None:
+    """It looks like a clock that is set forward again; TICKs come oftener as long."""
+    behind = folded(tick(50_000), start(at_ms=1_000, lease_ms=500), tick(3_000))
+    assert (len(behind.decisions), behind.status.behind_ms) == (0, 47_000)
+    assert len(folded(tick(3_400), state=behind.state).decisions) == 0
+    assert len(folded(tick(3_501), state=behind.state).decisions) == 1
+    caught_up = folded(tick(60_000), state=behind.state)
+    assert (len(caught_up.decisions), caught_up.status.behind_ms) == (1, 0)
+
+
+def test_renewal_and_release_count_from_the_partitions_clock() -> None:
+    """As a START does."""
+    state = folded(tick(50_000), start(7, at_ms=1_000), start(8, at_ms=1_000)).state
+    renewed = folded(keep_alive(7, 1_500, lease_ms=900), keep_alive(8, 1_500, lease_ms=0), tick(1_501), state=state)
+    assert renewed.decisions.message_offset.tolist() == [8]
+    assert renewed.status.next_deadline_at_ms == 1_500 + 900
+
+
+def test_instant_of_a_deferral_is_one_of_the_brokers_clock() -> None:
+    """So it does not fall due when the clock of the partition shows it, an hour ahead."""
+    deferral = start(at_ms=1_000, lease_ms=0, never_handed_out=True, due_at_ms=2_000)
+    state = folded(tick(3_601_000), deferral, tick(2_000)).state
+    assert state.status().next_deadline_at_ms == 2_000
+    assert len(folded(tick(2_001), state=state).decisions) == 1
+
+
+def test_rejected_message_is_due_whatever_the_clock_says() -> None:
+    """Its deadline is none."""
+    state = folded(tick(50_000), start(at_ms=1_000), end(at_ms=1_000, outcome=Outcome.REJECTED)).state
+    assert state.status().next_deadline_at_ms == -1
+    assert folded(tick(900), state=state).decisions.deadline_at_ms.tolist() == [-1]
+
+
+def test_clock_survives_a_restart_of_the_tracker() -> None:
+    """And goes on from where it was, not from the broker's."""
+    state = folded(tick(50_000), start(at_ms=1_000, lease_ms=1_500)).state
+    again = PartitionState.from_bytes(state.to_bytes())
+    assert (again.clock_ms, again.appended_at_ms) == (50_000, 1_000)
+    assert not len(folded(tick(2_000), state=again).decisions)
 
 
 def test_one_tick_decides_no_more_than_its_bound_earliest_first() -> None:

@@ -74,6 +74,15 @@ def test_who_looks_decides_nothing() -> None:
     assert (view.overdue(99_000), view.state.counters.redelivered, view.trackers) == (0, 3, {"tracker-1": 91_000})
 
 
+def test_deadlines_are_told_on_the_brokers_clock_after_it_was_set_back() -> None:
+    """Who looks compares them with a clock that is not an hour ahead."""
+    tick = LoggedMarker(0, 3_600_000, Marker(MarkerType.TICK))
+    view = view_of(tick, start(1, 1_000))
+    assert {held.deadline_at_ms for held in view.messages()} == {31_000}
+    assert [deadline_at_ms for _, _, deadline_at_ms in view.by_start()] == [31_000]
+    assert (view.overdue(31_000), view.overdue(31_001)) == (0, 3)
+
+
 def test_looking_again_folds_only_what_is_new() -> None:
     view = view_of(start(5, 1_000))
     view.take([start(5, 1_000), LoggedMarker(6, 1_500, None)])

@@ -160,6 +160,14 @@ def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
     assert {name: told[name] for name, _ in kept} == dict(kept)
 
 
+def test_copy_keeps_an_instant_that_the_brokers_clock_has_not_reached() -> None:
+    """The clock was set back while the message waited: its consumer puts it off again, by this header."""
+    told = copy_of(due(tick_at_ms=3_999), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000")])
+    assert (told.get(NOT_BEFORE_MS), DELAY_MS in told) == (b"4000", False)
+    assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=4_000), [(NOT_BEFORE_MS, b"4000")])
+    assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=3_999), [(NOT_BEFORE_MS, b"soon")])
+
+
 def test_silent_count_grows_where_nobody_said_a_word_and_only_there() -> None:
     assert copy_of(due(is_silent=True), [])[SILENT_COUNT] == b"1"
     assert copy_of(due(is_silent=True), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"4"

@@ -95,10 +95,16 @@ def make_ticker(address: str) -> Iterator[Callable[..., Ticker]]:
 
 
 def standing(
-    partition: int, *, in_flight: int = 1, deadline_at_ms: int | None = None, read_to: int = 1
+    partition: int,
+    *,
+    in_flight: int = 1,
+    deadline_at_ms: int | None = None,
+    read_to: int = 1,
+    clock_ms: int = 1,
+    behind_ms: int = 0,
 ) -> PartitionOutcome:
     """Return where a partition stands after a batch."""
-    status = Status(read_to, 1, in_flight, 0, deadline_at_ms, {})
+    status = Status(read_to, clock_ms, in_flight, 0, deadline_at_ms, {}, behind_ms=behind_ms)
     return PartitionOutcome(partition, status, Decisions.empty())
 
 
@@ -193,6 +199,31 @@ def test_partition_with_little_in_flight_gets_its_ticks_while_batches_take_their
     log.wait(PARTITIONS)
     ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=19_999)])
     assert log.wait(PARTITIONS + 5)[PARTITIONS:] == [1] * 5
+
+
+def test_partition_whose_clock_is_ahead_is_ticked_although_nothing_is_due(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """Time passes there from record to record alone; however long the interval, and however many TICKs a batch had."""
+    ticker = make_ticker(interval_ms=60_000)
+    ticker.start()
+    log.wait(PARTITIONS)
+    hour_ms = 3_600_000
+    behind = standing(1, deadline_at_ms=BROKER_MS + hour_ms, clock_ms=BROKER_MS + hour_ms, behind_ms=hour_ms)
+    few_ms = standing(2, deadline_at_ms=BROKER_MS + hour_ms, clock_ms=BROKER_MS + 20, behind_ms=20)
+    nothing = standing(3, in_flight=0, clock_ms=BROKER_MS + hour_ms, behind_ms=hour_ms)
+    ticker.observe([replace(behind, status=replace(behind.status, in_flight=20_000)), few_ms, nothing])
+    assert log.wait(PARTITIONS + 4, timeout_s=10)[PARTITIONS:] == [1] * 4
+
+
+def test_append_time_of_what_was_read_moves_the_believed_clock_forward(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """The broker's clock was set forward while nothing was in flight: a lease must not wait for the old one."""
+    ticker = started(make_ticker, log)
+    later_ms = BROKER_MS + 3_600_000
+    ticker.observe([standing(1, deadline_at_ms=later_ms + 300, clock_ms=later_ms)])
+    assert log.wait(PARTITIONS + 1, timeout_s=10)[PARTITIONS:] == [1]
 
 
 def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
