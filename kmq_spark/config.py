@@ -284,10 +284,24 @@ class Settings(BaseSettings):
         values = {
             **self.queue.model_dump(exclude_unset=True), **self.queues.get(name.partition("@")[0], {}), **own,
         }  # fmt: skip
-        try:
-            return QueueSettings.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError(_explain(error.errors()[0], f"[queues.{name}]", QueueSettings)) from error
+        return checked_queue_settings(values, f"[queues.{name}]")
+
+
+def checked_queue_settings(values: Mapping[str, Any], source: str) -> QueueSettings:
+    """
+    Check settings of a queue.
+
+    Args:
+        values: By name; missing ones take their defaults.
+        source: Where they come from, for the error.
+
+    Raises:
+        ConfigError: A name is unknown or a value is not allowed.
+    """
+    try:
+        return QueueSettings.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0], source, QueueSettings)) from error
 
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:

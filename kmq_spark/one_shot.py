@@ -85,7 +85,8 @@ def _fold_and_send(
 ) -> TrackerStats:
     stats, topics, kafka = TrackerStats(), layout.topics, settings.kafka
     reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
-    states = dict.fromkeys(range(layout.partition_count), PartitionState.empty())
+    at_start = resume.rules
+    states = {each: PartitionState.empty(at_start.get(each)) for each in range(layout.partition_count)}
     records = read_to_end(reading, topics.markers_topic, layout.partition_count, resume.starting_offsets)
     while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
         outcomes = []

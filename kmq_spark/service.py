@@ -228,8 +228,9 @@ class QueueTracker:
         )
         fold_settings = FoldSettings(
             markers_topic=topics.markers_topic,
-            queue_rules=rules_of(self._settings, self._queue),
+            local_rules=rules_of(self._settings, self._queue),
             decide_from=dict(resume.decide_from),
+            rules_at_start=resume.rules,
         )
         trigger: dict[str, object] = (
             {"availableNow": True}
@@ -292,6 +293,7 @@ class QueueTracker:
     def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
         try:
+            sender.look_for_rules()
             sender.commit_read_to(read_to(query))
         except Exception as error:  # noqa: BLE001  # raised by `_await`: this is the ticker's thread
             self._upkeep_failure = error

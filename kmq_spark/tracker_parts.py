@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kmq_spark.config import plain
-from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
-from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.kafka.settings import marker_producer_config, new_client_id, reader_config
 from kmq_spark.kafka.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
 
 def rules_of(settings: Settings, queue: str) -> Rules:
-    """Return the rules of a queue, or of a group as `queue@group`."""
-    own = settings.for_queue(queue)
-    return Rules(
-        max_deliveries=own.max_deliveries,
-        max_decisions_per_tick=settings.tracker.max_decisions_per_tick,
-        backoff=Backoff(
-            BackoffKind[own.backoff.upper()], own.backoff_initial_ms, own.backoff_max_ms, own.backoff_jitter
-        ),
-        dead_letters_expired=own.expired == "dead-letter",
-    )
+    """
+    Return the rules of a tracker: what its settings say of a queue, or of a group as `queue@group`.
+
+    They hold where the queue has no rules of its own (`kafka/queue_rules.py`).
+    """
+    local = queue_rules_of(settings.for_queue(queue), version=1)
+    return Rules(max_decisions_per_tick=settings.tracker.max_decisions_per_tick).under(local)
 
 
 def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> RedeliverySender:
@@ -43,12 +40,16 @@ def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> Redelivery
         commit_interval_ms=tracker.commit_interval_ms,
         transaction_timeout_ms=tracker.transaction_timeout_ms,
     )
+    reading = reader_config(
+        kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
+    )
     return RedeliverySender(
         layout,
         bootstrap_servers=kafka.bootstrap_servers,
         extra=plain(kafka.extra),
         limits=limits,
         rules=rules_of(settings, queue),
+        rules_reader=RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue)),
     )
 
 

@@ -53,6 +53,8 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
 
     Source: reliability.md, S2.
     """
+    from kmq_spark.kafka.queue_rules import RULES_TOPIC  # noqa: PLC0415  # `kmq --help` must not load the client
+
     queue, markers, letters, redrive = (
         topics.queue_topic, topics.markers_topic, topics.dead_letter_topic, topics.redrive_topic,
     )  # fmt: skip
@@ -69,6 +71,12 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     # The metrics compare the consumers' positions with the end of the queue topic.
     yield Grant("tracker", "group", topics.consumer_group, ("Describe",))
     yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
+    # The rules of the queue; written by `kmq queue create` and `alter` alone.
+    for part in ("consumer", "transactional-consumer", "tracker", "viewer"):
+        yield Grant(part, "topic", RULES_TOPIC, ("Read", "Describe"))
+    yield Grant("creator", "topic", RULES_TOPIC, ("Create", "Describe", "Read", "Write"))
+    yield Grant("creator", "transactional-id", f"{RULES_TOPIC}.{topics}", ("Write", "Describe"))
+    yield Grant("creator", "group", topics.consumer_group, ("Read", "Describe"))
     yield Grant("dlq-operator", "topic", queue, ("Write", "Describe", "DescribeConfigs"))
     yield Grant("dlq-operator", "topic", markers, ("Describe", "DescribeConfigs"))
     yield Grant("dlq-operator", "topic", letters, ("Read", "Describe", "DescribeConfigs"))

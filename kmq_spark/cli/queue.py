@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kmq_spark.cli.common import told_clearly
 from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm
+from kmq_spark.cli.output import Output, OutputForm, print_rows
+from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
+
+if TYPE_CHECKING:
+    from kmq_spark.kafka.queue_rules import StoredRules
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
@@ -24,6 +28,7 @@ Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or q
 def create(
     name: Name,
     connection: Connection,
+    rules: RuleOptions,
     partitions: Annotated[
         int | None,
         typer.Option(
@@ -32,18 +37,48 @@ def create(
     ] = None,
     replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
 ) -> None:
-    """Make the queue, markers, dead-letter and redrive topics where they do not exist, and check them."""
+    """
+    Make the queue, markers, dead-letter and redrive topics where they do not exist, and check them.
+
+    Rules that are named here belong to the queue: its tracker and consumers follow them, whatever their settings say.
+    """
     from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
+    settings = connection.settings()
     layout = create_queue(
         name,
         partitions=NEW_PARTITIONS if partitions is None else partitions,
         is_exact=partitions is not None,
         replication_factor=replication_factor,
-        **connection.reach(),
+        **settings.kafka.reach(),
     )
+    stored = create_rules(name, rules, settings, replication_factor)
     names = ", ".join((*layout.topics.all_topics, layout.topics.redrive_topic))
     typer.echo(f"queue {name}: {names}, {layout.partition_count} partitions")
+    if stored is not None:
+        typer.echo(f"rules {_said(stored)}")
+
+
+@app.command("alter")
+@told_clearly
+def alter(
+    name: Name,
+    connection: Connection,
+    rules: RuleOptions,
+    execute: Execute = False,
+    expect_version: ExpectVersion = None,
+    output: Output = OutputForm.TABLE,
+) -> None:
+    """Change the rules of a queue; without --execute only show the change. A running tracker follows within seconds."""
+    rows = alter_rules(name, rules, connection.settings(), execute=execute, expect_version=expect_version)
+    print_rows(output, rows, lambda: as_table(rows))
+    if output is OutputForm.TABLE:
+        version = rows[0]["new"]
+        typer.echo(
+            f"\nversion {version} is written"
+            if execute
+            else f"\ndry run, nothing was written; to write it: --execute --expect-version {version - 1}"
+        )
 
 
 @app.command("describe")
@@ -54,12 +89,15 @@ def describe(
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Check the queue's topics, and say how each finding is repaired."""
+    from kmq_spark.kafka.queue_rules import read_rules  # noqa: PLC0415  # as above
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
     layout = check_queue(name, **connection.reach())
+    stored = read_rules(name, **connection.reach())
     if output is not OutputForm.TABLE:
         # One object, not a list: there is one queue.
-        typer.echo(json.dumps({"queue": name, **asdict(layout)}, indent=2 if output is OutputForm.JSON else None))
+        found = {"queue": name, **asdict(layout), "rules": None if stored is None else stored.to_dict()}
+        typer.echo(json.dumps(found, indent=2 if output is OutputForm.JSON else None))
         return
     typer.echo(f"queue {name}: {layout.partition_count} partitions, set up correctly")
     typer.echo(f"  queue topic        {layout.topics.queue_topic}  (largest message {layout.max_message_bytes} bytes)")
@@ -69,3 +107,11 @@ def describe(
     )
     made = f"{layout.redrive_partition_count} partitions" if layout.redrive_partition_count else "not made yet"
     typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")
+    said = "none of its own: the settings of its tracker and consumers hold" if stored is None else _said(stored)
+    typer.echo(f"  rules              {said}")
+
+
+def _said(stored: StoredRules) -> str:
+    values = stored.to_dict()
+    version = values.pop("version")
+    return f"version {version} of {stored.name}: {', '.join(f'{rule} {value}' for rule, value in values.items())}"

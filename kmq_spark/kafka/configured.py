@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.kafka.queue_rules import lease_of
+from kmq_spark.kafka.topics import QueueTopics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +39,8 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
     """
     Return a consumer of a queue, with the queue's lease and the limits of `[consumer]`.
 
+    A lease that belongs to the queue goes before `[queue] lease_ms`; where both are set and differ, a line says so.
+
     Args:
         settings: From `kmq_spark.config.load_settings`.
         queue: Name of the queue.
@@ -47,7 +51,7 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
     return QueueConsumer(
         queue,
         group_protocol=settings.consumer.group_protocol,
-        lease_ms=settings.for_queue(queue).lease_ms,
+        lease_ms=lease_of(QueueTopics.parse(queue), settings.for_queue(queue), **settings.kafka.reach()),
         max_in_flight=settings.consumer.max_in_flight,
         max_in_flight_bytes=settings.consumer.max_in_flight_bytes,
         isolate_after=settings.consumer.isolate_after,

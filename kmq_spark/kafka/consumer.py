@@ -27,6 +27,7 @@ from kmq_spark.kafka.intake import Intake
 from kmq_spark.kafka.leases import LeaseTable, Settled, Verb
 from kmq_spark.kafka.marker_producer import MarkerProducer
 from kmq_spark.kafka.marker_writer import MarkerWriter
+from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.receiver import Receiver
 from kmq_spark.kafka.result_transaction import ResultTransactions
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
@@ -68,7 +69,7 @@ class QueueConsumer:
         group: str = "",
         consumer_group: str | None = None,
         group_protocol: str = "classic",
-        lease_ms: int = 30_000,
+        lease_ms: int | None = None,
         max_lease_ms: int | None = None,
         max_in_flight: int = 1_000,
         max_in_flight_bytes: int = 64 * 1024 * 1024,
@@ -96,7 +97,8 @@ class QueueConsumer:
             group_protocol: `classic`, or `consumer` for brokers from 4.0 (KIP-848): rebalances without a halt, and
                 fewer repeats where consumers are killed; `eager` to share a group with clients that know nothing else,
                 such as kafka-mq-go's workers.
-            lease_ms: How long a message is held before it is redelivered, 1 s to 12 h; keep-alive renews it.
+            lease_ms: How long a message is held before it is redelivered, 1 s to 12 h; keep-alive renews it. By default
+                the lease that belongs to the queue (`kmq queue alter --lease-ms`), or 30 s.
             max_lease_ms: How long keep-alive may hold a message altogether; ten leases or 12 h by default, whichever
                 is less. A handler that hangs loses its message then.
             max_in_flight: Most messages held at once.
@@ -122,6 +124,8 @@ class QueueConsumer:
         self._topics = QueueTopics(topic, group)
         check_logical_queue(queue)
         check_bounds(isolate_after=isolate_after, ack_linger_ms=ack_linger_ms, prefetch=prefetch)
+        if lease_ms is None:
+            lease_ms = lease_of(self._topics, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
         limits = limits_of(lease_ms, max_lease_ms, start_timeout_ms, max_in_flight, max_in_flight_bytes)
         self.consumer_id = consumer_id or new_client_id("consumer")
         self.max_in_flight = max_in_flight

@@ -3,8 +3,8 @@ Where a tracker stands: the offsets of its group, and where a new one must begin
 
 Rule 1: offsets are committed inside transactions only; a fenced tracker must not be able to move them.
 Rule 2: a committed offset means: every marker below it was folded, and what it led to was sent.
-Rule 3: the metadata of a commit says who made it and the oldest marker still needed, so a lost checkpoint is rebuilt
-from there and not from the beginning of the topic.
+Rule 3: the metadata of a commit says who made it, the oldest marker still needed and the queue's rules in force there.
+So a lost checkpoint is rebuilt from there and not from the beginning of the topic.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TopicPartition
 
+from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
@@ -40,12 +41,14 @@ class Position(NamedTuple):
         needed_offset: First marker offset that a rebuild of the state must read.
         tracker_id: Who said so; empty where unknown.
         aside_offset: Unreadable records below it were set aside, where that is further than the fold; else 0.
+        rules: The queue's rules in force at `needed_offset`, for a rebuild; None where it has none of its own.
     """
 
     next_offset: int
     needed_offset: int
     tracker_id: str = ""
     aside_offset: int = 0
+    rules: QueueRules | None = None
 
     @property
     def set_aside_to(self) -> int:
@@ -54,10 +57,12 @@ class Position(NamedTuple):
 
     def to_topic_partition(self, topic: str, partition: int) -> TopicPartition:
         """Return the form in which it is committed."""
-        told = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
+        metadata: dict[str, Any] = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
         if self.aside_offset > self.next_offset:
-            told["aside"] = self.aside_offset
-        return TopicPartition(topic, partition, self.next_offset, json.dumps(told))
+            metadata["aside"] = self.aside_offset
+        if self.rules is not None:
+            metadata["rules"] = self.rules.to_dict()
+        return TopicPartition(topic, partition, self.next_offset, json.dumps(metadata))
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> Position | None:
@@ -67,7 +72,8 @@ class Position(NamedTuple):
         try:
             metadata = json.loads(committed.metadata or "{}")
             aside_offset = int(metadata.get("aside", 0))
-            return cls(committed.offset, int(metadata["needed"]), str(metadata["by"]), aside_offset)
+            rules = QueueRules.from_dict(metadata["rules"]) if metadata.get("rules") else None
+            return cls(committed.offset, int(metadata["needed"]), str(metadata["by"]), aside_offset, rules)
         except (ValueError, TypeError, KeyError):
             return cls(committed.offset, 0)
 
@@ -93,6 +99,11 @@ class ResumePoint:
     decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     is_anew: bool = False
+
+    @property
+    def rules(self) -> dict[int, QueueRules | None]:
+        """The queue's rules in force where a rebuild begins, by markers partition."""
+        return {partition: position.rules for partition, position in self.positions.items()}
 
     def check_nothing_removed(self, topic: str) -> None:
         """

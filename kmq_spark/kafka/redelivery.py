@@ -11,6 +11,7 @@ Source: KIP-98, KIP-447 (consume-process-produce); docs/design.md has the argume
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -27,6 +28,7 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.dues import Dues
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
+from kmq_spark.kafka.queue_rules import RULES_TOPIC, rules_record
 from kmq_spark.kafka.read_ahead import one_ahead
 from kmq_spark.kafka.redelivery_attempt import Attempt
 from kmq_spark.kafka.redelivery_records import Item, OutgoingRecord, end_records
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.core.policy import QueueRules
+    from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
 
 logger = logging.getLogger(__name__)
@@ -58,6 +62,9 @@ LINGER_MS = 5
 
 NEW_PRODUCERS = 3
 """How many new producers one transaction may take: each needs a broker that answers."""
+
+LOOK_INTERVAL_S = 3.0
+"""How often a tracker looks whether the rules of its queue changed."""
 
 CLAIM_WAIT_S = 2.0
 """How long a tracker that was shut out waits for its successor to sign the group's offsets."""
@@ -113,7 +120,8 @@ class RedeliverySender:
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings of the operator.
         limits: Bounds.
-        rules: Of the queue: those that the payload decides, its time to live for one, are judged here.
+        rules: Of the tracker: those that the payload decides, its time to live for one, are judged here.
+        rules_reader: Follows the rules that belong to the queue, which go before these; closed with the sender.
     """
 
     def __init__(
@@ -124,12 +132,17 @@ class RedeliverySender:
         extra: Mapping[str, str] | None = None,
         limits: SenderLimits | None = None,
         rules: Rules | None = None,
+        rules_reader: RulesReader | None = None,
     ) -> None:
         """Make the clients that only read; `open` makes the one that writes."""
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
-        self._rules = rules or Rules()
+        self._local_rules = rules or Rules()
+        self._rules_reader = rules_reader
+        self._queue_rules: QueueRules | None = None
+        self._ruled: dict[int, QueueRules] = {}  # the newest rules that the log has from us, by markers partition
+        self._looked_at_s = 0.0
         self.tracker_id = new_client_id("tracker")
         self._producer_config = self._writing(layout, bootstrap_servers, extra)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -191,9 +204,27 @@ class RedeliverySender:
             self._committed = dict(resume.positions)
             self._told = frozenset()
             self._older_ids |= {at.tracker_id for at in resume.positions.values()}
-            self._transact([], [], list(self._positions), Sent())
+            self._take_rules(resume)
+            self._transact([], self._rules_records(), list(self._positions), Sent())
+            self._rules_written()
             failpoint("tracker.signed")
             return resume
+
+    def look_for_rules(self) -> None:
+        """
+        Look whether the rules of the queue changed, every `LOOK_INTERVAL_S`; new ones go into the log.
+
+        Raises:
+            FencedError: A newer tracker has taken over.
+            KafkaClientError: They could not be written; what is in the log holds.
+        """
+        rules = self._look() if time.monotonic() - self._looked_at_s > LOOK_INTERVAL_S else None
+        with self._lock:
+            self._queue_rules = rules or self._queue_rules
+            records = self._rules_records() if self._producer is not None else []
+            if records:
+                self._transact([], records, [], Sent())
+                self._rules_written()
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         """
@@ -285,7 +316,7 @@ class RedeliverySender:
                     continue
                 nothing_needed = position.needed_offset == position.next_offset
                 needed_offset = next_offset if nothing_needed else position.needed_offset
-                self._positions[partition] = Position(next_offset, needed_offset, self.tracker_id)
+                self._positions[partition] = position._replace(next_offset=next_offset, needed_offset=needed_offset)
             self._commit_positions()
 
     def close(self) -> None:
@@ -305,8 +336,69 @@ class RedeliverySender:
                 if self._producer is not None:
                     self._producer.close()
                     self._producer = None
-                for client in (self._payloads, self._raw_markers, self._group):
-                    client.close()
+                for client in (self._payloads, self._raw_markers, self._group, self._rules_reader):
+                    if client is not None:
+                        client.close()
+
+    @property
+    def _rules(self) -> Rules:
+        """
+        The rules by which payloads are judged: the newest that are in the log, as it was written.
+
+        An END is folded again under the rules in force at its place, and RULES are written here alone.
+        """
+        return self._local_rules.under(self._queue_rules)
+
+    def _take_rules(self, resume: ResumePoint) -> None:
+        """Find the rules of the queue as it is opened; without a record, the newest that the log is known to have."""
+        self._ruled = {}
+        known = [rules for rules in resume.rules.values() if rules is not None]
+        self._queue_rules = max(known, key=lambda rules: rules.version, default=None)
+        if self._rules_reader is None:
+            return
+        stored = self._rules_reader.look()
+        self._looked_at_s = time.monotonic()
+        if stored is not None:
+            self._queue_rules = stored.rules
+        elif self._rules_reader.is_refused:
+            logger.warning(
+                "the tracker of %s may not read %s: rules set with `kmq queue alter` are not applied; grant Read and "
+                "Describe, see `kmq acls`",
+                self.topics, RULES_TOPIC, extra={"action": "rules_refused", "queue": str(self.topics)},
+            )  # fmt: skip
+
+    def _look(self) -> QueueRules | None:
+        """Return the rules of the queue, None where there are none; a broker that does not answer is asked later."""
+        if self._rules_reader is None:
+            return None
+        self._looked_at_s = time.monotonic()
+        try:
+            stored = self._rules_reader.look()
+        except KafkaClientError as error:
+            logger.warning("cannot look for the rules of %s, asking again later: %s", self.topics, error)
+            return None
+        if stored is not None and stored.rules != self._queue_rules:
+            logger.info(
+                "rules of %s: version %d is in force from now on: %s",
+                self.topics, stored.version, json.dumps(stored.to_dict()),
+                extra={"action": "rules_changed", "queue": str(self.topics)},
+            )  # fmt: skip
+        return None if stored is None else stored.rules
+
+    def _rules_records(self) -> list[OutgoingRecord]:
+        """Return the RULES that the log does not have from us yet, one a markers partition."""
+        rules = self._queue_rules
+        if rules is None:
+            return []
+        return [
+            rules_record(rules, self.topics.markers_topic, partition, self.tracker_id)
+            for partition in self._positions
+            if self._ruled.get(partition) != rules
+        ]
+
+    def _rules_written(self) -> None:
+        if self._queue_rules is not None:
+            self._ruled = dict.fromkeys(self._positions, self._queue_rules)
 
     def _is_commit_due(self) -> bool:
         return time.monotonic() - self._committed_at_s > self._limits.commit_interval_ms / 1000
@@ -323,7 +415,7 @@ class RedeliverySender:
             # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
             if before is None or status.next_marker_offset >= before.next_offset:
                 self._positions[outcome.marker_partition] = Position(
-                    status.next_marker_offset, status.needed_marker_offset, self.tracker_id
+                    status.next_marker_offset, status.needed_marker_offset, self.tracker_id, rules=status.needed_rules
                 )
 
     def _chunks(self, dues: Dues) -> Generator[list[Item]]:

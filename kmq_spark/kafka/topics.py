@@ -336,6 +336,30 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
     return partition_count(admin, topics.redrive_topic, bootstrap_servers, timeout_ms)
 
 
+def ensure_compacted_topic(
+    name: str, replication_factor: int, admin: AdminClient, bootstrap_servers: str, timeout_ms: int
+) -> None:
+    """
+    Make a compacted topic of one partition where it does not exist.
+
+    Args:
+        name: Name of the topic.
+        replication_factor: Copies; -1 for the broker's default.
+        admin: Admin client.
+        bootstrap_servers: For messages alone.
+        timeout_ms: Bound on each call to the broker.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached or refuses.
+    """
+    if partition_count(admin, name, bootstrap_servers, timeout_ms):
+        return
+    _create(admin, [NewTopic(name, 1, replication_factor, config={"cleanup.policy": "compact"})], timeout_ms)
+    until = time.monotonic() + timeout_ms / 1000
+    while not partition_count(admin, name, bootstrap_servers, timeout_ms) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
 def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:  # noqa: ANN401  # below
     """
     Return how many partitions a topic has, 0 where it does not exist.

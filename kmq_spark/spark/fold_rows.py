@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.decisions import Decisions
     from kmq_spark.core.markers import Marker
+    from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Status
 
 # The worker is forked for each task from a daemon that imported this module: frozen objects are not copied by the
@@ -85,18 +86,20 @@ class FoldSettings:
 
     Attributes:
         markers_topic: For error texts.
-        queue_rules: Rules of the queue, but for where TICKs begin to decide.
+        local_rules: Rules of the tracker, but for where TICKs begin to decide; RULES markers go before them.
+        rules_at_start: Rules of the queue in force where a rebuild begins, by markers partition.
         decide_from: Marker offset by markers partition; TICKs below it decide nothing. Partitions that are not named
             are new: they decide from 0.
     """
 
     markers_topic: str
-    queue_rules: Rules = field(default_factory=Rules)
+    local_rules: Rules = field(default_factory=Rules)
     decide_from: dict[int, int] = field(default_factory=dict)
+    rules_at_start: dict[int, QueueRules | None] = field(default_factory=dict)
 
     def rules(self, marker_partition: int) -> Rules:
         """Return the rules of one markers partition."""
-        return replace(self.queue_rules, decide_from_marker_offset=self.decide_from.get(marker_partition, 0))
+        return replace(self.local_rules, decide_from_marker_offset=self.decide_from.get(marker_partition, 0))
 
 
 def fold_rows(
@@ -115,7 +118,10 @@ def fold_rows(
         One frame with the columns of `OUTPUT_SCHEMA`.
     """
     marker_partition = int(key[0])
-    before = PartitionState.from_bytes(state.get[0]) if state.exists else PartitionState.empty()
+    if state.exists:
+        before = PartitionState.from_bytes(state.get[0])
+    else:
+        before = PartitionState.empty(settings.rules_at_start.get(marker_partition))
     markers: list[LoggedMarker] = []
     unreadable: list[tuple[int, str]] = []
     for frame in frames:

@@ -1,0 +1,145 @@
+"""`kmq queue alter`, and the rules in `create` and `describe`: what belongs to a queue and not to its tracker."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kmq_spark.cli.output import table
+from kmq_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kmq_spark.config import Settings
+    from kmq_spark.kafka.queue_rules import StoredRules
+
+Execute = Annotated[bool, typer.Option("--execute", help="Write the change; without it the change is only shown.")]
+ExpectVersion = Annotated[
+    int | None, typer.Option("--expect-version", help="Refuse unless the rules have this version.", metavar="N")
+]
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """The rules of a queue."""
+
+    max_deliveries: Annotated[
+        int | None, typer.Option("--max-deliveries", help="Last allowed delivery, then a dead letter; 0 = no limit.")
+    ] = None
+    backoff: Annotated[
+        str | None, typer.Option("--backoff", help="none, constant, linear or exponential.", metavar="KIND")
+    ] = None
+    backoff_initial_ms: Annotated[
+        int | None, typer.Option("--backoff-initial-ms", help="Rest after the first failed delivery.", metavar="MS")
+    ] = None
+    backoff_max_ms: Annotated[int | None, typer.Option("--backoff-max-ms", help="Longest rest.", metavar="MS")] = None
+    backoff_jitter: Annotated[
+        float | None, typer.Option("--backoff-jitter", help="Share of each rest that may be left out, 0 to 1.")
+    ] = None
+    expired: Annotated[
+        str | None, typer.Option("--expired", help="Messages past their time to live: drop or dead-letter.")
+    ] = None
+    lease_ms: Annotated[
+        int | None, typer.Option("--lease-ms", help="Lease of consumers that set none.", metavar="MS")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the rules that were named."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def create_rules(name: str, options: RuleOptions, settings: Settings, replication_factor: int) -> StoredRules | None:
+    """
+    Write version 1 of a queue's rules where some were named.
+
+    Raises:
+        ConfigError: A value is not allowed; or the queue has other rules already.
+    """
+    from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # `kmq --help` must not load the client
+        checked_rules,
+        read_rules,
+        rules_by_name,
+        write_rules,
+    )
+
+    given = options.given()
+    if not given:
+        return None
+    reach = settings.kafka.reach()
+    wanted = checked_rules({**rules_by_name(settings.for_queue(name)), **given})
+    found = read_rules(name, **reach)
+    if found is not None and found.name == name:
+        other = {rule: value for rule, value in given.items() if getattr(found.settings, rule) != value}
+        if other:
+            message = (
+                f"queue {name!r} has other rules already: got {other!r}, version {found.version} has "
+                f"{ {rule: getattr(found.settings, rule) for rule in other}!r}; change them with "
+                f"`kmq queue alter {name}`"
+            )
+            raise ConfigError(message)
+        return found
+    return write_rules(name, wanted, expected_version=0, replication_factor=replication_factor, **reach)
+
+
+def alter_rules(
+    name: str, options: RuleOptions, settings: Settings, *, execute: bool, expect_version: int | None
+) -> list[dict[str, Any]]:
+    """
+    Change the rules of a queue, or show what would change.
+
+    Returns:
+        The version and every rule: `rule`, `now` (None for a queue without rules) and `new`.
+
+    Raises:
+        ConfigError: No rule is named, a value is not allowed, or another version is there.
+        TopicError: There is no such queue.
+    """
+    from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # as above
+        RULE_NAMES,
+        checked_rules,
+        read_rules,
+        rules_by_name,
+        write_rules,
+    )
+    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # as above
+
+    given = options.given()
+    if not given:
+        raise ConfigError(f"no rule is named: got no option of {', '.join(map(_flag, RULE_NAMES))}; name at least one")
+    reach = settings.kafka.reach()
+    check_queue(name, **reach)
+    found = read_rules(name, **reach)
+    version = found.version if found is not None and found.name == name else 0
+    if expect_version is not None and version != expect_version:
+        message = (
+            f"the rules of {name} have another version: got version {version}, expected {expect_version}; "
+            "look at the change again and repeat it"
+        )
+        raise ConfigError(message)
+    base = rules_by_name(settings.for_queue(name) if found is None else found.settings)
+    wanted = checked_rules({**base, **given})
+    new = rules_by_name(wanted)
+    rows = [{"rule": "version", "now": version or None, "new": version + 1}]
+    rows += [{"rule": rule, "now": None if found is None else base[rule], "new": new[rule]} for rule in new]
+    if execute:
+        write_rules(name, wanted, expected_version=version, **reach)
+    return rows
+
+
+def as_table(rows: list[dict[str, Any]]) -> Table:
+    """Return what changes as a table."""
+    return table(
+        ("RULE", ">NOW", ">NEW"),
+        [(row["rule"], _cell(row["now"]), _cell(row["new"]) if row["now"] != row["new"] else "") for row in rows],
+    )
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _flag(rule: str) -> str:
+    return f"--{rule.replace('_', '-')}"

@@ -1,0 +1,377 @@
+"""
+The rules that belong to a queue: records of the compacted topic `kmq.queues`.
+
+Rule 1: key = `queue` or `queue@group`, value = JSON with the names of the settings file; the newest record holds. A
+group without a record has its queue's.
+Rule 2: one writer at a time and no lost change: a writer first fences every other one of the same key, then reads the
+topic to its end, compares versions, and writes in a transaction.
+Rule 3: a queue without a record, or a topic that we may not read, is no error: the settings hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.config import QueueSettings, checked_queue_settings
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.core.policy import QueueRules
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.lookups import NOT_ALLOWED
+from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.settings import (
+    admin_config,
+    make_client,
+    new_client_id,
+    reader_config,
+    transactional_producer_config,
+)
+from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, QueueTopics, ensure_compacted_topic
+from kmq_spark.kafka.transaction import TransactionalProducer
+from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
+
+RULES_TOPIC = "kmq.queues"
+
+RULE_NAMES = (
+    "max_deliveries",
+    "backoff",
+    "backoff_initial_ms",
+    "backoff_max_ms",
+    "backoff_jitter",
+    "expired",
+    "lease_ms",
+)
+"""The rules of a queue, by their names in the settings file, in the order in which they are shown."""
+
+MAX_RECORD_BYTES = 65_536
+
+LEASE_LOOK_MS = 3_000
+"""How long a consumer that starts waits for the rules of its queue, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRules:
+    """
+    The record of one queue.
+
+    Attributes:
+        name: Key of the record: the queue, or `queue@group`.
+        version: Counts the changes, from 1.
+        settings: The rules, checked as those of a settings file are.
+    """
+
+    name: str
+    version: int
+    settings: QueueSettings
+
+    @property
+    def rules(self) -> QueueRules:
+        """What the tracker needs of them."""
+        return queue_rules_of(self.settings, self.version)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the version and every rule, by name."""
+        return {"version": self.version, **rules_by_name(self.settings)}
+
+    def differing(self, local: QueueSettings) -> list[str]:
+        """Return the rules that local settings set explicitly and otherwise, as `name = local (queue: own)`."""
+        own = self.to_dict()
+        return [
+            f"{name} = {getattr(local, name)!r} (queue: {own[name]!r})"
+            for name in RULE_NAMES
+            if name in local.model_fields_set and own[name] is not None and getattr(local, name) != own[name]
+        ]
+
+
+def queue_rules_of(settings: QueueSettings, version: int) -> QueueRules:
+    """Return rules of a settings file as the core knows them."""
+    backoff = Backoff(
+        BackoffKind[settings.backoff.upper()],
+        settings.backoff_initial_ms,
+        settings.backoff_max_ms,
+        settings.backoff_jitter,
+    )
+    return QueueRules(version, settings.max_deliveries, backoff, settings.expired == "dead-letter")
+
+
+def rules_by_name(settings: QueueSettings) -> dict[str, Any]:
+    """Return every rule by name; `lease_ms` is None where it was not set: it is for the consumers' settings then."""
+    rules = {name: getattr(settings, name) for name in RULE_NAMES}
+    return rules if "lease_ms" in settings.model_fields_set else {**rules, "lease_ms": None}
+
+
+def checked_rules(values: Mapping[str, Any]) -> QueueSettings:
+    """
+    Check rules by name; others than `RULE_NAMES` are ignored, missing ones take their defaults.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+    given = {name: values[name] for name in RULE_NAMES if values.get(name) is not None}
+    return checked_queue_settings(given, "the rules of the queue")
+
+
+class RulesReader:
+    """
+    Follows the rules of one queue.
+
+    Args:
+        topics: Names of the queue, or of one of its groups.
+        config: librdkafka settings of a reader, see `settings.reader_config`.
+        timeout_ms: Bound on one look.
+        local: What the settings of this process say; a rule that they set explicitly and otherwise is logged.
+    """
+
+    def __init__(
+        self, topics: QueueTopics, config: Mapping[str, Any], timeout_ms: int, local: QueueSettings | None = None
+    ) -> None:
+        """Connect lazily."""
+        self._local = local
+        self._names = (str(topics), topics.queue)
+        self._consumer = make_client(Consumer, {**config, "enable.partition.eof": True})
+        self._timeout_s = timeout_ms / 1000
+        self._next = 0
+        self._found: dict[str, StoredRules] = {}
+        self.is_refused = False
+
+    def look(self) -> StoredRules | None:
+        """
+        Return the newest rules; None where the queue has none, or the topic cannot be read by us.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        try:
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(RULES_TOPIC, 0), timeout=self._timeout_s)
+        except KafkaException as error:
+            name = error.args[0].name()
+            self.is_refused = NOT_ALLOWED in name
+            if self.is_refused or name in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}:
+                return self._newest()
+            raise client_error(error, f"cannot read {RULES_TOPIC}") from error
+        if end < self._next:
+            # The topic was created anew.
+            self._next, self._found = 0, {}
+        if max(first, self._next) < end:
+            self._read(max(first, self._next), end)
+        return self._newest()
+
+    def look_own(self) -> StoredRules | None:
+        """Return what `look` does, without what a group has from its queue."""
+        found = self.look()
+        return found if found is not None and found.name == self._names[0] else None
+
+    def close(self) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+    def _newest(self) -> StoredRules | None:
+        return next((self._found[name] for name in self._names if name in self._found), None)
+
+    def _read(self, first: int, end: int) -> None:
+        self._consumer.assign([TopicPartition(RULES_TOPIC, 0, first)])
+        until_s = time.monotonic() + self._timeout_s
+        try:
+            while self._next < end:
+                record = self._consumer.poll(max(0.0, until_s - time.monotonic()))
+                if record is None:
+                    message = f"cannot read {RULES_TOPIC} to its end within {self._timeout_s:g} s; check the broker"
+                    raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+                error = record.error()
+                if error is None:
+                    self._take(record.key(), record.value(), record.offset() or 0)
+                    self._next = (record.offset() or 0) + 1
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
+                    self._next = max(self._next, record.offset() or 0)
+                elif NOT_ALLOWED in error.name():
+                    self.is_refused = True
+                    return
+                # Other errors pass by themselves, or the time-out above says so.
+        finally:
+            self._consumer.unassign()
+
+    def _take(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+        name = (key or b"").decode("utf-8", "replace")
+        if name not in self._names:
+            return
+        if value is None:
+            self._found.pop(name, None)
+            return
+        try:
+            stored = self._found[name] = _stored_of(name, value)
+        except (ValueError, KmqError) as error:
+            logger.warning(
+                "record %d of %s is ignored, its rules cannot be read: %s", offset, RULES_TOPIC, error,
+                extra={"action": "rules_ignored", "queue": name},
+            )  # fmt: skip
+            return
+        differing = stored.differing(self._local) if self._local is not None else []
+        if differing:
+            logger.warning(
+                "the rules of %s (version %d) go before the settings of this process: %s; remove these settings, or "
+                "change the rules with `kmq queue alter`",
+                name, stored.version, ", ".join(differing), extra={"action": "rules_differ", "queue": name},
+            )  # fmt: skip
+
+
+def _stored_of(name: str, value: bytes) -> StoredRules:
+    values = json.loads(value[:MAX_RECORD_BYTES])
+    if not isinstance(values, dict):
+        raise ConfigError(f"the rules of a queue are a JSON object: got {type(values).__name__}; write them anew")
+    stored = StoredRules(name, int(values.get("version", 0)), checked_rules(values))
+    if fault := stored.rules.fault():
+        raise ConfigError(f"the rules of a queue are not allowed: {fault}; write them anew")
+    return stored
+
+
+def read_rules(
+    queue: str,
+    *,
+    bootstrap_servers: str,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    extra: Mapping[str, str] | None = None,
+) -> StoredRules | None:
+    """
+    Return the rules of a queue, or of a group as `queue@group`; None where it has none or we may not read them.
+
+    Raises:
+        ConfigError: The name is not allowed.
+        KafkaClientError: The broker cannot be reached in time.
+    """
+    topics = QueueTopics.parse(queue)
+    config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
+    reader = RulesReader(topics, config, timeout_ms)
+    try:
+        return reader.look()
+    finally:
+        reader.close()
+
+
+def lease_of(
+    topics: QueueTopics,
+    local: QueueSettings | None = None,
+    *,
+    bootstrap_servers: str,
+    timeout_ms: int,
+    extra: Mapping[str, str] | None = None,
+) -> int:
+    """
+    Return the lease for a consumer that was given none, milliseconds: the queue's, or what the settings say.
+
+    One look, best effort: a consumer that may not read the rules, or gets no answer, goes by its settings.
+
+    Args:
+        topics: Names of the queue.
+        local: Settings of the consumer, the defaults where it has none; a lease that they set explicitly and otherwise
+            is logged.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+    """
+    config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
+    local = local or QueueSettings()
+    # Of the other rules a consumer needs none.
+    lease_alone = {"lease_ms": local.lease_ms} if "lease_ms" in local.model_fields_set else {}
+    own_settings = checked_queue_settings(lease_alone, "[queue]")
+    reader = RulesReader(topics, config, min(timeout_ms, LEASE_LOOK_MS), own_settings)
+    try:
+        stored = reader.look()
+    except KafkaClientError as error:
+        logger.warning("cannot read the lease of %s, the consumer's own is used: %s", topics, error)
+        stored = None
+    finally:
+        reader.close()
+    own = None if stored is None else stored.to_dict()["lease_ms"]
+    return local.lease_ms if own is None else int(own)
+
+
+def write_rules(
+    queue: str,
+    settings: QueueSettings,
+    *,
+    expected_version: int,
+    bootstrap_servers: str,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    extra: Mapping[str, str] | None = None,
+    replication_factor: int = -1,
+) -> StoredRules:
+    """
+    Write the next version of a queue's rules, and make the topic where it does not exist.
+
+    Args:
+        queue: Queue, or `queue@group`.
+        settings: The rules.
+        expected_version: The version that these replace; 0 where the queue has none.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+        replication_factor: Copies of the topic where it is made; -1 for the broker's default.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: Another version is there by now.
+        FencedError: Somebody else writes the rules of this queue at the same time; nothing was written.
+        KafkaClientError: The broker cannot be reached or refuses.
+    """
+    topics = QueueTopics.parse(queue)
+    admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+    ensure_compacted_topic(RULES_TOPIC, replication_factor, admin, bootstrap_servers, timeout_ms)
+    config = transactional_producer_config(
+        bootstrap_servers,
+        f"{RULES_TOPIC}.{topics}",
+        new_client_id("rules"),
+        extra,
+        max_message_bytes=1_000_000,
+        transaction_timeout_ms=10_000,
+    )
+    producer = TransactionalProducer(config, timeout_ms, role="writer of rules")
+    try:
+        # Read behind the fencing: what an older writer commits, it has committed by now.
+        found = _own_rules(topics, bootstrap_servers, timeout_ms, extra)
+        version = 0 if found is None else found.version
+        if version != expected_version:
+            message = (
+                f"the rules of {queue} changed meanwhile: got version {version}, expected {expected_version}; "
+                "look at the change again and repeat it"
+            )
+            raise ConfigError(message)
+        stored = StoredRules(str(topics), version + 1, settings)
+        value = json.dumps(stored.to_dict()).encode()
+        record = OutgoingRecord(RULES_TOPIC, 0, str(topics).encode(), value, [])
+        producer.run(lambda: producer.send(record), [], None)
+    finally:
+        producer.close()
+    return stored
+
+
+def _own_rules(
+    topics: QueueTopics, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None
+) -> StoredRules | None:
+    """Return the queue's own record, not the one that a group has from its queue."""
+    config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
+    reader = RulesReader(topics, config, timeout_ms)
+    try:
+        return reader.look_own()
+    finally:
+        reader.close()
+
+
+def rules_record(rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str) -> OutgoingRecord:
+    """Return the RULES marker from which these rules hold in a markers partition."""
+    marker = Marker(MarkerType.RULES, consumer_id=tracker_id, rules=rules)
+    return OutgoingRecord(markers_topic, marker_partition, None, encode_marker(marker), [])
