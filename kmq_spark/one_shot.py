@@ -17,16 +17,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kmq_spark.config import plain
-from kmq_spark.core.fold import LoggedMarker, PartitionState, fold
+from kmq_spark.core.fold import PartitionState, fold
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
-from kmq_spark.errors import WireError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker_parts import rules_of, sender_of, ticker_of
 from kmq_spark.tracker_stats import TrackerStats
-from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.marker_log import MarkerLog, Signing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,15 +63,15 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
         resume = sender.open()
         if settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(layout.topics.markers_topic)
-        _tick(settings, layout)
+        _tick(settings, layout, resume.key)
         return _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
     finally:
         sender.close()
 
 
-def _tick(settings: Settings, layout: QueueLayout) -> None:
+def _tick(settings: Settings, layout: QueueLayout, key: bytes) -> None:
     """Write a TICK to every markers partition: what is overdue by the broker's clock falls due there."""
-    ticker = ticker_of(settings, layout)
+    ticker = ticker_of(settings, layout, key)
     ticker.start()
     try:
         ticker.wait_first_ticks(settings.kafka.timeout_ms / 1000)
@@ -93,7 +92,8 @@ def _fold_and_send(
         for partition in sorted({_partition(record) for record in batch}):
             own = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
             mine = [record for record in batch if _partition(record) == partition]
-            states[partition], outcome = _folded(partition, states[partition], mine, own, topics.markers_topic)
+            log = MarkerLog(topics.markers_topic, partition, resume.signing.get(partition, Signing()))
+            states[partition], outcome = _folded(log, states[partition], mine, own)
             outcomes.append(outcome)
         failpoint("tracker.batch")
         stats.add(outcomes, sender.deliver(outcomes))
@@ -102,21 +102,14 @@ def _fold_and_send(
 
 
 def _folded(
-    partition: int, before: PartitionState, records: Sequence[Message], rules: Rules, topic: str
+    log: MarkerLog, before: PartitionState, records: Sequence[Message], rules: Rules
 ) -> tuple[PartitionState, PartitionOutcome]:
     """Fold records of one partition, as the tracker's state function does."""
-    markers: list[LoggedMarker] = []
-    unreadable: list[UnreadableRecord] = []
     for record in records:
-        offset = record.offset() or 0
-        try:
-            marker = decode_marker(record.value(), topic=topic, partition=partition, offset=offset)
-        except WireError as error:
-            marker = None
-            unreadable.append(UnreadableRecord(offset, str(error)))
-        markers.append(LoggedMarker(offset, record.timestamp()[1], marker))
-    result = fold(before, markers, rules)
-    return result.state, PartitionOutcome(partition, result.status, result.decisions, tuple(unreadable))
+        log.read(record.offset() or 0, record.timestamp()[1], record.value())
+    result = fold(before, log.markers, rules)
+    unreadable = tuple(UnreadableRecord(*each) for each in log.unreadable)
+    return result.state, PartitionOutcome(log.marker_partition, result.status, result.decisions, unreadable)
 
 
 def _partition(record: Message) -> int:

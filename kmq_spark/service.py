@@ -194,7 +194,7 @@ class QueueTracker:
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
-            ticker = ticker_of(self._settings, layout)
+            ticker = ticker_of(self._settings, layout, resume.key)
             self._track(sender, ticker, resume)
         finally:
             sender.close()
@@ -231,6 +231,7 @@ class QueueTracker:
             local_rules=rules_of(self._settings, self._queue),
             decide_from=dict(resume.decide_from),
             rules_at_start=resume.rules,
+            signing=resume.signing,
         )
         trigger: dict[str, object] = (
             {"availableNow": True}

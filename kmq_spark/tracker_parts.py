@@ -53,12 +53,13 @@ def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> Redelivery
     )
 
 
-def ticker_of(settings: Settings, layout: QueueLayout) -> Ticker:
-    """Return the ticker of a queue, not yet started."""
+def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Ticker:
+    """Return the ticker of a queue, not yet started; with the key by which its TICKs are signed, empty for none."""
     kafka = settings.kafka
     return Ticker(
         marker_producer_config(kafka.bootstrap_servers, extra=plain(kafka.extra), delivery_timeout_ms=5_000),
         layout.topics.markers_topic,
         layout.partition_count,
         settings.tracker.tick_interval_ms,
+        key,
     )

@@ -125,6 +125,8 @@ class _Folding:
             state.appended_at_ms = appended_at_ms
         if marker is None:
             state.counters.unreadable += 1
+        elif not marker.is_trusted:
+            state.counters.untrusted += 1
         elif marker.type is MarkerType.TICK:
             self._tick(marker_offset)
         elif marker.type is MarkerType.RULES:

@@ -121,6 +121,7 @@ class Marker:
         due_at_ms: START of a deferral: no deadline before this instant of the broker's clock, epoch milliseconds; 0 =
             none.
         rules: RULES: the queue's rules from this marker on.
+        is_trusted: False for what only a tracker writes and no tracker of the queue has: counted, and changes nothing.
     """
 
     type: MarkerType
@@ -135,3 +136,4 @@ class Marker:
     release: Release = Release.RENEWED
     due_at_ms: int = 0
     rules: QueueRules | None = None
+    is_trusted: bool = True

@@ -63,6 +63,7 @@ class Counters:
         ticks: TICKs, in markers.
         repeated: Markers that had been folded before.
         unreadable: Records that are no markers.
+        untrusted: Markers that only a tracker writes, and that no tracker of the queue has written.
     """
 
     started: int = 0
@@ -79,6 +80,7 @@ class Counters:
     ticks: int = 0
     repeated: int = 0
     unreadable: int = 0
+    untrusted: int = 0
 
     def to_dict(self) -> dict[str, int]:
         """Return the counters by name."""

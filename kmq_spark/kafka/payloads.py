@@ -69,6 +69,7 @@ class PayloadReader:
         )
         self._config = dict(config)
         self._uncommitted: Consumer | None = None
+        self._ends: dict[int, int] = {}
         self._topic = topic
         self._timeout_s = timeout_ms / 1000
 
@@ -77,6 +78,10 @@ class PayloadReader:
         self._consumer.close()
         if self._uncommitted is not None:
             self._uncommitted.close()
+
+    def never_was(self, partition: int, offset: int) -> bool:
+        """Return whether an offset lay at or past the end of its partition when it was looked for."""
+        return offset >= self._ends.get(partition, offset + 1)
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Payload]:
         """
@@ -109,6 +114,7 @@ class PayloadReader:
             KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, as when all that is
                 left lies behind an open transaction.
         """
+        self._ends.clear()
         runs = {partition: Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
         try:
             yield from self._skip_removed(runs)
@@ -174,7 +180,8 @@ class PayloadReader:
             first, run.committed_end = self._bounds(self._consumer, run.partition)
             yield from run.drop_below(first)
             if not run.is_done and run.offsets[-1] >= run.committed_end:
-                yield from run.drop_from(self._log_end(run.partition, run.offsets[-1]))
+                end = self._ends[run.partition] = self._log_end(run.partition, run.offsets[-1])
+                yield from run.drop_from(end)
 
     def _log_end(self, partition: int, wanted: int) -> int:
         """Return where a partition ends, open transactions included; asked twice where *wanted* lies past it."""

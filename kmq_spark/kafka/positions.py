@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TopicPartition
@@ -20,6 +20,8 @@ from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.wire.marker_log import Signing
+from kmq_spark.wire.signature import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +44,7 @@ class Position(NamedTuple):
         tracker_id: Who said so; empty where unknown.
         aside_offset: Unreadable records below it were set aside, where that is further than the fold; else 0.
         rules: The queue's rules in force at `needed_offset`, for a rebuild; None where it has none of its own.
+        signing: How the queue's trackers sign in this partition.
     """
 
     next_offset: int
@@ -49,6 +52,7 @@ class Position(NamedTuple):
     tracker_id: str = ""
     aside_offset: int = 0
     rules: QueueRules | None = None
+    signing: Signing = Signing()
 
     @property
     def set_aside_to(self) -> int:
@@ -62,6 +66,8 @@ class Position(NamedTuple):
             metadata["aside"] = self.aside_offset
         if self.rules is not None:
             metadata["rules"] = self.rules.to_dict()
+        if self.signing.key:
+            metadata["key"], metadata["key_since"] = self.signing.key.hex(), self.signing.since
         return TopicPartition(topic, partition, self.next_offset, json.dumps(metadata))
 
     @classmethod
@@ -73,7 +79,9 @@ class Position(NamedTuple):
             metadata = json.loads(committed.metadata or "{}")
             aside_offset = int(metadata.get("aside", 0))
             rules = QueueRules.from_dict(metadata["rules"]) if metadata.get("rules") else None
-            return cls(committed.offset, int(metadata["needed"]), str(metadata["by"]), aside_offset, rules)
+            signing = Signing(bytes.fromhex(metadata.get("key", "")), int(metadata.get("key_since", 0)))
+            needed_offset, tracker_id = int(metadata["needed"]), str(metadata["by"])
+            return cls(committed.offset, needed_offset, tracker_id, aside_offset, rules, signing)
         except (ValueError, TypeError, KeyError):
             return cls(committed.offset, 0)
 
@@ -99,6 +107,32 @@ class ResumePoint:
     decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     is_anew: bool = False
+
+    @property
+    def key(self) -> bytes:
+        """The key by which the queue's trackers sign; empty where they do not."""
+        return next((position.signing.key for position in self.positions.values() if position.signing.key), b"")
+
+    @property
+    def signing(self) -> dict[int, Signing]:
+        """How the queue's trackers sign, by markers partition."""
+        return {partition: position.signing for partition, position in self.positions.items()}
+
+    def with_key(self) -> ResumePoint:
+        """
+        Return this point with one key in all partitions: the one that is there, or a new one.
+
+        Where a partition has none, or another, signatures count from its present end on: below it lie the markers of
+        trackers that did not sign, or signed with a key that was lost with the offsets of the group.
+        """
+        key = self.key or new_key()
+        positions = {
+            partition: position
+            if position.signing.key == key
+            else position._replace(signing=Signing(key, self.decide_from[partition]))
+            for partition, position in self.positions.items()
+        }
+        return replace(self, positions=positions)
 
     @property
     def rules(self) -> dict[int, QueueRules | None]:

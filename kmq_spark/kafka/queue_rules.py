@@ -37,6 +37,7 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, QueueTopics, ensure_compacted_topic
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -371,7 +372,10 @@ def _own_rules(
         reader.close()
 
 
-def rules_record(rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str) -> OutgoingRecord:
+def rules_record(
+    rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str, key: bytes = b""
+) -> OutgoingRecord:
     """Return the RULES marker from which these rules hold in a markers partition."""
     marker = Marker(MarkerType.RULES, consumer_id=tracker_id, rules=rules)
-    return OutgoingRecord(markers_topic, marker_partition, None, encode_marker(marker), [])
+    value = signed(encode_marker(marker), marker_partition, key)
+    return OutgoingRecord(markers_topic, marker_partition, None, value, [])

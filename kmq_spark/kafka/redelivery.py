@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
@@ -42,6 +43,7 @@ from kmq_spark.kafka.settings import (
     transactional_producer_config,
 )
 from kmq_spark.kafka.transaction import TransactionalProducer
+from kmq_spark.wire.marker_log import Signing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -65,6 +67,8 @@ NEW_PRODUCERS = 3
 
 LOOK_INTERVAL_S = 3.0
 """How often a tracker looks whether the rules of its queue changed."""
+
+UNTRUSTED_LOG_INTERVAL_S = 60.0
 
 CLAIM_WAIT_S = 2.0
 """How long a tracker that was shut out waits for its successor to sign the group's offsets."""
@@ -99,6 +103,7 @@ class Sent:
     Attributes:
         redelivered: Messages sent to the queue topic again.
         expired: Messages that were dropped, since their time to live was over.
+        nonexistent: Decisions that were dropped: a marker named an offset at or past the end of the queue topic.
         dead_lettered: Messages sent to the dead-letter topic.
         set_aside: Records of the markers topic that are no markers.
         lateness_ms: For each redelivered message: append time less deadline, both on the broker's clock.
@@ -106,6 +111,7 @@ class Sent:
 
     redelivered: int = 0
     expired: int = 0
+    nonexistent: int = 0
     dead_lettered: int = 0
     set_aside: int = 0
     lateness_ms: list[int] = field(default_factory=list)
@@ -141,6 +147,9 @@ class RedeliverySender:
         self._local_rules = rules or Rules()
         self._rules_reader = rules_reader
         self._queue_rules: QueueRules | None = None
+        self._key = b""
+        self._untrusted: dict[int, int] = {}
+        self._untrusted_told_s = -UNTRUSTED_LOG_INTERVAL_S
         self._ruled: dict[int, QueueRules] = {}  # the newest rules that the log has from us, by markers partition
         self._looked_at_s = 0.0
         self.tracker_id = new_client_id("tracker")
@@ -200,8 +209,10 @@ class RedeliverySender:
             self._take_producer(known_ids)
             resume = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
-            self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._committed = dict(resume.positions)
+            resume = resume.with_key()
+            self._key = resume.key
+            self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._told = frozenset()
             self._older_ids |= {at.tracker_id for at in resume.positions.values()}
             self._take_rules(resume)
@@ -278,6 +289,12 @@ class RedeliverySender:
             if chunk or set_aside or self._is_commit_due():
                 self._transact(chunk, set_aside, list(self._positions), sent)
         sent.set_aside += len(set_aside)
+        if sent.nonexistent:
+            logger.warning(
+                "%d messages of %s were dropped without a dead letter: their markers name offsets that its queue topic "
+                "does not have. Find who writes such markers, or who made the topic anew",
+                sent.nonexistent, self.topics, extra={"action": "nonexistent_messages", "queue": str(self.topics)},
+            )  # fmt: skip
         return sent
 
     def _set_aside_all_but_last(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
@@ -391,7 +408,7 @@ class RedeliverySender:
         if rules is None:
             return []
         return [
-            rules_record(rules, self.topics.markers_topic, partition, self.tracker_id)
+            rules_record(rules, self.topics.markers_topic, partition, self.tracker_id, self._key)
             for partition in self._positions
             if self._ruled.get(partition) != rules
         ]
@@ -414,9 +431,30 @@ class RedeliverySender:
             before = self._positions.get(outcome.marker_partition)
             # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
             if before is None or status.next_marker_offset >= before.next_offset:
+                # A partition that is new has had no tracker before this one.
+                signing = Signing(self._key) if before is None else before.signing
                 self._positions[outcome.marker_partition] = Position(
-                    status.next_marker_offset, status.needed_marker_offset, self.tracker_id, rules=status.needed_rules
+                    status.next_marker_offset,
+                    status.needed_marker_offset,
+                    self.tracker_id,
+                    rules=status.needed_rules,
+                    signing=signing,
                 )
+            self._note_untrusted(outcome)
+
+    def _note_untrusted(self, outcome: PartitionOutcome) -> None:
+        """Log markers that claim to be a tracker's and are not, at most once a minute."""
+        count = outcome.status.counters.get("untrusted", 0)
+        before = self._untrusted.get(outcome.marker_partition, 0)
+        self._untrusted[outcome.marker_partition] = count
+        if count > before and time.monotonic() - self._untrusted_told_s > UNTRUSTED_LOG_INTERVAL_S:
+            self._untrusted_told_s = time.monotonic()
+            logger.warning(
+                "%s[%d] has %d more markers that only a tracker writes and that carry no signature of this queue; they "
+                "are ignored. Find their writer: a tracker of an older version, or a client with too many rights",
+                self.topics.markers_topic, outcome.marker_partition, count - before,
+                extra={"action": "untrusted_markers", "queue": str(self.topics)},
+            )  # fmt: skip
 
     def _chunks(self, dues: Dues) -> Generator[list[Item]]:
         """Read the payloads of all decisions, in pieces that fit into one transaction."""
@@ -425,7 +463,10 @@ class RedeliverySender:
         size = 0
         for partition, first, messages in self._payloads.stretches(wanted) if wanted else ():
             for which, due in dues.of(partition, first, len(messages)):
-                item = Item(due, messages[which])
+                message = messages[which]
+                if message is None and self._payloads.never_was(partition, due.message_offset):
+                    due = due._replace(outcome=Outcome.EXPIRED)  # noqa: PLW2901  # the same decision, as it is carried out
+                item = Item(due, message)
                 chunk.append(item)
                 size += item.size
                 if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
@@ -444,7 +485,7 @@ class RedeliverySender:
             attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
             producer = self._opened()
             producer.send_all(attempt.records(), attempt.on_delivery)
-            for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id)):
+            for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id, self._key)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
@@ -458,6 +499,7 @@ class RedeliverySender:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
         sent.redelivered += len(attempt.lateness_ms)
         sent.expired += attempt.expired
+        sent.nonexistent += attempt.nonexistent
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
 

@@ -41,6 +41,7 @@ class Attempt:
     Attributes:
         dues: What was done after all, by item; each of them gets an END.
         expired: Messages that were dropped, since their time to live was over.
+        nonexistent: Decisions that were dropped, since the queue topic does not have their offset.
         dead_lettered: Dead letters that the broker has.
         lateness_ms: Of each redelivered message that the broker has: its append time less the deadline.
     """
@@ -62,6 +63,7 @@ class Attempt:
         self._refused: dict[int, int] = {}
         self.dues: list[Due] = []
         self.expired = 0
+        self.nonexistent = 0
         self.dead_lettered = 0
         self.lateness_ms: list[int] = []
 
@@ -76,7 +78,10 @@ class Attempt:
             outcome = settled.due.outcome
             self.dues.append(settled.due)
             if outcome is Outcome.EXPIRED:
-                self.expired += 1
+                if settled.message is None:
+                    self.nonexistent += 1
+                else:
+                    self.expired += 1
                 yield None
                 continue
             yield outgoing_record(settled, topics, self._dead_letter_partitions, rules.max_deliveries)

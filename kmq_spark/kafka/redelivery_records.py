@@ -27,6 +27,7 @@ from kmq_spark.wire.headers import (
     first_sent_ms_of,
     redelivery_headers,
 )
+from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,6 +91,9 @@ def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
         due = _judged(due, message, rules)
         if refused == 0 or due.outcome is Outcome.EXPIRED:
             return item if due is item.due else Item(due, message)
+    elif due.outcome is Outcome.EXPIRED:
+        # There never was a message: a dead letter would let any writer of markers make as many as it likes.
+        return item
     place = f"{topics.queue_topic}[{due.queue_partition}]@{due.message_offset}"
     if message is None:
         reason = f"payload gone: {place} is not in the topic; raise its retention.ms above lease and outage"
@@ -174,8 +178,10 @@ def outgoing_record(
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)
 
 
-def end_records(dues: Iterable[Due], topics: QueueTopics, tracker_id: str) -> Iterator[OutgoingRecord]:
-    """Return the ENDs of settled decisions, signed by the tracker: as few records as their ranges allow."""
+def end_records(
+    dues: Iterable[Due], topics: QueueTopics, tracker_id: str, key: bytes = b""
+) -> Iterator[OutgoingRecord]:
+    """Return the ENDs of settled decisions, signed with the queue's key: as few records as their ranges allow."""
     groups: defaultdict[tuple[int, int, Outcome, str], list[int]] = defaultdict(list)
     for marker_partition, queue_partition, message_offset, _, outcome, reason, *_ in dues:
         told = reason if outcome is Outcome.DEAD_LETTERED else ""
@@ -190,7 +196,8 @@ def end_records(dues: Iterable[Due], topics: QueueTopics, tracker_id: str) -> It
                 reason=reason,
                 consumer_id=tracker_id,
             )
-            yield OutgoingRecord(topics.markers_topic, marker_partition, None, encode_marker(marker), [])
+            value = signed(encode_marker(marker), marker_partition, key)
+            yield OutgoingRecord(topics.markers_topic, marker_partition, None, value, [])
 
 
 def unreadable_record(payload: Payload, error: str, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:

@@ -31,6 +31,7 @@ from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,6 +62,8 @@ queue waits as long. No more are needed: the batch's end brings one, at which al
 """
 
 LONGEST_WAIT_S = 1.0
+
+_TICK = Marker(type=MarkerType.TICK)
 
 REPORT_POLL_S = 0.005
 
@@ -121,6 +124,7 @@ class Ticker(threading.Thread):
         markers_topic: Where the TICKs go.
         partition_count: Markers partitions.
         interval_ms: Shortest time between two TICKs of a partition.
+        key: By which TICKs are signed; empty for none.
 
     Attributes:
         on_pause: Called about once a second from this thread, for upkeep that must go on without batches.
@@ -133,6 +137,7 @@ class Ticker(threading.Thread):
         markers_topic: str,
         partition_count: int,
         interval_ms: int,
+        key: bytes = b"",
     ) -> None:
         """Connect lazily; `start` begins to tick."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
@@ -148,7 +153,7 @@ class Ticker(threading.Thread):
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._tick = encode_marker(Marker(type=MarkerType.TICK))
+        self._key = key
         self._warned_at_s = self._replaced_at_s = -WARN_INTERVAL_S
         self._first_reported: set[int] = set()
         self._all_reported = threading.Event()
@@ -298,8 +303,9 @@ class Ticker(threading.Thread):
 
     def _write(self, partition: int) -> None:
         on_delivery = partial(self._report, time.monotonic())
+        tick = signed(encode_marker(_TICK), partition, self._key)
         try:
-            self._producer.produce(self._topic, value=self._tick, partition=partition, on_delivery=on_delivery)
+            self._producer.produce(self._topic, value=tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
             self._note_fatal(error.args[0])
             self._ask_again(partition)

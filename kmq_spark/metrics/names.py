@@ -27,6 +27,7 @@ Name = Literal[
     "kmq_tracker_state_bytes",
     "kmq_tracker_marker_lag",
     "kmq_markers_unreadable_total",
+    "kmq_markers_untrusted_total",
     "kmq_tracker_last_commit_timestamp_seconds",
 ]
 
@@ -84,6 +85,9 @@ METRICS: dict[Name, Metric] = {
     "kmq_tracker_state_bytes": Metric("gauge", ("queue",), "Size of the folded state, over all markers partitions."),
     "kmq_tracker_marker_lag": Metric("gauge", ("queue", "partition"), "Markers that the tracker has not folded."),
     "kmq_markers_unreadable_total": Metric("counter", ("queue",), "Records of the markers topic that are no markers."),
+    "kmq_markers_untrusted_total": Metric(
+        "counter", ("queue",), "Markers that only a tracker writes, without a signature of the queue: ignored."
+    ),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
         "gauge", ("queue",), "When the tracker last committed, by its host's clock; an idle one has nothing to commit."
     ),

@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pandas as pd
 
-from kmq_spark.core.fold import LoggedMarker, fold
+from kmq_spark.core.fold import fold
 from kmq_spark.core.policy import Rules
 from kmq_spark.core.state import PartitionState
-from kmq_spark.errors import WireError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.marker_log import MarkerLog, Signing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from kmq_spark.core.decisions import Decisions
-    from kmq_spark.core.markers import Marker
     from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Status
 
@@ -88,6 +86,7 @@ class FoldSettings:
         markers_topic: For error texts.
         local_rules: Rules of the tracker, but for where TICKs begin to decide; RULES markers go before them.
         rules_at_start: Rules of the queue in force where a rebuild begins, by markers partition.
+        signing: How the trackers of the queue sign, by markers partition.
         decide_from: Marker offset by markers partition; TICKs below it decide nothing. Partitions that are not named
             are new: they decide from 0.
     """
@@ -96,6 +95,7 @@ class FoldSettings:
     local_rules: Rules = field(default_factory=Rules)
     decide_from: dict[int, int] = field(default_factory=dict)
     rules_at_start: dict[int, QueueRules | None] = field(default_factory=dict)
+    signing: dict[int, Signing] = field(default_factory=dict)
 
     def rules(self, marker_partition: int) -> Rules:
         """Return the rules of one markers partition."""
@@ -122,30 +122,16 @@ def fold_rows(
         before = PartitionState.from_bytes(state.get[0])
     else:
         before = PartitionState.empty(settings.rules_at_start.get(marker_partition))
-    markers: list[LoggedMarker] = []
-    unreadable: list[tuple[int, str]] = []
+    log = MarkerLog(settings.markers_topic, marker_partition, settings.signing.get(marker_partition, Signing()))
     for frame in frames:
-        for marker_offset, appended_at_ms, value in zip(
-            frame["marker_offset"].tolist(), frame["appended_at_ms"].tolist(), frame["value"], strict=True
-        ):
-            marker = _read(value, settings.markers_topic, marker_partition, marker_offset, unreadable)
-            markers.append(LoggedMarker(marker_offset, appended_at_ms, marker))
-    result = fold(before, markers, settings.rules(marker_partition))
+        for row in zip(frame["marker_offset"].tolist(), frame["appended_at_ms"].tolist(), frame["value"], strict=True):
+            log.read(*row)
+    result = fold(before, log.markers, settings.rules(marker_partition))
     blob = result.state.to_bytes()
     state.update((blob,))
     failpoint("tracker.state-updated")
     status = replace(result.status, state_bytes=len(blob))
-    yield output_frame(marker_partition, result.decisions, status, unreadable)
-
-
-def _read(
-    value: bytes | None, topic: str, partition: int, offset: int, unreadable: list[tuple[int, str]]
-) -> Marker | None:
-    try:
-        return decode_marker(value, topic=topic, partition=partition, offset=offset)
-    except WireError as error:
-        unreadable.append((offset, str(error)))
-        return None
+    yield output_frame(marker_partition, result.decisions, status, log.unreadable)
 
 
 def output_frame(

@@ -80,6 +80,8 @@ class ModelTracker:
             self._pass_time(appended_at_ms)
             if marker is None:
                 self._counters.unreadable += 1
+            elif not marker.is_trusted:
+                self._counters.untrusted += 1
             elif marker.type is MarkerType.RULES:
                 self._queue_rules.append((marker_offset, marker.rules))
             elif marker.type is MarkerType.TICK:

@@ -123,20 +123,27 @@ def test_unreadable_marker_becomes_dead_letter_and_stops_nothing(stage: Stage) -
     assert tracker.stats.restarts == 0
 
 
-def test_marker_for_a_message_that_does_not_exist_becomes_dead_letter(stage: Stage) -> None:
-    """A START may name any offset; what is not in the topic is told, not waited for."""
+def test_marker_for_messages_that_do_not_exist_is_dropped_with_a_log_line(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    A START may name any offset; what is not in the topic is not waited for, and makes no dead letters.
+
+    30 bytes that name 100,000 offsets were 100,000 dead letters.
+    """
     from confluent_kafka import Producer  # noqa: PLC0415  # a foreign writer
 
     from kmq_spark.core.markers import Marker, MarkerType, OffsetRange  # noqa: PLC0415
     from kmq_spark.wire.codec import encode_marker  # noqa: PLC0415
 
-    marker = Marker(MarkerType.START, 1, (OffsetRange(987_654, 1),), redeliver_after_ms=1_000)
+    marker = Marker(MarkerType.START, 1, (OffsetRange(987_654, 100_000),), redeliver_after_ms=1_000)
     foreign = Producer({"bootstrap.servers": stage.bootstrap_servers})
     with stage.tracking() as tracker:
         foreign.produce(stage.layout.topics.markers_topic, encode_marker(marker), partition=1)
         foreign.flush()
-        assert wait_until(lambda: tracker.stats.dead_lettered == 1)
-    assert tracker.stats.restarts == 0
+        assert wait_until(lambda: "does not have" in caplog.text)
+        assert wait_until(lambda: sum(each.in_flight for each in tracker.stats.statuses.values()) == 0)
+    assert (tracker.stats.dead_lettered, tracker.stats.restarts) == (0, 0)
 
 
 WORKER = """
