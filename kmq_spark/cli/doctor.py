@@ -70,11 +70,16 @@ def gather(name: str, settings: Settings) -> QueueFacts:
     """
     from kmq_spark.cli.checkpoint import look_at_checkpoint  # noqa: PLC0415  # as above
     from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts  # noqa: PLC0415  # as above
+    from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name  # noqa: PLC0415  # as above
 
-    rules = settings.for_queue(name)
     with inspector_of(name, settings) as inspector:
         topics, cluster = inspector.topics, inspector.cluster
         brokers = cluster.facts()
+        local = settings.for_queue(name)
+        stored = read_rules(name, **settings.kafka.reach())
+        # A rule that the queue does not have is for the settings.
+        own = {} if stored is None else {rule: value for rule, value in stored.to_dict().items() if value is not None}
+        rules = checked_rules({**rules_by_name(local), **own})
         queue, markers, letters = cluster.topics(topics.all_topics).values()
         exists = bool(queue.partition_count and markers.partition_count)
         with reading(name) as told:
@@ -97,6 +102,8 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             views=views,
             lease_ms=rules.lease_ms,
             max_deliveries=rules.max_deliveries,
+            rules="" if stored is None else stored.text,
+            rules_differing=() if stored is None else tuple(stored.differing(local)),
             checkpoint=look_at_checkpoint(settings.tracker.checkpoint_dir, name),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from kmq_spark.cli.common import told_clearly
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, print_rows
 from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
-
-if TYPE_CHECKING:
-    from kmq_spark.kafka.queue_rules import StoredRules
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
@@ -56,7 +53,7 @@ def create(
     names = ", ".join((*layout.topics.all_topics, layout.topics.redrive_topic))
     typer.echo(f"queue {name}: {names}, {layout.partition_count} partitions")
     if stored is not None:
-        typer.echo(f"rules {_said(stored)}")
+        typer.echo(f"rules {stored.text}")
 
 
 @app.command("alter")
@@ -107,11 +104,5 @@ def describe(
     )
     made = f"{layout.redrive_partition_count} partitions" if layout.redrive_partition_count else "not made yet"
     typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")
-    said = "none of its own: the settings of its tracker and consumers hold" if stored is None else _said(stored)
+    said = "none of its own: the settings of its tracker and consumers hold" if stored is None else stored.text
     typer.echo(f"  rules              {said}")
-
-
-def _said(stored: StoredRules) -> str:
-    values = stored.to_dict()
-    version = values.pop("version")
-    return f"version {version} of {stored.name}: {', '.join(f'{rule} {value}' for rule, value in values.items())}"

@@ -154,8 +154,10 @@ class QueueFacts:
         dead_letters: Dead letters not redriven or purged.
         new_dead_letters: Those of the last hour, control records among them.
         views: Markers partitions, folded.
-        lease_ms: Lease of the queue, as set.
-        max_deliveries: Limit of the queue, as set.
+        lease_ms: Lease of the queue, as its rules or the settings say.
+        max_deliveries: Limit of the queue, likewise.
+        rules: The queue's own rules in words; empty where it has none.
+        rules_differing: Settings that say otherwise than the queue's own rules.
         checkpoint: None where nobody named a folder.
     """
 
@@ -173,6 +175,8 @@ class QueueFacts:
     views: Mapping[int, MarkersView] = field(default_factory=dict)
     lease_ms: int = 30_000
     max_deliveries: int = 5
+    rules: str = ""
+    rules_differing: tuple[str, ...] = ()
     checkpoint: CheckpointFacts | None = None
 
     @property

@@ -34,6 +34,9 @@ SILENT_MS = 60_000
 RETENTION_FACTOR = 3
 """Retention to all leases of a message: room for an outage."""
 
+MOST_IN_FLIGHT = 1_000_000
+"""Messages in flight in one markers partition: a batch of the tracker takes seconds beyond that."""
+
 TOLD = 3
 """Consumers told by name."""
 
@@ -76,8 +79,15 @@ def examine(facts: QueueFacts) -> list[Finding]:
     """
     checks = [_cluster(facts), _topics(facts)]
     if facts.queue_topic.partition_count and facts.markers_topic.partition_count:
-        checks += [_retention(facts), _tracker(facts), _fencing(facts), _consumers(facts), _removed(facts)]
-        checks += [_overdue(facts), _silent(facts), _unreadable(facts)]
+        checks += [
+            _rules(facts),
+            _retention(facts),
+            _tracker(facts),
+            _fencing(facts),
+            _consumers(facts),
+            _removed(facts),
+        ]
+        checks += [_overdue(facts), _silent(facts), _in_flight(facts), _unreadable(facts)]
     return list(chain(*checks, _dead_letters(facts), _checkpoint(facts)))
 
 
@@ -148,6 +158,20 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
             f"{topic.name} has {key}={got}, should be {value}",
             f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config {key}={value}",
         )
+
+
+def _rules(facts: QueueFacts) -> Iterator[Finding]:
+    if not facts.rules:
+        yield Finding("rules", Level.OK, "none of its own: the settings of its tracker and consumers hold")
+    elif facts.rules_differing:
+        yield Finding(
+            "rules",
+            Level.WARNING,
+            f"these settings say otherwise than the queue's rules, which go first: {', '.join(facts.rules_differing)}",
+            f"take them out of the settings, or change the rules: kmq queue alter {facts.queue}",
+        )
+    else:
+        yield Finding("rules", Level.OK, facts.rules)
 
 
 def _retention(facts: QueueFacts) -> Iterator[Finding]:
@@ -307,6 +331,20 @@ def _silent(facts: QueueFacts) -> Iterator[Finding]:
         f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {told}",
         "their handlers hang and keep-alive renews the leases: restart those processes, their messages come again",
     )
+
+
+def _in_flight(facts: QueueFacts) -> Iterator[Finding]:
+    full = {partition: len(view.state.in_flight) for partition, view in facts.views.items()}
+    full = {partition: count for partition, count in full.items() if count > MOST_IN_FLIGHT}
+    if full:
+        places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:TOLD])
+        yield Finding(
+            "in flight",
+            Level.WARNING,
+            f"more than {MOST_IN_FLIGHT} messages are in flight in a markers partition: {places}",
+            "the tracker gets slow and large; lower max_in_flight of the consumers or find who starts so many, "
+            "long delays count too",
+        )
 
 
 def _unreadable(facts: QueueFacts) -> Iterator[Finding]:

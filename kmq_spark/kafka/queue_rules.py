@@ -87,6 +87,14 @@ class StoredRules:
         """Return the version and every rule, by name."""
         return {"version": self.version, **rules_by_name(self.settings)}
 
+    @property
+    def text(self) -> str:
+        """The rules in words."""
+        rules = ", ".join(
+            f"{name} {value}" for name, value in rules_by_name(self.settings).items() if value is not None
+        )
+        return f"version {self.version} of {self.name}: {rules}"
+
     def differing(self, local: QueueSettings) -> list[str]:
         """Return the rules that local settings set explicitly and otherwise, as `name = local (queue: own)`."""
         own = self.to_dict()

@@ -75,6 +75,16 @@ def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterat
         )
 
 
+def config_warnings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Yield the settings with which a queue works, but not as it should; *configs* as in `config_findings`."""
+    key, wanted, name = "message.timestamp.type", "LogAppendTime", topics.queue_topic
+    if (got := configs.get(name, {}).get(key, wanted)) != wanted:
+        yield (
+            f"topic {name!r} has {key}={got}: delays and times to live of its messages follow the clocks of their "
+            f"senders, not the broker's; run `{alter_command(name, key, wanted)}`"
+        )
+
+
 def config_findings(
     topics: QueueTopics, configs: Mapping[str, Mapping[str, str]], replicas: Mapping[str, int]
 ) -> Iterator[str]:

@@ -10,6 +10,7 @@ Source: system.md §2; kafka-mq-go names its group after nothing but itself, so 
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.inspection.replication import replication_settings
 from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
-from kmq_spark.kafka.topic_rules import HEADER_ROOM_BYTES, config_findings, partition_findings, wanted_settings
+from kmq_spark.kafka.topic_rules import (
+    HEADER_ROOM_BYTES,
+    config_findings,
+    config_warnings,
+    partition_findings,
+    wanted_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +44,8 @@ Parts of a name that would meet the names of another queue's topics, groups or t
 
 The consumers of a queue `orders.tracker` would be in the group of the tracker of `orders`.
 """
+
+logger = logging.getLogger(__name__)
 
 MAX_TOPIC_CHARS = 249
 """Longest name of a topic. Kafka's own limit."""
@@ -287,6 +296,8 @@ def check_queue(
     if findings:
         message = f"queue {queue!r} is not set up correctly: " + "; ".join(findings)
         raise TopicError(message)
+    for warning in config_warnings(topics, configs):
+        logger.warning("%s", warning, extra={"action": "topic_warning", "queue": queue})
     return QueueLayout(
         topics=topics,
         partition_count=counts[topics.queue_topic],

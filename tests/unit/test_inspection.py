@@ -134,6 +134,10 @@ def topic(facts: QueueFacts, name: str, **changes: Any) -> QueueFacts:  # noqa: 
 
 
 SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
+    "settings that say otherwise than the rules": (
+        facts_of(rules="version 2 of orders: max_deliveries 3", rules_differing=("max_deliveries = 5 (queue: 3)",)),
+        Level.WARNING, "max_deliveries = 5 (queue: 3)", "kmq queue alter orders",
+    ),
     "brokers too old": (
         facts_of(cluster=ClusterFacts("host:9092", 1, "Kafka 2.3 or newer", can_transact=False)),
         Level.UNHEALTHY, "no KIP-447", "upgrade the brokers",
@@ -309,3 +313,11 @@ def test_renewals_of_one_lease_are_one_line() -> None:
     assert [event.what for event in shortened([*events, Event(30_000, "m", "acknowledged", "w")])] == [
         "kept alive, lease 30 s, 3 times in 20 s", "acknowledged",
     ]  # fmt: skip
+
+
+def test_markers_partition_with_a_million_in_flight_is_warned_of() -> None:
+    """Whether they are held, or wait for a far instant."""
+    starts = [start(number, 1_000, (OffsetRange(100_000 * number, 100_000),)) for number in range(11)]
+    full, well = view_of(*starts), view_of(*starts[:10])
+    (found,) = [finding for finding in examine(facts_of(views={0: well, 1: full})) if "more than" in finding.what]
+    assert (found.level, "[1] 1100000" in found.what) == (Level.WARNING, True)
