@@ -4,6 +4,9 @@
  * KMQ_FALSE_CLOCK="offset_ms rate_ppm step_after_ms step_ms": the clock is ahead by offset_ms, runs rate_ppm too fast,
  * and after step_after_ms jumps by step_ms (0 0: never).
  *
+ * KMQ_FALSE_CLOCK_FILE: a file of eight bytes, mapped: a signed 64-bit number of milliseconds, host byte order, by which
+ * the clock is ahead in addition. Another process writes it, and the clock steps at that instant.
+ *
  * libfaketime 0.9.10 is not used: under a negative offset librdkafka's waits with an absolute deadline
  * (C11's cnd_timedwait on CLOCK_REALTIME, which it leaves alone) end at once, under a positive one an hour too late.
  * Here such a deadline is turned back into real time before it is waited for.
@@ -11,12 +14,15 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <threads.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Deadlines above are on the wall clock, below on the monotonic one: a machine is not up for thirty years. */
 #define WALL_FROM_S 1000000000L
@@ -25,6 +31,8 @@
 
 static long long offset_ms, rate_ppm, step_after_ms, step_ms;
 static long long began_ns;
+static long long none_ms;
+static volatile long long *moved_ms = &none_ms;
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
 static int (*real_cond_timedwait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
 
@@ -37,6 +45,15 @@ static void to_timespec(long long ns, struct timespec *t) {
     t->tv_nsec = ns % NS_PER_S;
 }
 
+/* Map the file that says how far the clock has been moved; without one it is never moved. */
+static void follow(const char *path) {
+    int file = path == NULL ? -1 : open(path, O_RDONLY);
+    if (file < 0) return;
+    void *mapped = mmap(NULL, sizeof(long long), PROT_READ, MAP_SHARED, file, 0);
+    if (mapped != MAP_FAILED) moved_ms = mapped;
+    close(file);
+}
+
 __attribute__((constructor)) static void begin(void) {
     const char *text = getenv("KMQ_FALSE_CLOCK");
     struct timespec now;
@@ -47,6 +64,7 @@ __attribute__((constructor)) static void begin(void) {
     if (text != NULL) sscanf(text, "%lld %lld %lld %lld", &offset_ms, &rate_ppm, &step_after_ms, &step_ms);
     real_clock_gettime(CLOCK_MONOTONIC, &now);
     began_ns = to_ns(&now);
+    follow(getenv("KMQ_FALSE_CLOCK_FILE"));
 }
 
 /* How far the false clock is ahead now, in nanoseconds. */
@@ -55,7 +73,7 @@ static long long ahead_ns(void) {
     real_clock_gettime(CLOCK_MONOTONIC, &now);
     long long passed_ns = to_ns(&now) - began_ns;
     long long stepped_ms = step_ms != 0 && passed_ns >= step_after_ms * NS_PER_MS ? step_ms : 0;
-    return (offset_ms + stepped_ms) * NS_PER_MS + passed_ns / 1000 * rate_ppm / 1000;
+    return (offset_ms + stepped_ms + *moved_ms) * NS_PER_MS + passed_ns / 1000 * rate_ppm / 1000;
 }
 
 int clock_gettime(clockid_t id, struct timespec *t) {

@@ -64,7 +64,11 @@ class EmbeddedBroker:
     """
 
     def __init__(
-        self, data_dir: Path | None = None, port: int | None = None, extra: Mapping[str, str] | None = None
+        self,
+        data_dir: Path | None = None,
+        port: int | None = None,
+        extra: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """
         Remember the settings; nothing is started yet.
@@ -74,12 +78,14 @@ class EmbeddedBroker:
                 temporary one, removed by `close` or with this process.
             port: Port on 127.0.0.1; a free one by default.
             extra: Kafka broker settings that add to or replace ours.
+            environment: Environment variables of its process, in addition to those of this one.
         """
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kmq-broker-")) if data_dir is None else data_dir.absolute()
         self.port = port or 0
         self._port_is_given = port is not None
         self._extra = dict(extra or {})
+        self._environment = dict(environment or {})
         self._supervisor: subprocess.Popen[str] | None = None
         self._pid = 0
         owner = os.getpid()  # a forked child must not remove the data of its parent
@@ -211,6 +217,7 @@ class EmbeddedBroker:
                 stdout=subprocess.PIPE,
                 stderr=console,
                 text=True,
+                env={**os.environ, **self._environment},
                 start_new_session=True,  # Ctrl+C is for us: clients stop first, the broker last
             )
         if self._supervisor.stdout is None:  # not with PIPE; for the type checker
