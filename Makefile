@@ -40,14 +40,14 @@ bench: .venv/.dev .venv/.jars ## measure everything, about forty minutes; writes
 bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
-faults: .venv/.dev .venv/.jars ## break things for half an hour; writes faults/results.json and results.md
+faults: .venv/.dev .venv/.jars ## break things for forty minutes; writes faults/results.json and results.md
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
 	@$(PYTEST) $(SPREAD) -m "faults and not slow"
 
-soak: .venv/.dev .venv/.jars ## run a busy queue for ten minutes and watch what grows
-	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak
+soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what grows; MINUTES=6 for less
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

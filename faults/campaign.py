@@ -49,11 +49,12 @@ class Campaign:
         self._spark = spark
         self._stages: list[Stage] = []
 
-    def stage(self, name: str, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
-        """Return a fresh queue for a fault."""
+    def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
+        """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
         # Only the name of a queue: it must be new on this broker, and say when it was made.
         queue = f"{name}.{time.time_ns() // 1_000_000}"
-        stage = Stage(self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
+        options |= {"owns_broker": broker is not None}
+        stage = Stage(broker or self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
         self._stages.append(stage)
         return stage
 

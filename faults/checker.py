@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.conservation import CANNOT, Account, read_account, unbalanced, untrue
 from faults.leases import REJECTED_AT_MS, Justified, Leases, read_leases
+from faults.waits import Bounds, Wait, stalls, too_late
 from kmq_spark.core.markers import MessageId, Outcome
-from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, DLQ_PREFIX, PREFIX, SILENT_COUNT
+from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, DLQ_PREFIX, EXPIRES_AT_MS, PREFIX, SILENT_COUNT, TTL_MS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from faults.conservation import Told
-    from faults.leases import Session
+    from faults.leases import Segment, Session
     from faults.topics import Dump, Record
 
 GONE = b"payload gone"
@@ -44,13 +45,18 @@ class Verdict:
 
     Attributes:
         violations: Empty when all is well.
-        lateness_ms: Append time of each redelivered message less its deadline.
+        waits: Each redelivered message: when it was due, and when it came.
         counts: What was seen, and what the promise allows.
     """
 
     violations: list[Violation] = field(default_factory=list)
-    lateness_ms: list[int] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def lateness_ms(self) -> list[int]:
+        """Append time of each redelivered message less its deadline."""
+        return [wait.came_ms - wait.due_ms for wait in self.waits]
 
     def add(self, invariant: str, what: str) -> None:
         """Note a violation."""
@@ -65,6 +71,7 @@ def check(
     max_deliveries: int,
     is_drained: bool = True,
     told: Mapping[int, Told] | None = None,
+    bounds: Bounds = Bounds(),  # noqa: B008  # frozen
 ) -> Verdict:
     """
     Check everything that can be told from the topics and the event files.
@@ -76,17 +83,20 @@ def check(
         max_deliveries: Limit of the queue, 0 = none.
         is_drained: Whether consumers have worked everything off, so that nothing may be open.
         told: What the last tracker said of itself, by markers partition; None where none said anything.
+        bounds: How long messages may wait.
     """
-    verdict = Verdict()
+    verdict, events = Verdict(), list(events)
     by_partition = {partition: read_leases(partition, log, sessions) for partition, log in sorted(dump.markers.items())}
     leases = list(by_partition.values())
-    whole = _Whole(dump, leases)
+    whole = _Whole(dump, by_partition)
     _check_ends(whole, sessions, max_deliveries, verdict)
-    _check_copies(whole, verdict)
+    _check_copies(whole, bounds, verdict)
+    _check_waits(dump, bounds, verdict)
     _check_bytes(whole, verdict)
     _check_counts(whole, verdict)
     _check_dead_letters(whole, verdict)
-    _check_producers(whole, list(events), verdict)
+    _check_producers(whole, events, verdict)
+    _check_handlers(whole, events, bounds, verdict)
     _check_conservation(dump, by_partition, {session.tracker_id for session in sessions}, told or {}, verdict)
     if is_drained:
         for place in sorted(open_messages(dump, leases)):
@@ -108,9 +118,18 @@ def open_messages(dump: Dump, leases: Sequence[Leases]) -> set[MessageId]:
 class _Whole:
     """All partitions together, by message."""
 
-    def __init__(self, dump: Dump, leases: Sequence[Leases]) -> None:
+    def __init__(self, dump: Dump, by_partition: Mapping[int, Leases]) -> None:
+        leases = list(by_partition.values())
         self.dump = dump
+        # What the injector wrote says nothing about consumers.
+        self.consumer_ends = [
+            (message_id, marker.outcome)
+            for partition, each in by_partition.items()
+            for message_id, offset, marker in each.consumer_ends
+            if (partition, offset) not in dump.injected
+        ]
         self.messages = {record.place: record for record in dump.messages}
+        self.queue_partitions = {place.queue_partition for place in self.messages}
         self.ends = [end for each in leases for end in each.ends]
         self.acked: set[MessageId] = set().union(*(each.acked for each in leases))
         self.restarted: set[MessageId] = set().union(*(each.restarted for each in leases))
@@ -125,6 +144,14 @@ class _Whole:
             if end.outcome is outcome:
                 found[end.message_id].append(end)
         return found
+
+    def is_there(self, place: MessageId) -> bool:
+        """Return whether the topic still holds a message."""
+        return place in self.messages and place not in self.dump.removed
+
+    def is_injected(self, end: Justified) -> bool:
+        """Return whether the injector wrote an END."""
+        return (end.message_id.queue_partition, end.marker_offset) in self.dump.injected
 
     def origin(self, place: MessageId) -> MessageId:
         """Return the first copy of a message; itself where it is unknown."""
@@ -154,7 +181,10 @@ def _check_ends(whole: _Whole, sessions: Sequence[Session], max_deliveries: int,
         is_last = 0 < max_deliveries <= end.segment.delivery_count or end.segment.deadline_at_ms == REJECTED_AT_MS
         if is_last and end.outcome is Outcome.REDELIVERED:
             verdict.add("I5", f"{end.message_id} was redelivered at delivery {end.segment.delivery_count} or rejected")
-        if not is_last and end.outcome is Outcome.DEAD_LETTERED and not end.reason.startswith(CANNOT):
+        is_dead = end.outcome is Outcome.DEAD_LETTERED
+        if is_dead and end.reason.encode().startswith(GONE) and whole.is_there(end.message_id):
+            verdict.add("I5", f"{end.message_id} is a dead letter because its payload is gone, and it is there")
+        elif is_dead and not is_last and not end.reason.startswith(CANNOT):
             verdict.add("I5", f"{end.message_id} is a dead letter without a cause: {end.reason!r}")
 
 
@@ -164,16 +194,18 @@ def _check_writer(
     """I12: nothing of an older tracker lies behind the place from which a newer one decides."""
     number = order.get(end.writer)
     if number is None:
+        # Unsigned ENDs are those of the stories of the unit tests.
+        if order and end.writer and not whole.is_injected(end):
+            verdict.add("I12", f"{end.writer!r} wrote marker {end.marker_offset}, and is no tracker of this queue")
         return
     partition = end.message_id.queue_partition
     newer = [session.decides_from.get(partition, 0) for session in sessions[number + 1 :]]
     if newer and end.marker_offset >= min(newer):
         verdict.add("I12", f"{end.writer} wrote marker {end.marker_offset} after a newer tracker took over")
     verdict.counts["signed_ends"] += 1
-    del whole
 
 
-def _check_copies(whole: _Whole, verdict: Verdict) -> None:
+def _check_copies(whole: _Whole, bounds: Bounds, verdict: Verdict) -> None:
     """I4, I6, I7: as many copies as ENDs that say so, in the same order, with the right count, not early."""
     ends = whole.ends_of(Outcome.REDELIVERED)
     for place in ends.keys() | whole.copies.keys():
@@ -184,13 +216,54 @@ def _check_copies(whole: _Whole, verdict: Verdict) -> None:
         for end, copy in zip(mine, copies, strict=False):
             if end.segment is None:
                 continue
-            lateness_ms = copy.appended_at_ms - end.segment.deadline_at_ms
-            verdict.lateness_ms.append(lateness_ms)
-            if lateness_ms < 0:
-                verdict.add("I7", f"copy {copy.place} of {place} came {-lateness_ms} ms early")
+            _check_early(copy, end.segment, bounds, verdict)
             _check_count(copy, end, verdict)
             _check_silent_count(whole, copy, end, verdict)
     verdict.counts["redelivered"] = sum(map(len, whole.copies.values()))
+
+
+def _check_early(copy: Record, segment: Segment, bounds: Bounds, verdict: Verdict) -> None:
+    """I7: not early in true time, unless the broker's clock was set ahead while the message was held."""
+    began_ms, came_ms = bounds.true_ms(segment.appended_at_ms), bounds.true_ms(copy.appended_at_ms)
+    due_ms = max(began_ms + segment.lease_ms, segment.due_at_ms)
+    assert copy.previous is not None
+    if came_ms >= due_ms - bounds.slack_ms:
+        verdict.waits.append(Wait(copy.previous, due_ms, came_ms))
+    elif any(began_ms - bounds.slack_ms <= ahead_ms <= came_ms for ahead_ms in bounds.set_ahead):
+        verdict.counts["due_by_a_step_ahead"] += 1
+    else:
+        verdict.add("I7", f"copy {copy.place} of {copy.previous} came {due_ms - came_ms} ms early")
+
+
+def _check_waits(dump: Dump, bounds: Bounds, verdict: Verdict) -> None:
+    """I8, I9: nothing is late, and no partition stands still, beyond what the faults excuse."""
+    for what in too_late(verdict.waits, bounds):
+        verdict.add("I8", what)
+    for what in stalls(dump, bounds):
+        verdict.add("I9", what)
+
+
+def _check_handlers(whole: _Whole, events: Iterable[Mapping[str, Any]], bounds: Bounds, verdict: Verdict) -> None:
+    """I1, I5: an ack follows a handler that returned, a dead letter a handler that failed."""
+    done: defaultdict[str, set[MessageId]] = defaultdict(set)
+    for event in events:
+        if "copy" in event:
+            done[str(event["event"])].add(MessageId(*event["copy"]))
+    for place, outcome in whole.consumer_ends:
+        source = whole.messages.get(place)
+        if outcome is Outcome.ACKED and source is not None and place not in done["handled"]:
+            verdict.add("I1", f"{place} is acked, and no handler returned from it")
+        if outcome is Outcome.EXPIRED and source is not None and not _has_ttl(source):
+            verdict.add("I1", f"{place} was dropped as expired, and has no time to live")
+    if bounds.letters_need_a_cause:
+        failed = {whole.origin(place) for place in done["raised"] | done["rejected"]}
+        for letter in whole.dump.dead_letters:
+            if letter.origin not in failed:
+                verdict.add("I5", f"{letter.origin} is a dead letter, and no handler failed on it or rejected it")
+
+
+def _has_ttl(record: Record) -> bool:
+    return record.header(TTL_MS) is not None or record.header(EXPIRES_AT_MS) is not None
 
 
 def _check_count(record: Record, end: Justified, verdict: Verdict) -> None:
@@ -228,12 +301,22 @@ def _check_bytes(whole: _Whole, verdict: Verdict) -> None:
     for records in (*whole.copies.values(), *whole.letters.values()):
         for record in records:
             source = whole.messages.get(record.previous) if record.previous else None
-            if source is None or (record.header(DLQ_MESSAGE) or b"").startswith(GONE):
-                verdict.counts["payload_gone"] += 1
+            is_gone = source is None or not whole.is_there(source.place)
+            if source is None or (is_gone and (record.header(DLQ_MESSAGE) or b"").startswith(GONE)):
+                _check_gone(whole, record, verdict)
             elif (record.key, record.value, _foreign(record)) != (source.key, source.value, _foreign(source)):
                 verdict.add("I11", f"{record.place} differs from {record.previous}")
             elif record.origin != source.origin:
                 verdict.add("I11", f"{record.place} names another origin than {record.previous}")
+
+
+def _check_gone(whole: _Whole, record: Record, verdict: Verdict) -> None:
+    """I5: what became a dead letter without its payload was a message once."""
+    verdict.counts["payload_gone"] += 1
+    place = record.previous
+    has_partition = place is not None and place.queue_partition in whole.queue_partitions
+    if has_partition and place not in whole.messages:
+        verdict.add("I5", f"{place} is a dead letter, and was never a message")
 
 
 def _foreign(record: Record) -> list[tuple[str, bytes | None]]:

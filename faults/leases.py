@@ -1,20 +1,23 @@
 """
 The leases of every message, told from the markers log alone, independently of the tracker's code.
 
-Rule 1: time is the clock of the partition as docs/protocol.md has it, from the append times alone; no clock of ours.
+Rule 1: time is the clock of the partition as docs/protocol.md has it (`LogClock`), from append times alone; no clock of
+ours, and none of the tracker's code.
 Rule 2: a lease is a list of segments: stretches of the log on which the message was in flight with one deadline.
 Rule 3: a delivery that was given back, or put off by a deferral, ended with a word until the next START.
 Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else.
+Rule 5: a session decides in the order of the log: that TICK does not lie below one which an END of an earlier
+transaction of the same session needs. A transaction ends where an offset is missing: its commit has taken it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 
 if TYPE_CHECKING:
@@ -31,6 +34,33 @@ REJECTED_AT_MS = -1
 """Deadline of a rejected message: due at the next TICK."""
 
 
+LONGEST_COUNTED_GAP_MS = 1_000
+"""While the broker's clock is behind, a longer gap between two markers does not count as time."""
+
+
+class LogClock:
+    """
+    The clock of a markers partition: append times, except that it never runs backwards.
+
+    Where the broker's clock was set back, the log's clock is ahead of it by a constant, and goes on at its pace. A gap
+    that is longer than a second makes up for what it is ahead, and so does the broker's clock when it is set right.
+    """
+
+    def __init__(self) -> None:
+        """Begin before all markers."""
+        self._last_ms, self._ahead_ms = 0, 0
+
+    def read(self, appended_at_ms: int) -> int:
+        """Return the clock at the next marker."""
+        if appended_at_ms < 0:
+            return self._last_ms + self._ahead_ms
+        gap_ms = appended_at_ms - self._last_ms
+        if not 0 <= gap_ms <= LONGEST_COUNTED_GAP_MS:
+            self._ahead_ms = max(0, self._ahead_ms - gap_ms)
+        self._last_ms = appended_at_ms
+        return appended_at_ms + self._ahead_ms
+
+
 class Session(NamedTuple):
     """A tracker between taking over a queue and losing it: TICKs below `decides_from` decide nothing for it."""
 
@@ -43,13 +73,25 @@ class Segment:
     """
     A stretch of the log, `[begin, end)` in marker offsets, on which a message had one deadline.
 
-    `is_silent`: nobody has said a word, so that it ends by its lease alone.
+    Attributes:
+        begin: Marker offset.
+        deadline_at_ms: By the log's clock.
+        delivery_count: Deliveries so far.
+        is_silent: No consumer has said how the delivery ended, so that it ends by its lease alone.
+        appended_at_ms: Append time of the marker that began it, the broker's clock.
+        lease_ms: From then on.
+        due_at_ms: Not before this instant; 0 where no instant was named.
+        end: Marker offset.
+        is_acked: Whether an ack ended it.
     """
 
     begin: int
     deadline_at_ms: int
     delivery_count: int
     is_silent: bool = True
+    appended_at_ms: int = 0
+    lease_ms: int = 0
+    due_at_ms: int = 0
     end: int = OPEN_END
     is_acked: bool = False
 
@@ -77,6 +119,7 @@ class Leases:
         starts: Delivery counts that STARTs named, by message; a deferral names that of the delivery it puts off.
         in_flight: Messages in flight at the end of the log.
         acked: Messages that an END took out of flight and that says so.
+        consumer_ends: ENDs that a consumer wrote, one by one: message, marker offset, marker.
         late_acks: ENDs that say so of messages that were not in flight any more.
         restarted: Messages with a START after an END of a tracker: fetched again, since a position was not committed.
     """
@@ -85,6 +128,7 @@ class Leases:
     starts: defaultdict[MessageId, list[int]] = field(default_factory=lambda: defaultdict(list))
     in_flight: set[MessageId] = field(default_factory=set)
     acked: set[MessageId] = field(default_factory=set)
+    consumer_ends: list[tuple[MessageId, int, Marker]] = field(default_factory=list)
     late_acks: int = 0
     restarted: set[MessageId] = field(default_factory=set)
 
@@ -99,13 +143,50 @@ def read_leases(partition: int, log: Sequence[LoggedMarker], sessions: Sequence[
         sessions: All trackers, in the order in which they took over.
     """
     reading = _Reading(log, [session.decides_from.get(partition, 0) for session in sessions] or [0])
+    clock = LogClock()
     for logged in log:
+        clock_ms = clock.read(logged.appended_at_ms)
         if logged.marker is not None and logged.marker.type is not MarkerType.TICK:
-            reading.take(logged, logged.marker)
+            reading.take(logged, logged.marker, clock_ms)
     reading.leases.in_flight = {
         message_id for message_id, segments in reading.segments.items() if segments and segments[-1].end == OPEN_END
     }
     return reading.leases
+
+
+def _deadline_ms(marker: Marker, clock_ms: int, appended_at_ms: int) -> int:
+    """Return a deadline by the log's clock; an instant that a marker names is one of the broker's clock."""
+    due_at_ms = marker.due_at_ms + clock_ms - appended_at_ms if marker.due_at_ms else 0
+    return max(clock_ms + marker.redeliver_after_ms, due_at_ms)
+
+
+@dataclass(slots=True)
+class _Order:
+    """
+    How far a session has decided.
+
+    Attributes:
+        transaction: Of the last END.
+        settled: The latest TICK that an END of an earlier transaction needs.
+        needed: The latest one that any END needs so far.
+    """
+
+    transaction: int = -1
+    settled: int = 0
+    needed: int = 0
+
+    def reach(self, transaction: int) -> None:
+        """Go on to the transaction of the next END."""
+        if transaction != self.transaction:
+            self.transaction, self.settled = transaction, self.needed
+
+
+class _Lease(NamedTuple):
+    """What a START or KEEPALIVE gives: `given` is append time, lease and instant, as `Segment` has them."""
+
+    offset: int
+    deadline_at_ms: int
+    given: tuple[int, int, int]
 
 
 class _Reading:
@@ -115,58 +196,57 @@ class _Reading:
         self.leases = Leases()
         self.segments: defaultdict[MessageId, list[Segment]] = defaultdict(list)
         self._decides_from = decides_from
+        self._commits = [other[0] for one, other in pairwise(log) if other[0] > one[0] + 1]
+        self._order: dict[int, _Order] = {}
         self._tick_offsets: list[int] = []
         self._clocks: list[int] = []
-        self._behind_ms: list[int] = []
-        self._clock_at: dict[int, int] = {}
         self._ended_by_tracker: set[MessageId] = set()
-        clock_ms = last_ms = 0
+        clock = LogClock()
         for logged in log:
-            if logged.appended_at_ms >= 0:
-                passed_ms, last_ms = logged.appended_at_ms - last_ms, logged.appended_at_ms
-                clock_ms = max(clock_ms + passed_ms * (0 <= passed_ms <= LONGEST_STEP_MS), last_ms)
-            self._clock_at[logged.marker_offset] = clock_ms
+            clock_ms = clock.read(logged.appended_at_ms)
             if logged.marker is not None and logged.marker.type is MarkerType.TICK:
                 self._tick_offsets.append(logged.marker_offset)
                 self._clocks.append(clock_ms)
-                self._behind_ms.append(clock_ms - last_ms)
 
-    def take(self, logged: LoggedMarker, marker: Marker) -> None:
-        clock_ms = self._clock_at[logged.marker_offset]
-        deadline_at_ms = clock_ms + marker.redeliver_after_ms
-        if marker.due_at_ms:
-            deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + clock_ms - max(0, logged.appended_at_ms))
+    def take(self, logged: LoggedMarker, marker: Marker, clock_ms: int) -> None:
+        lease = _Lease(
+            logged.marker_offset,
+            _deadline_ms(marker, clock_ms, max(0, logged.appended_at_ms)),
+            (logged.appended_at_ms, marker.redeliver_after_ms, marker.due_at_ms),
+        )
         for message_id in covered(marker):
             if marker.type is MarkerType.START:
-                self._start(message_id, logged.marker_offset, deadline_at_ms, marker)
+                self._start(message_id, lease, marker)
             elif marker.type is MarkerType.KEEPALIVE:
-                self._keep_alive(message_id, logged.marker_offset, deadline_at_ms, marker)
+                self._keep_alive(message_id, lease, marker)
             else:
                 self._end(message_id, logged.marker_offset, marker)
 
-    def _start(self, message_id: MessageId, offset: int, deadline_at_ms: int, marker: Marker) -> None:
-        self._close(message_id, offset)
+    def _start(self, message_id: MessageId, lease: _Lease, marker: Marker) -> None:
+        self._close(message_id, lease.offset)
         count, is_deferred = max(1, marker.delivery_count), marker.never_handed_out
-        segment = Segment(offset, deadline_at_ms, count - is_deferred, is_silent=not is_deferred)
+        segment = Segment(lease.offset, lease.deadline_at_ms, count - is_deferred, not is_deferred, *lease.given)
         self.segments[message_id].append(segment)
         self.leases.starts[message_id].append(count)
         if message_id in self._ended_by_tracker:
             self.leases.restarted.add(message_id)
 
-    def _keep_alive(self, message_id: MessageId, offset: int, deadline_at_ms: int, marker: Marker) -> None:
+    def _keep_alive(self, message_id: MessageId, lease: _Lease, marker: Marker) -> None:
         segment = self._open(message_id)
         if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
             return
         count = max(0, segment.delivery_count - marker.never_handed_out)
         is_renewal = marker.release is Release.RENEWED and not marker.never_handed_out
-        self._close(message_id, offset)
-        self.segments[message_id].append(Segment(offset, deadline_at_ms, count, segment.is_silent and is_renewal))
+        self._close(message_id, lease.offset)
+        is_silent = segment.is_silent and is_renewal
+        self.segments[message_id].append(Segment(lease.offset, lease.deadline_at_ms, count, is_silent, *lease.given))
 
     def _end(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         segment = self._open(message_id)
         if marker.outcome in BY_TRACKER:
             self._end_by_tracker(message_id, offset, marker)
             return
+        self.leases.consumer_ends.append((message_id, offset, marker))
         if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
             self.leases.late_acks += marker.outcome is Outcome.ACKED
             return
@@ -181,8 +261,15 @@ class _Reading:
     def _end_by_tracker(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         self._close(message_id, offset)
         segments = self.segments.pop(message_id, [])
-        found = ((one, self._due_at(one, offset)) for one in segments)
-        due = next((self._on_brokers_clock(one, tick) for one, tick in found if tick is not None), None)
+        # Sessions follow each other: what a session wrote lies below where the next one decides from.
+        session = max(0, bisect_right(self._decides_from, offset) - 1)
+        order = self._order.setdefault(session, _Order())
+        order.reach(bisect_right(self._commits, offset))
+        ticks = (
+            (one, self._deciding_tick(one, self._decides_from[session], order.settled, offset)) for one in segments
+        )
+        due, tick = next(((one, at) for one, at in ticks if at is not None), (None, 0))
+        order.needed = max(order.needed, tick)
         self.leases.ends.append(
             Justified(
                 message_id, offset, marker.outcome, marker.reason, marker.consumer_id, due,
@@ -191,20 +278,13 @@ class _Reading:
         )  # fmt: skip
         self._ended_by_tracker.add(message_id)
 
-    def _on_brokers_clock(self, segment: Segment, tick: int) -> Segment:
-        """Return a segment with its deadline as the broker's clock showed it at a TICK."""
-        if segment.deadline_at_ms == REJECTED_AT_MS:
-            return segment
-        return replace(segment, deadline_at_ms=segment.deadline_at_ms - self._behind_ms[tick])
-
-    def _due_at(self, segment: Segment, end_offset: int) -> int | None:
-        """Return the first TICK of the session that wrote the END that saw the segment past its deadline."""
-        # Sessions follow each other: what a session wrote lies below where the next one decides from.
-        decides_from = self._decides_from[max(0, bisect_right(self._decides_from, end_offset) - 1)]
-        first = bisect_left(self._tick_offsets, max(segment.begin, decides_from))
+    def _deciding_tick(self, segment: Segment, decides_from: int, settled: int, end_offset: int) -> int | None:
+        """Return the first TICK that could decide a segment; None where there is none before its end and the END."""
+        first = bisect_left(self._tick_offsets, max(segment.begin, decides_from, settled))
         first = max(first, bisect_right(self._clocks, segment.deadline_at_ms))
-        is_seen = first < len(self._tick_offsets) and self._tick_offsets[first] < min(segment.end, end_offset)
-        return first if is_seen else None
+        if first < len(self._tick_offsets) and self._tick_offsets[first] < min(segment.end, end_offset):
+            return self._tick_offsets[first]
+        return None
 
     def _open(self, message_id: MessageId) -> Segment | None:
         segments = self.segments.get(message_id)

@@ -11,7 +11,7 @@ from kmq_spark.kafka.settings import marker_producer_config, producer_config
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from faults.stage import Stage
 
@@ -37,17 +37,41 @@ def messages_in_flight(stage: Stage, count: int, lease_ms: int) -> None:
     markers.flush()
 
 
-def write_record(stage: Stage, value: bytes | None, partition: int, *, times: int = 1) -> None:
+def write_record(
+    stage: Stage, value: bytes | None, partition: int, *, times: int = 1, is_hostile: bool = False
+) -> None:
     """Write any bytes to a markers partition, as a foreign or broken client would."""
     producer = _marker_producer(stage)
     for _ in range(times):
-        producer.produce(stage.layout.topics.markers_topic, value, partition=partition)
+        producer.produce(
+            stage.layout.topics.markers_topic, value, partition=partition, on_delivery=_noted(stage, is_hostile)
+        )
+        producer.poll(0)
     producer.flush()
 
 
-def write_marker(stage: Stage, marker: Marker, partition: int | None = None) -> None:
-    """Write a marker to the partition of its messages, or another one."""
-    write_record(stage, encode_marker(marker), marker.queue_partition if partition is None else partition)
+def write_marker(stage: Stage, marker: Marker, partition: int | None = None, *, is_hostile: bool = False) -> None:
+    """
+    Write a marker.
+
+    Args:
+        stage: Queue.
+        marker: Marker.
+        partition: Where to; that of its messages by default.
+        is_hostile: Whether the verdict must be as though it had not been written.
+    """
+    place = marker.queue_partition if partition is None else partition
+    write_record(stage, encode_marker(marker), place, is_hostile=is_hostile)
+
+
+def _noted(stage: Stage, is_hostile: bool) -> Callable[[object, object], None]:  # noqa: FBT001  # one question
+    """Return a delivery callback that notes that the injector wrote the marker, and no consumer."""
+    notes = stage.hostile_markers if is_hostile else stage.injected_markers
+
+    def note(_error: object, record: object) -> None:
+        notes.add((record.partition(), record.offset()))  # type: ignore[attr-defined]  # the client's Message
+
+    return note
 
 
 def _sent(stage: Stage, count: int) -> Iterator[tuple[int, OffsetRange]]:
@@ -85,5 +109,10 @@ def _marker_producer(stage: Stage) -> Producer:
 
 
 def _write(stage: Stage, producer: Producer, marker: Marker) -> None:
-    producer.produce(stage.layout.topics.markers_topic, encode_marker(marker), partition=marker.queue_partition)
+    producer.produce(
+        stage.layout.topics.markers_topic,
+        encode_marker(marker),
+        partition=marker.queue_partition,
+        on_delivery=_noted(stage, is_hostile=False),
+    )
     producer.poll(0)

@@ -13,15 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.events import read_events
+from faults.waits import Stretch
 from kmq_spark.core.state import Status
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from faults.clocks import FalseClock
     from faults.worker import Profile
@@ -29,11 +30,16 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 45.0
 POLL_S = 0.05
+NEVER_MS = 2**62
 
 
 class Child:
     """
     A process of our own.
+
+    Attributes:
+        is_ended_by_us: Whether it was killed, or armed to end by itself.
+        ended_at_ms: When it was seen to have ended, epoch milliseconds; None while it runs.
 
     Args:
         command: What to run.
@@ -43,6 +49,8 @@ class Child:
         once_file: See `kmq_spark.failpoints`.
         clock: A wrong wall clock; None for the machine's.
     """
+
+    ended_at_ms: int | None = None
 
     def __init__(
         self,
@@ -68,6 +76,7 @@ class Child:
                 command, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
             )
         self.lines: list[str] = []
+        self.is_ended_by_us = bool(failpoint)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -93,12 +102,15 @@ class Child:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        self._note_end()
         return self.exit_code
 
     def kill(self) -> None:
         """`kill -9`."""
+        self.is_ended_by_us = True
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._note_end()
 
     def pause(self) -> None:
         """`kill -STOP`."""
@@ -115,6 +127,11 @@ class Child:
             self.kill()
         return self.exit_code
 
+    def last_words(self) -> str:
+        """Return the last line that it wrote."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
     def _signal(self, number: signal.Signals) -> None:
         if self.is_running:
             os.killpg(self._process.pid, number)
@@ -124,6 +141,14 @@ class Child:
         with self._process.stdout as output:
             for line in output:
                 self.lines.append(line.decode(errors="replace"))
+                self._saw(self.lines[-1])
+        self._note_end()
+
+    def _note_end(self) -> None:
+        self.ended_at_ms = self.ended_at_ms or time.time_ns() // 1_000_000
+
+    def _saw(self, line: str) -> None:
+        """Look at a line as it comes."""
 
 
 class TrackerChild(Child):
@@ -138,6 +163,8 @@ class TrackerChild(Child):
         max_deliveries: Limit.
         options: See `Child`.
     """
+
+    _ready_at_ms: int | None = None
 
     def __init__(
         self,
@@ -169,7 +196,7 @@ class TrackerChild(Child):
         """Wait for its first batch; return the seconds since it was started, -1 where it ended before."""
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s:
-            if any(json.loads(line).get("event") == "ready" for line in self.lines if line.startswith("{")):
+            if self._ready_at_ms is not None:
                 return time.monotonic() - self.began_s
             if not self.is_running:
                 return -1
@@ -187,10 +214,13 @@ class TrackerChild(Child):
                 return {int(partition): Status.from_dict(values) for partition, values in partitions.items()}
         return {}
 
-    def last_words(self) -> str:
-        """Return the last line that it wrote."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+    def presence(self) -> Stretch | None:
+        """Return from when on, and until when, it did its work; None where it never got so far."""
+        return None if self._ready_at_ms is None else Stretch(self._ready_at_ms, self.ended_at_ms or NEVER_MS)
+
+    def _saw(self, line: str) -> None:
+        if self._ready_at_ms is None and line.startswith("{") and json.loads(line).get("event") == "ready":
+            self._ready_at_ms = time.time_ns() // 1_000_000
 
 
 class WorkerChild(Child):
@@ -205,7 +235,7 @@ class WorkerChild(Child):
     def __init__(self, profile: Profile, folder: Path, **options: Any) -> None:  # noqa: ANN401  # of Child
         """Start it."""
         self._folder = folder
-        self._name = profile.name
+        self.name = profile.name
         command = [sys.executable, "-m", "faults.worker", profile.to_json()]
         super().__init__(command, folder / f"{profile.name}.log", None, **options)
 
@@ -220,4 +250,41 @@ class WorkerChild(Child):
 
     def delivered_count(self) -> int:
         """Return how many messages its handlers were given."""
-        return sum(event["event"] == "delivered" for event in read_events(self._folder, f"{self._name}-*"))
+        return sum(event["event"] == "delivered" for event in self.events())
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Return what it wrote down."""
+        return read_events(self._folder, f"{self.name}-*")
+
+
+class ProcessUse(NamedTuple):
+    """What a process takes: resident memory in MiB, open files, threads."""
+
+    pid: int
+    is_jvm: bool
+    resident_mib: int
+    files: int
+    threads: int
+
+
+def processes_of(group: int) -> list[ProcessUse]:
+    """Return the processes of a group, those that end meanwhile left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(folder.name)) == group:
+                found.append(_use_of(folder))
+        except (OSError, IndexError, KeyError):
+            continue
+    return found
+
+
+def _use_of(folder: Path) -> ProcessUse:
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+    return ProcessUse(
+        pid=int(folder.name),
+        is_jvm=b"java" in (folder / "cmdline").read_bytes()[:200],
+        resident_mib=int(status["VmRSS"].split()[0]) // 1024,
+        files=len(list((folder / "fd").iterdir())),
+        threads=int(status["Threads"]),
+    )

@@ -1,11 +1,12 @@
 """
-Let a busy queue run for long with nothing broken, and watch what grows: memory, files of the checkpoint, lateness.
+Let a busy queue run for long with nothing broken, and judge what grows.
 
-    .venv/bin/python -m faults.soak [--minutes 10] [--rate 200]
+    .venv/bin/python -m faults.soak [--minutes 30] [--rate 200]
 
 One message in ten is left alone at its first delivery, so the tracker, a process of its own, redelivers all the time.
-A line on stderr every half a minute, one JSON object on stdout at the end. It ends with 1 where a message was lost or
-came early, or the tracker started its query again or put its checkpoint aside.
+A line of measures on stderr every half a minute, one JSON object on stdout at the end, and one line on stderr: PASS, or
+FAIL with each reason. Exit code 1 where it fails: a message was lost, early or late, the tracker started its query
+again or put its checkpoint aside, or a measure of `BOUNDS` grew by more than it may (`growth.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import argparse
 import json
 import logging
 import os
+import re
+import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bench.stage import resident_mib
-from faults.processes import TrackerChild
+from faults.growth import Bound, Growth, grown
+from faults.processes import TrackerChild, processes_of
+from faults.waits import QUIET_P99_MS
 from kmq_spark.demo.audit import audit
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.producer import QueueProducer
@@ -39,7 +44,26 @@ LEFT_ALONE = 10
 """One message in so many."""
 
 SAMPLE_S = 30.0
+ATTACH_TIMEOUT_S = 20.0
 DRAIN_S = 15.0
+
+BOUNDS = {
+    "python_mib": Bound(an_hour=60, noise=16),
+    "jvm_mib": Bound(an_hour=120, noise=48),
+    "heap_mib": Bound(an_hour=60, noise=12),
+    "client_mib": Bound(an_hour=60, noise=8),
+    "files_open": Bound(an_hour=30, noise=12),
+    "threads": Bound(an_hour=30, noise=12),
+    "checkpoint_files": Bound(an_hour=200, noise=80),
+    "checkpoint_kib": Bound(an_hour=20_000, noise=4_000),
+    "state_kib": Bound(an_hour=10_000, noise=4_000),
+}
+"""
+What may grow by how much: the tracker's Python processes and its JVM, resident; the JVM's live heap, after a full
+collection; this process, which sends and receives; open files and threads of the tracker; its checkpoint, in files and
+bytes, and the state in it, in bytes.
+"""
+
 TROUBLE = ("starting again", "cannot be used", "Ignoring error while performing maintenance")
 """What the tracker's log must not say."""
 
@@ -59,6 +83,7 @@ class Soak:
         self._address, self._rate = broker.bootstrap_servers, rate
         self.layout: QueueLayout = create_queue("soak", bootstrap_servers=self._address, partitions=4)
         self.tracker = TrackerChild(self._address, "soak", folder, max_deliveries=0)
+        self.times_s: list[float] = []
         self.samples: list[dict[str, int]] = []
         self.failures: list[str] = []
         self._sending, self._receiving = threading.Event(), threading.Event()
@@ -83,17 +108,38 @@ class Soak:
         if self.tracker.stop():
             self.failures.append(f"the tracker ended with {self.tracker.exit_code}: {self.tracker.last_words()}")
 
-    def verdict(self) -> dict[str, object]:
+    def verdict(self) -> dict[str, Any]:
         """Return what the topics and the tracker's log say."""
         found = audit(self.layout, self._address)
         log = self.tracker.log.read_text(errors="replace")
-        trouble = {words: log.count(words) for words in TROUBLE if words in log}
         late = {name: found.percentile(share) for name, share in (("p50", 50), ("p99", 99), ("max", 100))}
+        measures, reasons = self._growth()
+        reasons += [f"{log.count(words)} times in the tracker's log: {words}" for words in TROUBLE if words in log]
+        reasons += [
+            f"{count} messages {what}" for what, count in (("lost", len(found.lost)), ("early", found.early)) if count
+        ]
+        reasons += [f"lateness p99 is {late['p99']} ms, bound {QUIET_P99_MS} ms"] * ((late["p99"] or 0) > QUIET_P99_MS)
+        # A tracker that redelivered nothing has not been tried.
+        reasons += ["nothing was redelivered"] * (not found.redelivered) + self.failures
         return {
             "sent": len(found.sent), "redelivered": found.redelivered, "lost": len(found.lost), "early": found.early,
-            "lateness_ms": late, "trouble": trouble, "failures": self.failures, "samples": self.samples,
-            "is_well": not (found.lost or found.early or trouble or self.failures),
+            "lateness_ms": late, "growth": {name: measure._asdict() for name, measure in measures.items()},
+            "reasons": reasons, "is_well": not reasons, "samples": self.samples,
         }  # fmt: skip
+
+    def _growth(self) -> tuple[dict[str, Growth], list[str]]:
+        """Return what each measure did, and what is wrong with it."""
+        series = {name: [float(sample[name]) for sample in self.samples] for name in BOUNDS}
+        try:
+            measures = grown(self.times_s, series, BOUNDS)
+        except ValueError as error:
+            return {}, [str(error)]
+        reasons = [
+            f"{name} grows by {measure.an_hour:g} an hour, bound {measure.bound:g}: {measure.first:g}, {measure.last:g}"
+            for name, measure in measures.items()
+            if measure.is_too_much
+        ]
+        return measures, reasons
 
     def _send(self) -> None:
         due_s = time.monotonic()
@@ -117,24 +163,69 @@ class Soak:
             self.failures.append(f"{type(error).__name__}: {error}")
 
     def _sample(self) -> None:
-        sample = {"tracker_jvm_mib": 0, "tracker_python_mib": 0}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if os.getpgid(int(folder.name)) == self.tracker.group:
-                    kind = "jvm" if b"java" in (folder / "cmdline").read_bytes()[:200] else "python"
-                    sample[f"tracker_{kind}_mib"] += resident_mib(folder)
-            except (OSError, IndexError):
-                continue
-        sample["client_mib"] = resident_mib(Path("/proc/self"))
-        sample["checkpoint_files"] = sum(len(files) for _, _, files in os.walk(self.tracker.checkpoint_dir))
+        processes = processes_of(self.tracker.group)
+        checkpoint = [file for file in self.tracker.checkpoint_dir.rglob("*") if file.is_file()]
+        sample = {
+            "python_mib": sum(each.resident_mib for each in processes if not each.is_jvm),
+            "jvm_mib": sum(each.resident_mib for each in processes if each.is_jvm),
+            "heap_mib": sum(live_heap_mib(each.pid) for each in processes if each.is_jvm),
+            "client_mib": next(each.resident_mib for each in processes_of(os.getpgid(0)) if each.pid == os.getpid()),
+            "files_open": sum(each.files for each in processes),
+            "threads": sum(each.threads for each in processes),
+            "checkpoint_files": len(checkpoint),
+            "checkpoint_kib": sum(map(_size, checkpoint)) // 1024,
+            "state_kib": sum(_size(file) for file in checkpoint if "state" in file.parts) // 1024,
+        }
+        self.times_s.append(time.monotonic())
         self.samples.append(sample)
         sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {sample}\n")
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def live_heap_mib(pid: int) -> int:
+    """
+    Return what a JVM's heap holds after a full collection, MiB.
+
+    By HotSpot's attach protocol, as `jcmd` uses it, which a runtime without the development tools lacks.
+    """
+    asked, answers = Path(f"/tmp/.attach_pid{pid}"), Path(f"/tmp/.java_pid{pid}")  # noqa: S108  # the JVM looks there
+    if not answers.exists():
+        asked.touch()
+        os.kill(pid, signal.SIGQUIT)
+        give_up_s = time.monotonic() + ATTACH_TIMEOUT_S
+        while not answers.exists() and time.monotonic() < give_up_s:
+            time.sleep(0.05)
+        asked.unlink(missing_ok=True)
+    _ask(answers, "GC.run")
+    used = re.search(r"heap\s+total \d+K, used (\d+)K", _ask(answers, "GC.heap_info"))
+    if used is None:
+        message = f"cannot read the heap of JVM {pid}: its answer names no used heap"
+        raise ValueError(message)
+    return int(used[1]) // 1024
+
+
+def _ask(answers: Path, command: str) -> str:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ATTACH_TIMEOUT_S)
+        connection.connect(str(answers))
+        # Protocol version, command, three arguments.
+        connection.sendall(b"".join(part.encode() + b"\0" for part in ("1", "jcmd", command, "", "")))
+        parts = []
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 def main() -> None:
     """Run it and print the verdict."""
     parser = argparse.ArgumentParser(prog="python -m faults.soak")
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--minutes", type=float, default=30, help="a third of them is warm-up; at least 6")
     parser.add_argument("--rate", type=int, default=200, help="messages a second")
     options = parser.parse_args()
     # The messages left alone are lost leases, each a line.
@@ -147,6 +238,10 @@ def main() -> None:
         finally:
             soak.tracker.stop()
     sys.stdout.write(json.dumps(verdict) + "\n")
+    for reason in verdict["reasons"]:
+        sys.stderr.write(f"FAIL  {reason}\n")
+    if verdict["is_well"]:
+        sys.stderr.write("PASS\n")
     sys.exit(0 if verdict["is_well"] else 1)
 
 

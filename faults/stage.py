@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import threading
 import time
@@ -21,21 +22,22 @@ from faults.checker import Verdict, check, open_messages
 from faults.conservation import Told
 from faults.events import EventFile, read_events
 from faults.leases import Session, read_leases
-from faults.processes import TrackerChild, WorkerChild
+from faults.processes import NEVER_MS, TrackerChild, WorkerChild
 from faults.sender import Sender
 from faults.topics import read_dump
+from faults.waits import Bounds, Stretch, gaps
 from faults.worker import Profile
 from kmq_spark.config import load_settings
 from kmq_spark.kafka.topics import create_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from faults.clocks import FalseClock
-    from faults.topics import Record
+    from faults.clocks import FalseClock, MovableClock
+    from faults.topics import Dump, Record
     from kmq_spark.core.markers import MessageId
     from kmq_spark.core.state import Status
     from kmq_spark.local.broker import EmbeddedBroker
@@ -47,7 +49,15 @@ BROKER_SETTINGS = {
     "group.consumer.session.timeout.ms": "2000",
     "group.consumer.min.heartbeat.interval.ms": "500",
     "group.consumer.heartbeat.interval.ms": "500",
+    "group.min.session.timeout.ms": "2000",
 }
+
+PROTOCOLS: dict[str, dict[str, str]] = {
+    "consumer": {},
+    # The consumer protocol has these of the broker.
+    "classic": {"session.timeout.ms": "2000", "heartbeat.interval.ms": "500"},
+}
+"""Group protocols, and what each needs so that a death is noticed in two seconds."""
 
 DRAIN_WORK_MS = 10
 """Longest work of the handlers that only work off what is left."""
@@ -58,12 +68,18 @@ DRAIN_TIMEOUT_S = 60.0
 _OPENED = re.compile(r"tracker (\S+) of (\S+) decides from markers (\{.*\})")
 
 
+STEP_SLACK_MS = 20
+"""How exactly the true time of an append is known where the broker's clock was moved."""
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _workers_idle_profile(profile: Profile) -> Profile:
     """Return the profile of workers that only work off what is left: as before, nothing forgotten, nothing slow."""
     work_ms = min(profile.work_ms, DRAIN_WORK_MS)
-    return replace(
-        profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, work_ms=work_ms, extra={}
-    )
+    return replace(profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, work_ms=work_ms)
 
 
 class Stage:
@@ -78,6 +94,8 @@ class Stage:
         partitions: Of the queue.
         max_deliveries: Limit.
         spark: For a tracker in this process.
+        clock: Of the broker, where it may be moved.
+        owns_broker: Whether the broker ends with the stage.
         profile: Values that its workers have unlike the default.
     """
 
@@ -91,9 +109,14 @@ class Stage:
         partitions: int = 4,
         max_deliveries: int = 3,
         spark: Callable[[], SparkSession] | None = None,
+        clock: MovableClock | None = None,
+        owns_broker: bool = False,
         **profile: Any,  # noqa: ANN401  # fields of Profile
     ) -> None:
         """Make the queue."""
+        # By the fault's name, not by its queue's, which carries the time.
+        choice = random.Random(f"{seed}:{queue.partition('.')[0]}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
+        profile = {"group_protocol": choice, "extra": PROTOCOLS[choice], **profile}
         self.broker, self.queue, self.seed, self.max_deliveries = broker, queue, seed, max_deliveries
         self.bootstrap_servers = broker.bootstrap_servers
         self.folder = folder / queue
@@ -103,6 +126,13 @@ class Stage:
         self.events = EventFile(self.folder, "injector")
         self.injections = 0
         self.is_drained = False
+        self.bounds = Bounds()
+        self.injected_markers: set[tuple[int, int]] = set()
+        self.hostile_markers: set[tuple[int, int]] = set()
+        self._clock, self._owns_broker = clock, owns_broker
+        self._away: list[Stretch] = []
+        self._tracked: list[Stretch] = []
+        self._began_ms = _now_ms()
         self._removed: dict[MessageId, Record] = {}
         self.notes: list[str] = []
         self.failures: list[str] = []
@@ -118,6 +148,24 @@ class Stage:
         with self._lock:
             self.injections += 1
         self.events.write("injected", what=what, **fields)
+
+    @contextmanager
+    def away(self, after_s: float = 0.0) -> Iterator[None]:
+        """Note that something is away on purpose in a block, and for some seconds after it, which excuse waits."""
+        begin_ms = _now_ms()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._away.append(Stretch(begin_ms, _now_ms() + round(1000 * after_s)))
+
+    def keeps_broker(self) -> None:
+        """Leave the broker to another stage that ends later."""
+        self._owns_broker = False
+
+    def judge(self, **bounds: Any) -> None:  # noqa: ANN401  # fields of Bounds
+        """Set what this fault allows unlike the others."""
+        self.bounds = replace(self.bounds, **bounds)
 
     def fail(self, what: str) -> None:
         """Note that something besides the checker's rules went wrong: it counts as a violation."""
@@ -174,65 +222,122 @@ class Stage:
                 **settings,
             },
         }
-        tracker = QueueTracker(self._spark(), self.queue, load_settings(None, flags))
+        tracker, ready_at_ms = QueueTracker(self._spark(), self.queue, load_settings(None, flags)), _now_ms()
         thread = threading.Thread(target=self._run_tracker, args=(tracker,), daemon=True)
         with self._service_log():
             thread.start()
             try:
                 if not tracker.wait_ready(90):
                     self.fail("the tracker did not get ready")
+                ready_at_ms = _now_ms()
                 yield tracker
             finally:
+                self._tracked.append(Stretch(ready_at_ms, _now_ms()))
                 tracker.stop()
                 thread.join(60)
                 self._told = (self.folder / "checkpoint", tracker.stats.statuses)
 
     def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
-        """Stop the senders, let healthy workers work everything off, and return how long it took."""
+        """
+        Stop the senders, let everything be worked off, and return how long it took.
+
+        By the workers that survived the faults, where there are any: a survivor that hangs must not be covered up by
+        a fresh one. Only where none is left, fresh ones do it.
+
+        Args:
+            workers: How many fresh ones.
+            timeout_s: I9 is broken after it.
+        """
         for sender in self._senders:
             sender.stop()
+        survivors = [child for child in self._children if isinstance(child, WorkerChild) and child.is_running]
         profile = _workers_idle_profile(self.profile)
-        crew = [WorkerChild(replace(profile, name=f"drain{n}"), self.folder) for n in range(workers)]
+        fresh = 0 if survivors else workers
+        crew = [WorkerChild(replace(profile, name=f"drain{n}"), self.folder) for n in range(fresh)]
         began_s = time.monotonic()
         self.is_drained = True
         try:
             while left := self._open_count():
                 if time.monotonic() - began_s > timeout_s:
-                    self.fail(f"I9: {left} messages are open {timeout_s:g} s after the last fault")
+                    who = f"{len(survivors)} workers that survived" if survivors else f"{workers} fresh workers"
+                    self.fail(f"I9: {left} messages are open {timeout_s:g} s after the last fault, with {who}")
                     break
                 time.sleep(1.0)
         finally:
+            ended = [child for child in survivors if not child.is_running]
             # Trackers last, and then: the verdict reads topic after topic, so nothing may be committed meanwhile.
             for kind in (WorkerChild, TrackerChild):
                 for child in (*self._children, *crew):
                     if isinstance(child, kind):
                         child.stop()
+            self._judge_exits((*survivors, *crew), ended)
         return time.monotonic() - began_s
+
+    def _judge_exits(self, workers: Sequence[WorkerChild], ended: Sequence[WorkerChild]) -> None:
+        """I9: a worker ends where it is asked to, and then, and without an error."""
+        for worker in ended:
+            self.fail(f"I9: worker {worker.name} ended by itself with {worker.exit_code}: {worker.last_words()}")
+        for worker in workers:
+            if worker not in ended and worker.exit_code:
+                self.fail(f"I9: worker {worker.name} ended with {worker.exit_code}: {worker.last_words()}")
 
     def remember(self) -> None:
         """Read the queue topic for the verdict, before records of it are removed."""
         self._removed |= {record.place: record for record in read_dump(self.queue, self.bootstrap_servers).messages}
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End whatever still runs, a broker of its own included."""
         for child in self._children:
             if child.is_running:
                 child.resume()
                 child.kill()
+        if self._owns_broker:
+            self.broker.close()
 
     def verdict(self, *, is_drained: bool = True) -> Verdict:
         """Read the topics and the event files, and check them."""
-        dump = read_dump(self.queue, self.bootstrap_servers)
+        dump = self._dump()
         present = {record.place: record for record in dump.messages}
         dump.messages = list((self._removed | present).values())
-        events = list(read_events(self.folder))
+        dump.removed = self._removed.keys() - present.keys()
         found = check(
-            dump, events, self.sessions(), max_deliveries=self.max_deliveries, is_drained=is_drained, told=self.told()
+            dump,
+            read_events(self.folder),
+            self.sessions(),
+            max_deliveries=self.max_deliveries,
+            is_drained=is_drained,
+            told=self.told(),
+            bounds=self._whole_bounds(),
         )
         for failure in self.failures:
             invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
             found.add(invariant, what)
         return found
+
+    def _dump(self) -> Dump:
+        """Read the topics, as though what is hostile had not been written: it must change nothing."""
+        dump = read_dump(self.queue, self.bootstrap_servers)
+        dump.injected = self.injected_markers
+        for partition, log in dump.markers.items():
+            hostile = {offset for place, offset in self.hostile_markers if place == partition}
+            # As a record that is no marker: it has its offset and its append time, and says nothing.
+            dump.markers[partition] = [
+                logged._replace(marker=None) if logged.marker_offset in hostile else logged for logged in log
+            ]
+        return dump
+
+    def _whole_bounds(self) -> Bounds:
+        """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
+        children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
+        present = [*self._tracked, *(stretch for stretch in children if stretch is not None)]
+        away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
+        if self._clock is None:
+            return replace(self.bounds, away=away)
+        epochs = self._clock.epochs
+        # Back from behind is a step ahead, too; for the log's clock it is none, which had not gone back.
+        set_ahead = [at_ms for at_ms, ahead_ms in epochs if ahead_ms > 0]
+        true_ms = self._clock.true_ms
+        return replace(self.bounds, away=away, true_ms=true_ms, slack_ms=STEP_SLACK_MS, set_ahead=set_ahead)
 
     def told(self) -> dict[int, Told]:
         """Return the last word of the last tracker that said one, by markers partition."""
@@ -263,7 +368,7 @@ class Stage:
         return sorted(found, key=lambda session: sum(session.decides_from.values()))
 
     def _open_count(self) -> int:
-        dump = read_dump(self.queue, self.bootstrap_servers)
+        dump = self._dump()
         return len(open_messages(dump, [read_leases(partition, log, []) for partition, log in dump.markers.items()]))
 
     def _run_tracker(self, tracker: QueueTracker) -> None:

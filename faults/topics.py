@@ -66,12 +66,16 @@ class Dump:
         messages: The queue topic.
         dead_letters: The dead-letter topic, records of the markers topic that were no markers left out.
         set_aside: How many of those there are.
+        removed: Messages that were read before their records were removed from the queue topic.
+        injected: Markers that the injector wrote: markers partition, marker offset.
     """
 
     markers: dict[int, list[LoggedMarker]] = field(default_factory=dict)
     messages: list[Record] = field(default_factory=list)
     dead_letters: list[Record] = field(default_factory=list)
     set_aside: int = 0
+    removed: set[MessageId] = field(default_factory=set)
+    injected: set[tuple[int, int]] = field(default_factory=set)
 
 
 def place_of(header: bytes | None) -> MessageId | None:

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 NICENESS = 10
 
+KEYBOARD_SHARE = 0.5
+"""Of the interrupts: KeyboardInterrupt; the others are ordinary exceptions of a signal handler."""
+
+LONGEST_ROUND_S = 0.4
+"""An interrupt comes at a random moment of this stretch, then the next round begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -42,7 +48,9 @@ class Profile:
         name: Of the worker.
         seed: Of its choices.
         lease_ms: Length of a lease.
-        mode: `run` (handlers in threads) or `receive` (a loop that settles, or forgets).
+        group_protocol: As of the consumer.
+        mode: `run` (handlers in threads), `receive` (a loop that settles, or forgets) or `interrupted` (the same loop,
+            torn by exceptions of a signal handler, which it catches to receive on).
         keep_alive: Whether leases are renewed.
         threads: Handler threads.
         max_in_flight: Messages held at once.
@@ -63,6 +71,7 @@ class Profile:
     name: str = "worker"
     seed: int = 1
     lease_ms: int = 2_000
+    group_protocol: str = "consumer"
     mode: str = "run"
     keep_alive: bool = True
     threads: int = 4
@@ -113,6 +122,7 @@ class Handler:
             self._events.write("raised", **note)
             raise HandlerError(name)
         if choice < limits[1]:
+            self._events.write("rejected", **note)
             message.reject("the campaign says so")
         elif choice < limits[2]:
             time.sleep(profile.lease_ms * 1.5 / 1000)
@@ -128,7 +138,7 @@ def main(text: str) -> None:
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,
-        group_protocol="consumer",
+        group_protocol=profile.group_protocol,
         lease_ms=profile.lease_ms,
         keep_alive=profile.keep_alive,
         max_in_flight=profile.max_in_flight,
@@ -140,8 +150,10 @@ def main(text: str) -> None:
     events.write("began")
     if profile.mode == "run":
         consumer.run(Handler(profile, events), concurrency=profile.threads, retry_delay_ms=200)
-    else:
+    elif profile.mode == "receive":
         _receive(consumer, profile, events)
+    else:
+        _receive_interrupted(consumer, profile, events)
     events.write("ended")
 
 
@@ -154,10 +166,56 @@ def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile) -> No
         while not stopping:
             for message in _received(consumer, profile.max_in_flight):
                 name = (message.value or b"").partition(b"|")[0].decode()
-                events.write("delivered", id=name, copy=list(message.id), delivery=message.delivery_count)
+                note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
+                events.write("delivered", **note)
                 if not message.is_settled and generator.random() >= profile.forgotten:
+                    events.write("handled", **note)
                     message.ack()
             time.sleep(profile.work_ms / 1000)
+
+
+class AlarmError(Exception):
+    """What the signal handler raises."""
+
+
+def _receive_interrupted(consumer: QueueConsumer, profile: Profile, events: EventFile) -> None:
+    """
+    Receive and acknowledge, torn at random moments, until SIGTERM.
+
+    Each round arms one signal. Its handler raises wherever the main thread is at that moment: a KeyboardInterrupt, as
+    Ctrl+C does, or an exception of its own, as a time limit does. The loop catches it, gives back what it has in its
+    hands, and receives on, as a shell, a notebook or a task runner would.
+    """
+    stopping: list[int] = []
+    generator = random.Random(profile.seed)  # noqa: S311  # repeatable
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
+
+    def tear(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt if generator.random() < KEYBOARD_SHARE else AlarmError
+
+    signal.signal(signal.SIGALRM, tear)
+    with consumer:
+        while not stopping:
+            held: list[Message] = []
+            try:
+                signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, LONGEST_ROUND_S))
+                while True:
+                    held = _received(consumer, profile.max_in_flight)
+                    _settle(held, events)
+            except (KeyboardInterrupt, AlarmError) as error:
+                events.write("interrupted", by=type(error).__name__, held=len(held))
+                for message in held:
+                    if not message.is_settled:
+                        message.release()
+
+
+def _settle(messages: list[Message], events: EventFile) -> None:
+    for message in messages:
+        name = (message.value or b"").partition(b"|")[0].decode()
+        note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
+        events.write("delivered", **note)
+        events.write("handled", **note)
+        message.ack()
 
 
 def _received(consumer: QueueConsumer, max_messages: int) -> list[Message]:

@@ -7,98 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from faults.checker import check
-from faults.conservation import Told
 from faults.leases import Session
-from faults.topics import Dump, Record
-from kmq_spark.core.fold import PartitionState, Rules, fold
-from kmq_spark.core.markers import MessageId, Outcome, Release
-from kmq_spark.testing import end, keep_alive, log, start, tick
-from kmq_spark.wire.headers import DELIVERY_COUNT, ORIGIN, PREVIOUS, SILENT_COUNT
+from faults.waits import Bounds, Stretch
+from kmq_spark.core.markers import Outcome, Release
+from kmq_spark.testing import end, keep_alive, start, tick
+from kmq_spark.wire.headers import DLQ_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from faults.checker import Verdict
-    from kmq_spark.core.events import LoggedMarker
     from kmq_spark.core.state import Status
 
-OLD, NEW = Session("old", {0: 0}), Session("new", {0: 100})
-REDELIVERED, DEAD_LETTERED = Outcome.REDELIVERED, Outcome.DEAD_LETTERED
-
-
-def first_copy(offset: int) -> Record:
-    """Return a message as its producer sent it."""
-    return Record(MessageId(0, offset), 500, b"key", f"id-{offset}|body".encode(), (("trace", b"t"),))
-
-
-def next_copy(
-    offset: int, previous: int, count: int, at_ms: int, *, origin: int | None = None, silent: int | None = None
-) -> Record:
-    """Return a message as the tracker sends it, or a dead letter; all its deliveries ended without a word."""
-    source = first_copy(previous if origin is None else origin)
-    ours: dict[str, object] = {
-        DELIVERY_COUNT: count,
-        PREVIOUS: f"0:{previous}",
-        ORIGIN: f"0:{previous if origin is None else origin}",
-    }
-    ours[SILENT_COUNT] = count if silent is None else silent
-    headers = (*source.headers, *((name, str(value).encode()) for name, value in ours.items()))
-    return Record(MessageId(0, offset), at_ms, source.key, source.value, headers)
-
-
-class Story:
-    """
-    A queue whose every promise was kept.
-
-    Message 0 is acked. Message 1 expires, and its copy 10 is acked. Message 2 is rejected. Message 3 uses up its two
-    deliveries. Each test breaks one thing.
-    """
-
-    def __init__(self) -> None:
-        """Write the story."""
-        self.markers: list[LoggedMarker] = log(
-            start(0, 1_000, count=4),  # 0: due at 6_000
-            end(0, 2_000),
-            end(2, 2_100, outcome=Outcome.REJECTED),
-            tick(2_500),  # 3: the rejection is due
-            end(2, 2_600, outcome=DEAD_LETTERED, reason="bad"),
-            tick(6_100),  # 5: messages 1 and 3 are due
-            end(1, 6_200, outcome=REDELIVERED),
-            end(3, 6_200, outcome=REDELIVERED),
-            start(10, 6_500, delivery_count=2, count=2),  # 8: due at 11_500
-            end(10, 7_000),
-            tick(11_600),  # 10: copy 11 is due, for the last time
-            end(11, 11_700, outcome=DEAD_LETTERED, reason="delivery limit reached: 2 of 2"),
-        )
-        self.messages = [first_copy(offset) for offset in range(4)]
-        self.messages += [next_copy(10, 1, 1, 6_200), next_copy(11, 3, 1, 6_200)]
-        self.dead_letters = [next_copy(0, 2, 1, 2_600), next_copy(1, 11, 2, 11_700, origin=3)]
-        self.events: list[dict[str, Any]] = [
-            {"event": event, "id": f"id-{offset}"} for offset in range(4) for event in ("send", "sent", "delivered")
-        ]
-        self.sessions = [OLD]
-        self.tracker_tells: Callable[[Status], Status] = lambda status: status
-
-    def append(self, *markers: LoggedMarker) -> None:
-        """Go on with the log."""
-        self.markers += log(*markers, first=len(self.markers))
-
-    def verdict(self) -> Verdict:
-        """Check it."""
-        dump = Dump({0: self.markers}, self.messages, self.dead_letters)
-        status = fold(PartitionState.empty(), self.markers, Rules(max_deliveries=2)).status
-        told = {0: Told(0, self.tracker_tells(status))}
-        return check(dump, self.events, self.sessions, max_deliveries=2, told=told)
-
-
-def test_right_story_has_no_violations() -> None:
-    verdict = Story().verdict()
-    assert verdict.violations == []
-    assert verdict.lateness_ms == [200, 200]  # 6_200 - 6_000
-    assert (verdict.counts["redelivered"], verdict.counts["dead_lettered"]) == (2, 2)
-    # Six: messages 0 to 3 and the copies 10 and 11.
-    assert (verdict.counts["leases"], verdict.counts["leases_told_by_tracker"]) == (6, 6)
+from tests.unit.fault_story import (
+    DEAD_LETTERED,
+    OLD,
+    REDELIVERED,
+    Story,
+    defer,
+    first_copy,
+    handled,
+    next_copy,
+    write_gone_for_what_is_there,
+)
 
 
 def lose_a_message(story: Story) -> None:
@@ -148,6 +78,18 @@ def redeliver_on_a_tick_of_an_older_tracker(story: Story) -> None:
     story.events.append({"event": "send", "id": "id-4"})
     story.append(start(4, 12_000), tick(20_000), end(4, 20_100), tick(30_000), end(4, 30_100, outcome=REDELIVERED))
     story.append(start(12, 30_200, delivery_count=2), end(12, 30_300))
+
+
+def redeliver_after_an_end_that_a_later_decision_passed(story: Story) -> None:
+    """I3: due at TICK 13, acked at 14; the session then sent what TICK 15 decided, and after that the acked one."""
+    story.messages += [first_copy(4), first_copy(5)]
+    story.events += [{"event": "send", "id": "id-4"}, {"event": "send", "id": "id-5"}]
+    story.append(start(4, 12_000, lease_ms=5_000), start(5, 12_000, lease_ms=9_000), tick(17_001), end(4, 17_100))
+    story.append(tick(21_001), end(5, 21_100, outcome=REDELIVERED))
+    story.messages.append(next_copy(12, 5, 1, 21_100))
+    story.commit()
+    story.append(end(4, 21_300, outcome=REDELIVERED))
+    story.messages.append(next_copy(13, 4, 1, 21_300))
 
 
 def redeliver_twice(story: Story) -> None:
@@ -218,14 +160,6 @@ def redeliver_before_a_renewed_deadline(story: Story) -> None:
     """I7: a KEEPALIVE had moved the deadline."""
     story.markers[3] = keep_alive(1, 2_500, marker_offset=3)  # 2_500 + 5_000 = 7_500
     story.markers[4] = end(2, 2_600, outcome=DEAD_LETTERED, marker_offset=4)
-
-
-def defer(story: Story, *, decided_ms: int = 20_001, count: int = 0, silent: int = 0) -> None:
-    """Message 4 is put off until 20_000, and comes then."""
-    story.messages += [first_copy(4), next_copy(12, 4, count, 20_100, silent=silent)]
-    story.events.append({"event": "send", "id": "id-4"})
-    story.append(start(4, 12_000, lease_ms=0, never_handed_out=True, due_at_ms=20_000), tick(decided_ms))
-    story.append(end(4, 20_100, outcome=REDELIVERED), start(12, 20_200, delivery_count=count + 1), end(12, 20_300))
 
 
 def redeliver_before_the_instant_of_a_deferral(story: Story) -> None:
@@ -319,20 +253,87 @@ def write_as_a_fenced_tracker(story: Story) -> None:
     story.markers[11] = logged._replace(marker=_signed(logged.marker, "old"))
 
 
+def write_as_a_stranger(story: Story) -> None:
+    """I12: signed by a writer that is no tracker of this queue."""
+    logged = story.markers[11]
+    assert logged.marker is not None
+    story.markers[11] = logged._replace(marker=_signed(logged.marker, "stranger"))
+
+
+def ack_what_no_handler_saw(story: Story) -> None:
+    """I1: acked by a consumer that gave it to no handler: it is lost."""
+    story.messages.append(first_copy(4))
+    story.events.append({"event": "send", "id": "id-4"})
+    story.append(start(4, 12_000), end(4, 12_100), is_handled=False)
+
+
+def ack_before_the_handler_returned(story: Story) -> None:
+    """I1: given to a handler, and acked although that handler raised."""
+    story.events = [event for event in story.events if event != handled(0)]
+    story.events.append({"event": "raised", "id": "id-0", "copy": [0, 0]})
+
+
+def drop_as_expired_what_never_expires(story: Story) -> None:
+    """I1: an END says that its time to live is over, and it has none."""
+    story.markers[1] = end(0, 2_000, outcome=Outcome.EXPIRED, marker_offset=1)
+
+
+def empty_a_dead_letter_of_what_is_there(story: Story) -> None:
+    """I11: as above, at the last delivery, so that the END is right; the payload is not in the dead letter."""
+    letter = story.dead_letters[1]
+    headers = (*letter.headers, (DLQ_MESSAGE, b"payload gone"))
+    story.dead_letters[1] = letter._replace(value=None, headers=headers)
+
+
+def bury_what_was_never_a_message(story: Story) -> None:
+    """I5: a dead letter of an offset past the end of the queue topic."""
+    story.append(start(77, 12_000), tick(20_000), end(77, 20_100, outcome=DEAD_LETTERED, reason="payload gone"))
+    gone = next_copy(2, 77, 1, 20_100)
+    story.dead_letters.append(gone._replace(value=None, headers=(*gone.headers, (DLQ_MESSAGE, b"payload gone"))))
+
+
+def redeliver_an_hour_late(story: Story) -> None:
+    """I8: due at 6_000, sent an hour later, while nothing was away."""
+    story.messages[4] = next_copy(10, 1, 1, 6_200 + 3_600_000)
+
+
+def redeliver_late_after_a_fault(story: Story) -> None:
+    """I8: the broker was away for 20 s, and the redelivery came 16 s after its return."""
+    story.bounds = Bounds(away=[Stretch(6_100, 26_100)])
+    story.messages[4] = next_copy(10, 1, 1, 42_200)
+
+
+def leave_a_partition_unread(story: Story) -> None:
+    """I9: a message waited for 11 s beside consumers that worked, and then was taken."""
+    story.bounds = Bounds(stall_ms=10_000)
+    story.messages.append(first_copy(4)._replace(appended_at_ms=12_000))
+    story.events.append({"event": "send", "id": "id-4"})
+    story.append(start(4, 23_001), end(4, 23_100))
+
+
+def bury_what_no_handler_failed_on(story: Story) -> None:
+    """I5: where each dead letter needs a failed handler, a delivery limit used up by false deadlines is no cause."""
+    story.bounds = Bounds(letters_need_a_cause=True)
+
+
 def _signed(marker: Any, writer: str) -> Any:  # noqa: ANN401  # a Marker in, a Marker out
     return replace(marker, consumer_id=writer)
 
 
 SEEDED: list[Callable[[Story], None]] = [
     lose_a_message, leave_a_message_unstarted, leave_a_message_in_flight, drop_a_copy, deliver_a_phantom,
-    store_a_phantom, redeliver_after_the_end, redeliver_on_a_tick_of_an_older_tracker, redeliver_twice, copy_twice,
+    store_a_phantom, redeliver_after_the_end, redeliver_after_an_end_that_a_later_decision_passed,
+    redeliver_on_a_tick_of_an_older_tracker, redeliver_twice, copy_twice,
     write_two_dead_letters, forget_a_dead_letter, redeliver_past_the_limit, dead_letter_without_a_cause,
     dead_letter_after_an_ack, reset_a_count, skip_a_count, redeliver_early_by_the_log, redeliver_early_by_the_clock,
     redeliver_before_a_renewed_deadline, redeliver_before_the_instant_of_a_deferral, count_a_deferral,
     count_a_deferral_as_silent, forget_a_silent_delivery, count_a_release_as_silent, lose_a_copy_that_a_lease_became,
     end_twice_by_trackers, keep_a_finished_message_in_flight, lose_a_message_from_the_state, count_a_redelivery_twice,
     count_an_ack_as_a_redelivery, count_unevenly, change_a_value, drop_a_header,
-    lose_the_origin, write_as_a_fenced_tracker,
+    lose_the_origin, write_as_a_fenced_tracker, write_as_a_stranger, ack_what_no_handler_saw,
+    ack_before_the_handler_returned, drop_as_expired_what_never_expires, write_gone_for_what_is_there,
+    empty_a_dead_letter_of_what_is_there, bury_what_was_never_a_message, redeliver_an_hour_late,
+    redeliver_late_after_a_fault, leave_a_partition_unread, bury_what_no_handler_failed_on,
 ]  # fmt: skip
 
 
@@ -343,44 +344,3 @@ def test_seeded_violation_is_found(seed: Callable[[Story], None]) -> None:
     seed(story)
     expected = (seed.__doc__ or "").partition(":")[0]
     assert expected in {violation.invariant for violation in story.verdict().violations}
-
-
-def test_deferred_message_has_no_delivery_yet() -> None:
-    """Its copy comes at its instant, with the count it had."""
-    story = Story()
-    defer(story)
-    verdict = story.verdict()
-    assert verdict.violations == []
-    assert verdict.lateness_ms[-1] == 100  # 20_100 - 20_000
-
-
-def test_ack_after_the_decision_is_counted_and_allowed() -> None:
-    """The tracker decided at a TICK, the ack came behind it, the END behind that: both are right."""
-    story = Story()
-    story.messages += [first_copy(4), next_copy(12, 4, 1, 20_200)]
-    story.events.append({"event": "send", "id": "id-4"})
-    story.append(start(4, 12_000), tick(20_000), end(4, 20_100), end(4, 20_200, outcome=REDELIVERED))
-    story.append(start(12, 20_300, delivery_count=2), end(12, 20_400))
-    verdict = story.verdict()
-    assert verdict.violations == []
-    assert verdict.counts["acked_after_decision"] == 1
-
-
-def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
-    """A consumer that slept too long acks what was given up in the meantime."""
-    story = Story()
-    story.append(end(3, 12_000), end(11, 12_000))
-    verdict = story.verdict()
-    assert verdict.violations == []
-    assert verdict.counts["late_acks"] == 2
-
-
-def test_message_fetched_again_may_come_twice() -> None:
-    """Its consumer died between START and commit, longer ago than a lease: two leases, a redelivery each."""
-    story = Story()
-    story.append(start(1, 12_000), tick(20_000), end(1, 20_100, outcome=REDELIVERED))
-    story.messages.append(next_copy(12, 1, 1, 20_100))
-    story.append(start(12, 20_200, delivery_count=2), end(12, 20_300))
-    verdict = story.verdict()
-    assert verdict.violations == []
-    assert verdict.counts["fetched_again"] == 1

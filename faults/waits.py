@@ -1,0 +1,163 @@
+"""
+How long messages waited, apart from the time in which something was away on purpose.
+
+Rule 1: a wait is judged by its longest *quiet stretch*: time on which no fault was active and the tracker was there. A
+broker that is suspended for 15 s excuses those 15 s, and not what comes after.
+Rule 2: instants are epoch milliseconds of one clock: the broker's, turned into true time where that clock was moved.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from faults.leases import covered
+from kmq_spark.core.markers import MarkerType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from faults.topics import Dump
+    from kmq_spark.core.markers import MessageId
+
+LATE_BOUND_MS = 15_000
+"""I8: a redelivery waits no longer than this while nothing is away."""
+
+QUIET_P99_MS = 5_000
+"""I8: where nothing had been away for `LATE_BOUND_MS`, 99 of 100 redeliveries are not later than this."""
+
+QUIET_COUNT = 100
+"""Redeliveries from which on a percentile says something."""
+
+
+class Stretch(NamedTuple):
+    """`[begin, end)`, milliseconds."""
+
+    begin_ms: int
+    end_ms: int
+
+
+class Wait(NamedTuple):
+    """A redelivery: when it was due, and when it came."""
+
+    message_id: MessageId
+    due_ms: int
+    came_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """
+    What a fault allows.
+
+    Attributes:
+        away: Stretches on which something was away on purpose.
+        late_ms: Longest quiet wait of a redelivery.
+        stall_ms: Longest quiet stretch on which no message of a partition was taken although some waited; 0: not
+            judged, because consumers are busy or absent on purpose.
+        true_ms: Turns what the broker's clock read into true time.
+        slack_ms: How exactly it does.
+        set_ahead: Instants at which the broker's clock was set ahead: what was held then falls due.
+        letters_need_a_cause: Whether a message may be a dead letter only where a handler failed on it or rejected it.
+    """
+
+    away: Sequence[Stretch] = ()
+    late_ms: int = LATE_BOUND_MS
+    stall_ms: int = 0
+    true_ms: Callable[[int], int] = int
+    slack_ms: int = 0
+    set_ahead: Sequence[int] = ()
+    letters_need_a_cause: bool = False
+
+
+def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return the stretches in order, those that touch as one."""
+    found: list[Stretch] = []
+    for stretch in sorted(stretches):
+        if found and stretch.begin_ms <= found[-1].end_ms:
+            found[-1] = Stretch(found[-1].begin_ms, max(found[-1].end_ms, stretch.end_ms))
+        else:
+            found.append(stretch)
+    return found
+
+
+def gaps(present: Iterable[Stretch], whole: Stretch) -> list[Stretch]:
+    """Return the stretches of *whole* that none of *present* covers."""
+    edges = [Stretch(0, whole.begin_ms), *merged(present), Stretch(whole.end_ms, whole.end_ms)]
+    return [Stretch(one.end_ms, other.begin_ms) for one, other in pairwise(edges) if one.end_ms < other.begin_ms]
+
+
+class Quiet:
+    """
+    Answers how much of a wait was quiet.
+
+    Args:
+        away: Stretches on which something was away.
+    """
+
+    def __init__(self, away: Iterable[Stretch]) -> None:
+        """Put them in order."""
+        self._away = merged(away)
+        self._begins = [stretch.begin_ms for stretch in self._away]
+
+    def longest_ms(self, begin_ms: int, end_ms: int) -> int:
+        """Return the longest stretch of a wait on which nothing was away."""
+        at, longest_ms = begin_ms, 0
+        for stretch in self._away[max(0, bisect_right(self._begins, begin_ms) - 1) :]:
+            if stretch.begin_ms >= end_ms:
+                break
+            if stretch.end_ms > at:
+                longest_ms = max(longest_ms, stretch.begin_ms - at)
+                at = stretch.end_ms
+        return max(longest_ms, end_ms - at)
+
+    def is_calm(self, begin_ms: int, end_ms: int, before_ms: int) -> bool:
+        """Return whether nothing was away on a wait, and for so long before it."""
+        return self.longest_ms(begin_ms - before_ms, end_ms) == end_ms - begin_ms + before_ms
+
+
+def too_late(waits: Sequence[Wait], bounds: Bounds) -> Iterator[str]:
+    """Yield redeliveries that waited too long."""
+    quiet = Quiet(bounds.away)
+    for message_id, due_ms, came_ms in waits:
+        if (waited_ms := quiet.longest_ms(due_ms, max(came_ms, due_ms))) > bounds.late_ms:
+            yield f"{message_id} came {came_ms - due_ms} ms late, {waited_ms} ms of it while nothing was away"
+    calm = [came - due for _, due, came in waits if quiet.is_calm(due, max(came, due), LATE_BOUND_MS)]
+    if len(calm) >= QUIET_COUNT and (p99 := float(np.percentile(calm, 99))) > QUIET_P99_MS:
+        yield f"p99 of {len(calm)} redeliveries long after any fault is {p99:.0f} ms, bound {QUIET_P99_MS} ms"
+
+
+def stalls(dump: Dump, bounds: Bounds) -> Iterator[str]:
+    """Yield stretches on which messages of a queue partition waited and none was taken."""
+    if not bounds.stall_ms:
+        return
+    quiet = Quiet(bounds.away)
+    for partition, changes in sorted(_changes(dump, bounds.true_ms).items()):
+        waiting = since_ms = 0
+        for at_ms, change in sorted(changes):
+            if waiting and change < 0 and (stood_ms := quiet.longest_ms(since_ms, at_ms)) > bounds.stall_ms:
+                yield f"queue partition {partition}: {waiting} messages waited and none was taken in {stood_ms} ms"
+            if change < 0 or not waiting:
+                since_ms = at_ms
+            waiting += change
+
+
+def _changes(dump: Dump, true_ms: Callable[[int], int]) -> dict[int, list[tuple[int, int]]]:
+    """Return when a message of each queue partition came (1) and when it was taken for the first time (-1)."""
+    first_start: dict[MessageId, int] = {}
+    for log in dump.markers.values():
+        for logged in log:
+            if logged.marker is not None and logged.marker.type is MarkerType.START:
+                for message_id in covered(logged.marker):
+                    first_start.setdefault(message_id, true_ms(logged.appended_at_ms))
+    changes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for record in dump.messages:
+        came_ms = true_ms(record.appended_at_ms)
+        if (taken_ms := first_start.get(record.place)) is not None:
+            changes[record.place.queue_partition] += [(came_ms, 1), (max(taken_ms, came_ms), -1)]
+    return changes

@@ -1,0 +1,64 @@
+"""What a fault excuses of a wait, and what the broker's moved clock says in true time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from faults.clocks import Epoch, MovableClock
+from faults.waits import QUIET_COUNT, Bounds, Quiet, Stretch, Wait, gaps, merged, too_late
+from kmq_spark.core.markers import MessageId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLACE = MessageId(0, 1)
+
+
+def test_longest_quiet_stretch_lies_between_the_faults() -> None:
+    quiet = Quiet([Stretch(100, 200), Stretch(250, 300), Stretch(190, 220)])
+    assert quiet.longest_ms(50, 400) == 100  # 300 to 400
+    assert quiet.longest_ms(120, 260) == 30  # 220 to 250
+    assert quiet.longest_ms(120, 180) == 0
+    assert quiet.longest_ms(0, 90) == 90
+    assert quiet.longest_ms(400, 500) == 100
+
+
+def test_stretches_that_touch_are_one() -> None:
+    assert merged([Stretch(5, 9), Stretch(1, 3), Stretch(3, 4)]) == [Stretch(1, 4), Stretch(5, 9)]
+
+
+def test_gaps_are_what_nothing_covers() -> None:
+    assert gaps([Stretch(20, 30), Stretch(25, 40)], Stretch(10, 50)) == [Stretch(10, 20), Stretch(40, 50)]
+    assert gaps([], Stretch(10, 50)) == [Stretch(10, 50)]
+    assert gaps([Stretch(0, 99)], Stretch(10, 50)) == []
+
+
+def test_short_faults_do_not_excuse_a_long_wait() -> None:
+    """Two pauses of a second in a minute: 49 s of it were quiet."""
+    bounds = Bounds(away=[Stretch(5_000, 6_000), Stretch(10_000, 11_000)])
+    (found,) = too_late([Wait(PLACE, 0, 60_000)], bounds)
+    assert "60000 ms late, 49000 ms of it" in found
+
+
+def test_fault_free_lateness_is_judged_by_its_99th_percentile() -> None:
+    """Six seconds each, below the bound of a single one; with a fault all the time nothing is said."""
+    waits = [Wait(PLACE, 100_000 + number, 106_000 + number) for number in range(QUIET_COUNT)]
+    (found,) = too_late(waits, Bounds())
+    assert "p99 of 100 redeliveries long after any fault is 6000 ms" in found
+    assert list(too_late(waits, Bounds(away=[Stretch(90_000, 91_000)]))) == []
+
+
+def test_moved_clock_is_read_in_true_time(tmp_path: Path) -> None:
+    """An hour back at 10_000, right at 20_000, an hour ahead at 30_000: each reading has one true time."""
+    clock, hour_ms = MovableClock(tmp_path), 3_600_000
+    clock.epochs = [Epoch(0, 0), Epoch(10_000, -hour_ms), Epoch(20_000, 0), Epoch(30_000, hour_ms)]
+    true_times_ms = [5_000, 15_000, 25_000, 35_000]
+    readings_ms = [5_000, 15_000 - hour_ms, 25_000, 35_000 + hour_ms]
+    assert [clock.true_ms(read_ms) for read_ms in readings_ms] == true_times_ms
+
+
+def test_reading_at_the_edge_of_a_step_belongs_to_the_nearest_stretch(tmp_path: Path) -> None:
+    """The injector notes a step a moment after the clock has made it."""
+    clock = MovableClock(tmp_path)
+    clock.epochs = [Epoch(0, 0), Epoch(10_000, -60_000)]
+    assert clock.true_ms(9_999 - 60_000) == 9_999
