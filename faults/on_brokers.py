@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from faults.clocks import MovableClock, is_available
+from faults.events import read_events
 from faults.load import write_record
+from faults.on_consumers import FEW, HOUR_MS, STALL_MS
+from faults.stage import BROKER_SETTINGS
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.settings import admin_config
+from kmq_spark.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
     from faults.stage import Stage
+
+TRANSACTION_S = 10.0
+"""After which the broker gives up a tracker's transaction: `[tracker] transaction_timeout_ms`."""
+
+BROKER_STALL_MS = 20_000
+"""I9: after the broker's return, messages of a partition do not wait longer than this without any being taken."""
+
+RETENTION_S = 60.0
+"""`offsets.retention.minutes=1`, its smallest value."""
+
+TOLD_REPLAY = re.compile("expired|no committed (offset|position)|again", re.IGNORECASE)
+"""What the log of a consumer must say where it hands out finished messages again."""
 
 CLEAN_STOP_EACH = 3
 """One in so many is asked to stop, the others are killed."""
@@ -23,6 +42,7 @@ CLEAN_STOP_EACH = 3
 def killed(campaign: Campaign) -> Stage:
     """F3: the broker killed, and stopped cleanly, under load."""
     stage = campaign.stage("f3")
+    stage.judge(stall_ms=BROKER_STALL_MS)
     with stage.tracking():
         stage.send(rate=150)
         for number in range(2):
@@ -30,27 +50,33 @@ def killed(campaign: Campaign) -> Stage:
         for number in range(campaign.scaled(6, least=1)):
             time.sleep(3 + number * 0.37)
             is_clean = number % CLEAN_STOP_EACH == CLEAN_STOP_EACH - 1
-            (campaign.broker.stop if is_clean else campaign.broker.kill)()
-            began_s = time.monotonic()
-            campaign.broker.start()
+            with stage.away():
+                (campaign.broker.stop if is_clean else campaign.broker.kill)()
+                began_s = time.monotonic()
+                campaign.broker.start()
             stage.injected("clean stop" if is_clean else "kill -9", back_s=time.monotonic() - began_s)
         stage.drain()
     return stage
 
 
 def paused(campaign: Campaign) -> Stage:
-    """F4: SIGSTOP of the broker, for longer than a lease."""
+    """F4: SIGSTOP of the broker, for longer than a lease and than a transaction may take."""
     stage = campaign.stage("f4-broker")
+    stage.judge(stall_ms=BROKER_STALL_MS)
     with stage.tracking():
         stage.send(rate=150)
         for number in range(2):
-            stage.worker(f"crew-{number}").wait_working()
-        for seconds in campaign.picked((1.0, 3.0, 6.0, 2.0, 10.0), 5, least=1):
+            stage.worker(f"crew-{number}", max_in_flight=FEW).wait_working()
+        for seconds in campaign.picked((TRANSACTION_S + 5.0, 1.0, 3.0, 6.0, 2.0), 5, least=1):
             time.sleep(2)
-            campaign.broker.pause()
-            time.sleep(seconds)
-            campaign.broker.resume()
+            with stage.away():
+                campaign.broker.pause()
+                time.sleep(seconds)
+                campaign.broker.resume()
             stage.injected("SIGSTOP", seconds=seconds)
+        stage.send(rate=150)
+        # The survivors must go on by themselves, before anything else happens to them.
+        time.sleep(BROKER_STALL_MS / 1000)
         stage.drain()
     return stage
 
@@ -122,3 +148,79 @@ def grown(campaign: Campaign) -> Stage:
             time.sleep(3)
         stage.drain()
     return stage
+
+
+def clock_stepped(campaign: Campaign) -> Stage | None:
+    """F25: the clock of the broker a minute and an hour back, an hour ahead, and right again each time, under load."""
+    if not is_available():
+        return None
+    clock = MovableClock(campaign.folder)
+    broker = EmbeddedBroker(extra=BROKER_SETTINGS, environment=clock.environment()).start()
+    stage = campaign.stage("f25", broker, clock=clock, poison=0.0, max_deliveries=5)
+    stage.judge(stall_ms=STALL_MS, letters_need_a_cause=True)
+    with stage.tracking():
+        stage.send(rate=150)
+        for number in range(2):
+            stage.worker(f"crew-{number}", raised=0.1).wait_working()
+        for ahead_ms in campaign.picked((-60_000, -HOUR_MS, HOUR_MS, -60_000, -HOUR_MS, HOUR_MS), 6, least=3):
+            for moved_ms in (ahead_ms, 0):
+                time.sleep(5)
+                clock.move(moved_ms)
+                stage.injected("clock of the broker", ahead_ms=moved_ms)
+        time.sleep(8)
+        stage.drain()
+    return stage
+
+
+def offsets_expired(campaign: Campaign) -> list[Stage]:
+    """F27: the broker forgets the offsets of groups: everything was off for too long; a tracker idled for too long."""
+    extra = {**BROKER_SETTINGS, "offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
+    broker = EmbeddedBroker(extra=extra).start()
+    idle = campaign.stage("f27-idle", broker, mode="receive", keep_alive=False, max_deliveries=0)
+    off = campaign.stage("f27-off", broker, mode="receive", keep_alive=False, max_deliveries=0, forgotten=0.1)
+    off.keeps_broker()
+    for stage in (idle, off):
+        # Longer than the retention: what is forgotten falls due behind the expiry.
+        stage.profile = replace(stage.profile, lease_ms=round(1000 * (RETENTION_S + 20)))
+    trackers = {stage: stage.tracker() for stage in (idle, off)}
+    workers = {stage: stage.worker("before") for stage in (idle, off)}
+    for stage in (idle, off):
+        if trackers[stage].wait_ready() < 0:
+            stage.fail(f"the tracker did not get ready: {trackers[stage].last_words()}")
+        stage.send(rate=0, count=500).join()
+        workers[stage].wait_working(500)
+    time.sleep(3)
+    workers[idle].stop()
+    # What it has forgotten stays in flight: a clean stop would give it back.
+    workers[off].kill()
+    trackers[off].stop()
+    # What comes meanwhile is not to be lost either.
+    off.send(rate=0, count=100).join()
+    time.sleep(RETENTION_S + 10)
+    trackers[idle].kill()
+    for stage in (idle, off):
+        stage.injected("offsets expired")
+        stage.send(rate=0, count=100).join()
+        tracker = stage.tracker()
+        stage.worker("after", forgotten=0.0)
+        if tracker.wait_ready() < 0:
+            stage.fail(f"the tracker did not get ready: {tracker.last_words()}")
+    for stage in (idle, off):
+        stage.drain(timeout_s=RETENTION_S + 60)
+        _must_not_replay_in_silence(stage)
+    return [idle, off]
+
+
+def _must_not_replay_in_silence(stage: Stage) -> None:
+    """I15: what was acked before is not handed out again unless the log of the worker says that it may be."""
+    acked: set[tuple[int, ...]] = set()
+    replayed = 0
+    for event in sorted(read_events(stage.folder), key=lambda event: event["monotonic"]):
+        place = tuple(event.get("copy", ()))
+        replayed += event["event"] == "delivered" and place in acked
+        if event["event"] == "handled":
+            acked.add(place)
+    said = [log.name for log in stage.folder.glob("after*.log") if TOLD_REPLAY.search(log.read_text(errors="replace"))]
+    stage.notes.append(f"{replayed} messages handed out again after the expiry, {'said' if said else 'not said'}")
+    if replayed and not said:
+        stage.fail(f"I15: {replayed} finished messages were handed out again, and no log says so")

@@ -14,11 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from faults.campaign import Campaign
+    from faults.processes import WorkerChild
     from faults.stage import Stage
 
 Job = TypeVar("Job")
 
 HOUR_MS = 3_600_000
+
+INTERRUPTS_TIMEOUT_S = 90.0
+
+STALL_MS = 10_000
+"""I9: messages of a partition do not wait longer than this without any being taken."""
+
+FEW = 40
+"""Messages held at once by consumers that are to be full most of the time, and pause their partitions."""
 
 SLOTS = 2
 """Victims at a time."""
@@ -66,19 +75,21 @@ def _kill_one(stage: Stage, point: str, number: int) -> None:
 def paused(campaign: Campaign) -> Stage:
     """F4: SIGSTOP of consumers for longer than a lease, their late ENDs included."""
     stage = campaign.stage("f4-consumers")
+    stage.judge(stall_ms=STALL_MS)
     with stage.tracking():
         stage.send(rate=150)
-        crew = [stage.worker(f"paused-{number}") for number in range(4)]
+        crew = [stage.worker(f"paused-{number}", max_in_flight=FEW) for number in range(4)]
         for worker in crew:
             worker.wait_working()
         for number in range(campaign.scaled(24, least=2)):
             victims = [crew[number % 4], crew[(number + 1) % 4]]
-            for worker in victims:
-                worker.pause()
-            time.sleep((0.5, 2.5, 3.5)[number % 3])
-            for worker in victims:
-                worker.resume()
-                stage.injected("SIGSTOP", seconds=(0.5, 2.5, 3.5)[number % 3])
+            with stage.away():
+                for worker in victims:
+                    worker.pause()
+                time.sleep((0.5, 2.5, 3.5)[number % 3])
+                for worker in victims:
+                    worker.resume()
+                    stage.injected("SIGSTOP", seconds=(0.5, 2.5, 3.5)[number % 3])
             time.sleep(0.4)
         stage.drain()
     return stage
@@ -135,6 +146,7 @@ def holding_many(campaign: Campaign) -> Stage:
 def storm(campaign: Campaign) -> Stage:
     """F23: consumers that come and go."""
     stage = campaign.stage("f23")
+    stage.judge(stall_ms=STALL_MS)
     with stage.tracking():
         stage.send(rate=150)
         crew = [stage.worker("stays"), stage.worker("storm-first")]
@@ -158,6 +170,31 @@ def poisoned(campaign: Campaign) -> Stage:
             stage.worker(f"eats-{number}").wait_working(500, 40)
         stage.drain()
     return stage
+
+
+def interrupted(campaign: Campaign) -> Stage:
+    """F26: KeyboardInterrupt and a signal handler's exception at random moments of a `receive` loop that goes on."""
+    # What an interrupt takes out of a loop's hands between `receive` and the next line comes again after its lease.
+    stage = campaign.stage("f26", mode="interrupted", keep_alive=False, max_deliveries=0, max_in_flight=50)
+    stage.judge(stall_ms=STALL_MS)
+    wanted = campaign.scaled(60, least=10)
+    with stage.tracking():
+        stage.send(rate=150)
+        crew = [stage.worker(f"torn-{number}", seed=stage.seed + number) for number in range(2)]
+        give_up_s = time.monotonic() + INTERRUPTS_TIMEOUT_S
+        while (torn := _interrupts(crew)) < wanted and time.monotonic() < give_up_s:
+            time.sleep(0.5)
+        for worker in crew:
+            if worker.stop():
+                stage.fail(f"I9: {worker.name} ended with {worker.exit_code}: {worker.last_words()}")
+        for _ in range(min(torn, wanted)):
+            stage.injected("interrupt")
+        stage.drain()
+    return stage
+
+
+def _interrupts(crew: Sequence[WorkerChild]) -> int:
+    return sum(event["event"] == "interrupted" for worker in crew for event in worker.events())
 
 
 def _in_slots(jobs: Sequence[Job], work: Callable[[Job], None]) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 from faults.load import finished_messages, messages_in_flight, write_marker, write_record
+from faults.processes import processes_of
 from faults.topics import read_dump
 from kmq_spark.core.fold import PartitionState, Rules, fold
-from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange, Outcome
 from kmq_spark.testing import ModelTracker
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from faults.campaign import Campaign
     from faults.stage import Stage
+
+HOSTILE_GROWTH_MIB = 200
+"""I13: by so much the Python processes of a tracker may grow under hostile markers."""
 
 NOT_MARKERS: tuple[bytes | None, ...] = (
     None,
@@ -173,3 +181,87 @@ def many_at_once(campaign: Campaign) -> Stage:
         stage.injected("mass expiry")
         stage.drain()
     return stage
+
+
+def hostile(campaign: Campaign) -> Stage:
+    """F28: markers of a hostile writer: 100,000 unknown messages each, past the end, in the year 9999, forged ENDs."""
+    stage = campaign.stage("f28", poison=0.0)
+    generator = random.Random(stage.seed)  # noqa: S311  # repeatable
+    tracker = stage.tracker()
+    if tracker.wait_ready() < 0:
+        stage.fail(f"the tracker did not get ready: {tracker.last_words()}")
+    stage.send(rate=100)
+    stage.worker("crew").wait_working(50)
+    time.sleep(3)
+    with MemoryPeak(tracker.group) as peak:
+        for marker, times, what in _hostile_markers(campaign, stage.layout.partition_count, generator):
+            for partition in range(stage.layout.partition_count):
+                value = encode_marker(replace(marker, queue_partition=partition if marker.ranges else -1))
+                write_record(stage, value, partition, times=times, is_hostile=True)
+            stage.injected(what, markers=times * stage.layout.partition_count)
+            time.sleep(1)
+        time.sleep(5)
+    grown_mib = peak.grown_mib()
+    stage.notes.append(f"the tracker's Python processes grew by {grown_mib} MiB at their peak")
+    if grown_mib > HOSTILE_GROWTH_MIB:
+        stage.fail(f"I13: the tracker grew by {grown_mib} MiB, bound {HOSTILE_GROWTH_MIB} MiB")
+    stage.drain()
+    return stage
+
+
+def _hostile_markers(
+    campaign: Campaign, partition_count: int, generator: random.Random
+) -> Iterator[tuple[Marker, int, str]]:
+    """Yield markers, how often each is written to each partition, and what they are."""
+    far = 50_000_000
+    for number in range(campaign.scaled(4, least=1)):
+        many = (OffsetRange(far + number * MAX_MESSAGES_PER_MARKER, MAX_MESSAGES_PER_MARKER),)
+        keep_alive = Marker(MarkerType.KEEPALIVE, 0, many, redeliver_after_ms=1_000)
+        yield keep_alive, 200 // partition_count, "200 KEEPALIVEs of 100,000 unknown messages"
+        past = Marker(MarkerType.START, 0, many, redeliver_after_ms=1_000)
+        yield past, 1, "STARTs of 100,000 messages past the end"
+        last = replace(past, due_at_ms=MAX_DUE_AT_MS, never_handed_out=True)
+        yield last, 1, "STARTs of 100,000 messages past the end, due in the year 9999"
+        held = (OffsetRange(generator.randrange(20), 2_000),)
+        for outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
+            forged = Marker(MarkerType.END, 0, held, outcome=outcome, consumer_id=f"tracker-{number}")
+            yield forged, 3, f"forged ENDs, {outcome.name}"
+        yield Marker(MarkerType.TICK, consumer_id=f"tracker-{number}"), 20, "forged TICKs"
+
+
+class MemoryPeak:
+    """
+    Watches by how much the Python processes of a group grow.
+
+    Args:
+        group: Process group of a tracker.
+    """
+
+    def __init__(self, group: int) -> None:
+        """Remember the group."""
+        self._group = group
+        self._peaks: list[int] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        self._peaks.append(self._resident_mib())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Watch no more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def grown_mib(self) -> int:
+        """Return the growth at the peak."""
+        return max(self._peaks) - self._peaks[0]
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(0.1):
+            self._peaks.append(self._resident_mib())
+
+    def _resident_mib(self) -> int:
+        return sum(process.resident_mib for process in processes_of(self._group) if not process.is_jvm)

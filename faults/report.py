@@ -33,6 +33,7 @@ class FaultResult:
         recovery_s: From a kill to the first batch of what took over, each time.
         counts: What the checker saw.
         notes: What was left out, and why.
+        protocols: Group protocols of the consumers.
         took_s: Seconds.
     """
 
@@ -44,6 +45,7 @@ class FaultResult:
     recovery_s: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    protocols: set[str] = field(default_factory=set)
     took_s: float = 0.0
 
 
@@ -102,6 +104,7 @@ def _fault(number: str, seed: int, scenarios: Sequence[FaultResult]) -> dict[str
         "lateness_ms": percentiles(late for scenario in scenarios for late in scenario.lateness_ms),
         "recovery_s": [round(seconds, 1) for scenario in scenarios for seconds in scenario.recovery_s],
         "seed": seed,
+        "group_protocols": sorted(set[str]().union(*(scenario.protocols for scenario in scenarios))),
         "took_s": round(sum(scenario.took_s for scenario in scenarios)),
         "counts": dict(counts),
         "notes": [note for scenario in scenarios for note in scenario.notes],

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from faults.checker import Violation
 from faults.report import FaultResult, percentiles, write_results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from faults.stage import Stage
 
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 
-SCENARIOS: tuple[tuple[str, Callable[[Campaign], Stage | None]], ...] = (
+Scenario = Callable[["Campaign"], "Stage | list[Stage] | None"]
+
+SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
     ("F2", on_trackers.killed),
     ("F3", on_brokers.killed),
@@ -55,32 +58,47 @@ SCENARIOS: tuple[tuple[str, Callable[[Campaign], Stage | None]], ...] = (
     ("F22", on_consumers.poisoned),
     ("F23", on_consumers.storm),
     ("F24", on_trackers.cold_start),
+    ("F25", on_brokers.clock_stepped),
+    ("F26", on_consumers.interrupted),
+    ("F27", on_brokers.offsets_expired),
+    ("F28", on_markers.hostile),
 )
 
 
-def run_scenario(fault: str, scenario: Callable[[Campaign], Stage | None], campaign: Campaign) -> FaultResult:
+def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultResult:
     """Inject one fault and check what came of it."""
     began_s = time.monotonic()
     result = FaultResult(fault, (scenario.__doc__ or "").partition(": ")[2].rstrip("."))
     _say(f"{fault:>4}  {result.what}")
     try:
-        stage = scenario(campaign)
+        stages = scenario(campaign)
     except Exception as error:
         # The other faults are worth their time all the same; a scenario that broke off has proved nothing.
         logger.exception("%s broke off", fault)
         campaign.broker.start()
         result.violations.append(Violation("harness", f"broke off: {error!r}"))
         return result
-    if stage is None:
+    if stages is None:
         result.notes.append(f"{result.what}: not injected, there is no C compiler here")
         return result
-    verdict = stage.verdict(is_drained=stage.is_drained)
-    stage.close()
-    result.injections, result.violations = stage.injections, verdict.violations
-    result.lateness_ms, result.counts = verdict.lateness_ms, verdict.counts
-    result.recovery_s, result.notes = stage.recovery_s, stage.notes
+    stages = stages if isinstance(stages, list) else [stages]
+    for stage in stages:
+        _add(result, stage)
+    for stage in stages:
+        stage.close()
     result.took_s = time.monotonic() - began_s
     return result
+
+
+def _add(result: FaultResult, stage: Stage) -> None:
+    verdict = stage.verdict(is_drained=stage.is_drained)
+    result.injections += stage.injections
+    result.violations += verdict.violations
+    result.lateness_ms += verdict.lateness_ms
+    result.counts.update(verdict.counts)
+    result.recovery_s += stage.recovery_s
+    result.notes += stage.notes
+    result.protocols.add(stage.profile.group_protocol)
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults import on_consumers, on_markers, on_trackers
-from faults.run import run_scenario
+from faults import on_brokers, on_consumers, on_markers, on_trackers
+from faults.run import Scenario, run_scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from faults.campaign import Campaign
-    from faults.stage import Stage
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(240)]
 
@@ -22,7 +19,7 @@ MOST_TELLING = ("tracker.before-commit", "tracker.committed")
 """Nothing is committed; all is, and nobody knows."""
 
 
-def run(campaign: Campaign, scenario: Callable[[Campaign], Stage | None], injections: int) -> None:
+def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
     """Run a scenario, and look that it injected and that nothing was violated."""
     result = run_scenario("", scenario, campaign)
     assert result.violations == []
@@ -53,3 +50,21 @@ def test_markers_twice_late_and_out_of_order(campaign: Campaign) -> None:
 def test_records_that_are_no_markers(campaign: Campaign) -> None:
     """Each is set aside, none stops the tracker."""
     run(campaign, on_markers.corrupted, len(on_markers.NOT_MARKERS))
+
+
+def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
+    """KeyboardInterrupt and other exceptions at random moments: the loop goes on, and nothing is lost."""
+    run(campaign, on_consumers.interrupted, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "injections"),
+    [
+        (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
+        (on_brokers.offsets_expired, 2), (on_markers.hostile, 6),
+    ],
+)  # fmt: skip
+def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:
+    """Those that take a minute and more each."""
+    run(campaign, scenario, injections)
