@@ -7,7 +7,7 @@ Few messages, short leases and many TICKs, so that markers meet.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -298,8 +298,11 @@ def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
     A tracker that lost its state reads from the needed marker on, under the rules in force there.
 
     It has the same messages in flight with the same deadlines, and decides the same from there on, though the rules
-    change in the log before and after.
+    change in the log before and after. The broker's clock does not step back here: a rebuild does not know how far it
+    was behind at the needed marker (`core.clock`).
     """
+    times = accumulate((logged.appended_at_ms for logged in markers), max)
+    markers = [logged._replace(appended_at_ms=at_ms) for logged, at_ms in zip(markers, times, strict=True)]
     rules = replace(rules, decide_from_marker_offset=0)
     state, written = PartitionState.empty(), []
     for piece in batches(markers[:lost_at], cuts):
@@ -314,7 +317,8 @@ def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
     assert rebuilt.rules_log.in_force == state.rules_log.in_force
     rest = log(*(logged._replace(marker_offset=-1) for logged in markers[lost_at:]), first=state.next_marker_offset)
     # Known again from the first TICK of the new tracker on; and where nothing is needed, nothing was read.
-    rebuilt.clock_ms, rebuilt.next_marker_offset = state.clock_ms, state.next_marker_offset
+    rebuilt.clock_ms, rebuilt.appended_at_ms = state.clock_ms, state.appended_at_ms
+    rebuilt.next_marker_offset = state.next_marker_offset
     expected, actual = fold(state, rest, resumed), fold(rebuilt, rest, resumed)
     assert expected.decisions.rows() == actual.decisions.rows()
     actual.state.counters, actual.state.decided_at = expected.state.counters, expected.state.decided_at
