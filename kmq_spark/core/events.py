@@ -73,12 +73,18 @@ class Events:
 
 
 class EventBuffer:
-    """Markers since the last time that the table was brought up to date."""
+    """
+    Markers since the last time that the table was brought up to date.
 
-    __slots__ = ("_ranges", "_reasons", "_rows")
+    Attributes:
+        covered: Messages that they name, one that two of them name counted twice.
+    """
+
+    __slots__ = ("_ranges", "_reasons", "_rows", "covered")
 
     def __init__(self) -> None:
         """Begin with none."""
+        self.covered = 0
         self._rows: list[tuple[int, ...]] = []
         self._ranges: list[OffsetRange] = []
         self._reasons: list[str] = []
@@ -110,6 +116,8 @@ class EventBuffer:
             )
         )
         self._ranges += marker.ranges
+        for _, count in marker.ranges:
+            self.covered += count
         # Only an END's reason is ever asked for, by the row of its marker.
         self._reasons.append(_reason(marker) if marker.type is MarkerType.END else "")
 
@@ -127,7 +135,7 @@ class EventBuffer:
             key = np.repeat(key - before, count) + np.arange(total)
             source = np.repeat(source, count)
         reasons = self._reasons
-        self._rows, self._ranges, self._reasons = [], [], []
+        self._rows, self._ranges, self._reasons, self.covered = [], [], [], 0
         return Events(
             key,
             source,

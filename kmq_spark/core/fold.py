@@ -53,6 +53,13 @@ __all__ = [
 
 _NEVER = 2**63 - 1
 
+MOST_EVENTS_BUFFERED = 500_000
+"""
+Messages named by markers, before the table is brought up to date: 100 bytes each while that is done.
+
+A marker of 30 bytes may name 100,000 messages, so a bound in markers is none in memory. The rules do not depend on it.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldResult:
@@ -143,6 +150,9 @@ class _Folding:
             ):
                 self._earliest_ms = REJECTED
             self._buffer.append(marker_offset, deadline_at_ms, marker)
+            # With a large table it costs much to change anything, and the memory of a part of it does not matter.
+            if self._buffer.covered >= max(MOST_EVENTS_BUFFERED, len(state.in_flight) // 4):
+                self.bring_up_to_date()
 
     def bring_up_to_date(self) -> None:
         """Apply the buffered events to the table."""
