@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,6 +83,7 @@ class Segment:
         due_at_ms: Not before this instant; 0 where no instant was named.
         end: Marker offset.
         is_acked: Whether an ack ended it.
+        failed_at_ms: By the log's clock, when its handler raised: a last delivery is due from then on. None else.
     """
 
     begin: int
@@ -94,6 +95,7 @@ class Segment:
     due_at_ms: int = 0
     end: int = OPEN_END
     is_acked: bool = False
+    failed_at_ms: int | None = None
 
 
 class Justified(NamedTuple):
@@ -239,7 +241,10 @@ class _Reading:
         is_renewal = marker.release is Release.RENEWED and not marker.never_handed_out
         self._close(message_id, lease.offset)
         is_silent = segment.is_silent and is_renewal
-        self.segments[message_id].append(Segment(lease.offset, lease.deadline_at_ms, count, is_silent, *lease.given))
+        kept = Segment(lease.offset, lease.deadline_at_ms, count, is_silent, *lease.given)
+        if marker.release is Release.FAILED and not marker.never_handed_out:
+            kept.failed_at_ms = lease.deadline_at_ms - marker.redeliver_after_ms
+        self.segments[message_id].append(kept)
 
     def _end(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         segment = self._open(message_id)
@@ -261,6 +266,11 @@ class _Reading:
     def _end_by_tracker(self, message_id: MessageId, offset: int, marker: Marker) -> None:
         self._close(message_id, offset)
         segments = self.segments.pop(message_id, [])
+        if marker.outcome is Outcome.DEAD_LETTERED:
+            # Whether it was the last delivery is judged by who knows the queue's limit.
+            segments = [
+                one if one.failed_at_ms is None else replace(one, deadline_at_ms=one.failed_at_ms) for one in segments
+            ]
         # Sessions follow each other: what a session wrote lies below where the next one decides from.
         session = max(0, bisect_right(self._decides_from, offset) - 1)
         order = self._order.setdefault(session, _Order())

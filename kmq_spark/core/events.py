@@ -47,6 +47,7 @@ class Events:
         type: A `MarkerType`.
         marker_offset: Where the marker lies.
         deadline_at_ms: START, KEEPALIVE: clock and lease; of a deferral not before its instant.
+        lease_ms: START, KEEPALIVE: lease, or delay of a release.
         delivery_count: START.
         outcome: END: an `Outcome`.
         never_handed_out: START, KEEPALIVE: 1 where the delivery does not count.
@@ -59,6 +60,7 @@ class Events:
     type: NDArray[np.int64]
     marker_offset: NDArray[np.int64]
     deadline_at_ms: NDArray[np.int64]
+    lease_ms: NDArray[np.int64]
     delivery_count: NDArray[np.int64]
     outcome: NDArray[np.int64]
     never_handed_out: NDArray[np.int64]
@@ -107,6 +109,7 @@ class EventBuffer:
                 marker.type,
                 marker_offset,
                 deadline_at_ms,
+                marker.redeliver_after_ms,
                 max(1, marker.delivery_count),
                 marker.outcome,
                 marker.never_handed_out,
@@ -124,8 +127,8 @@ class EventBuffer:
     def events(self) -> Events:
         """Return everything collected, and begin anew."""
         columns = np.array(self._rows, dtype=np.int64).T
-        marker_type, marker_offset, deadline_at_ms, delivery_count, outcome, never_handed_out, release = columns[:7]
-        queue_partition, range_count = columns[7:]
+        marker_type, marker_offset, deadline_at_ms, lease_ms, delivery_count, outcome, never_handed_out = columns[:7]
+        release, queue_partition, range_count = columns[7:]
         first, count = np.array(self._ranges, dtype=np.int64).reshape(-1, 2).T
         source = np.repeat(np.arange(len(range_count)), range_count)
         key = first + (queue_partition << KEY_BITS)[source]
@@ -142,6 +145,7 @@ class EventBuffer:
             marker_type,
             marker_offset,
             deadline_at_ms,
+            lease_ms,
             delivery_count,
             outcome,
             never_handed_out,

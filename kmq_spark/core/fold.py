@@ -24,7 +24,7 @@ from kmq_spark.core.clock import advanced
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
 from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight
-from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
 from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason, is_exhausted
 from kmq_spark.core.resolve import resolve
 from kmq_spark.core.state import Counters, PartitionState, Status
@@ -139,20 +139,26 @@ class _Folding:
         elif marker.type is MarkerType.RULES:
             self._change_rules(marker_offset, marker.rules)
         else:
-            deadline_at_ms = state.clock_ms + marker.redeliver_after_ms
-            if marker.due_at_ms:
-                deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + state.behind_ms)
-            if marker.type is not MarkerType.END:
-                # Backoff may move a deadline further, never nearer.
-                self._earliest_ms = min(self._earliest_ms, deadline_at_ms)
-            elif marker.outcome is Outcome.REJECTED or (
-                marker.outcome is Outcome.EXPIRED and self._rules.dead_letters_expired
-            ):
-                self._earliest_ms = REJECTED
-            self._buffer.append(marker_offset, deadline_at_ms, marker)
-            # With a large table it costs much to change anything, and the memory of a part of it does not matter.
-            if self._buffer.covered >= max(MOST_EVENTS_BUFFERED, len(state.in_flight) // 4):
-                self.bring_up_to_date()
+            self._gather(marker_offset, marker)
+
+    def _gather(self, marker_offset: int, marker: Marker) -> None:
+        """Keep a START, KEEPALIVE or END until the table is brought up to date."""
+        state = self.state
+        deadline_at_ms = state.clock_ms + marker.redeliver_after_ms
+        if marker.due_at_ms:
+            deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + state.behind_ms)
+        if marker.type is not MarkerType.END:
+            # Backoff may move a deadline further, never nearer; a failed last delivery has none.
+            is_failed = marker.release is Release.FAILED
+            self._earliest_ms = min(self._earliest_ms, state.clock_ms if is_failed else deadline_at_ms)
+        elif marker.outcome is Outcome.REJECTED or (
+            marker.outcome is Outcome.EXPIRED and self._rules.dead_letters_expired
+        ):
+            self._earliest_ms = REJECTED
+        self._buffer.append(marker_offset, deadline_at_ms, marker)
+        # With a large table it costs much to change anything, and the memory of a part of it does not matter.
+        if self._buffer.covered >= max(MOST_EVENTS_BUFFERED, len(state.in_flight) // 4):
+            self.bring_up_to_date()
 
     def bring_up_to_date(self) -> None:
         """Apply the buffered events to the table."""

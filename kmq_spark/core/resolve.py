@@ -280,9 +280,18 @@ def _lease_values(
         is_uncounted, release = events.never_handed_out[source] != 0, events.release[source]
         rests[of_lease] = ~is_uncounted & (release != Release.GIVEN_BACK)
         given_back[of_lease[is_uncounted | (release != Release.RENEWED)]] = True
+        has_failed = np.zeros(len(delivery_count), dtype=np.bool_)
+        has_failed[of_lease] = ~is_uncounted & (release == Release.FAILED)
+        delay_ms = np.zeros(len(delivery_count), dtype=np.int64)
+        delay_ms[of_lease] = events.lease_ms[source]
         # One less and not below 0, for each of them: the same as all of them less and not below 0.
         uncounted = np.bincount(of_lease[is_uncounted], minlength=len(delivery_count))
         delivery_count = np.maximum(delivery_count - uncounted, 0)
+        if rules.max_deliveries:
+            # A last delivery that failed: there is nothing to rest for, it becomes a dead letter.
+            is_over = has_failed & (delivery_count >= rules.max_deliveries)
+            deadline_at_ms[is_over] -= delay_ms[is_over]
+            rests &= ~is_over
     if rules.backoff.kind:
         rests = np.flatnonzero(rests)
         deadline_at_ms[rests] += rules.backoff.delays_ms(leases.key[rests], delivery_count[rests])

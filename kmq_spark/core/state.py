@@ -109,6 +109,7 @@ class Status:
         needed_rules: Those in force at `needed_marker_offset`.
         behind_ms: How far the append time of the last record was behind the clock; more than 0 after the broker's clock
             was set back.
+        unconfirmed: Messages that are decided and whose END was not read back: what the tracker has yet to send.
     """
 
     next_marker_offset: int
@@ -121,6 +122,7 @@ class Status:
     rules: QueueRules | None = None
     needed_rules: QueueRules | None = None
     behind_ms: int = 0
+    unconfirmed: int = 0
 
     @property
     def appended_at_ms(self) -> int:
@@ -214,6 +216,7 @@ class PartitionState:
             rules=self.rules_log.in_force,
             needed_rules=self.rules_log.at(needed),
             behind_ms=self.behind_ms,
+            unconfirmed=len(self.unconfirmed),
         )
 
     def to_bytes(self) -> bytes:

@@ -15,6 +15,7 @@ from typing import Literal
 Name = Literal[
     "kmq_messages_ready",
     "kmq_messages_in_flight",
+    "kmq_decisions_unconfirmed",
     "kmq_oldest_in_flight_age_seconds",
     "kmq_oldest_ready_age_seconds",
     "kmq_deliveries_total",
@@ -54,6 +55,9 @@ METRICS: dict[Name, Metric] = {
     "kmq_messages_ready": Metric("gauge", ("queue",), "Messages that no consumer has started."),
     "kmq_messages_in_flight": Metric(
         "gauge", ("queue", "partition"), "Messages started and not ended, those that wait for their time included."
+    ),
+    "kmq_decisions_unconfirmed": Metric(
+        "gauge", ("queue", "partition"), "Messages decided whose END was not read back; stays up where sending fails."
     ),
     "kmq_oldest_in_flight_age_seconds": Metric(
         "gauge",

@@ -106,6 +106,7 @@ class ModelTracker:
             rules=self._queue_rules[-1][1],
             needed_rules=[rules for offset, rules in self._queue_rules if offset <= needed][-1],
             behind_ms=self._clock_ms - self._appended_at_ms,
+            unconfirmed=len(self.unconfirmed),
         )
 
     def _rules_now(self) -> Rules:
@@ -176,6 +177,10 @@ class ModelTracker:
             lease.delivery_count = max(0, lease.delivery_count - 1)
         elif marker.release is not Release.GIVEN_BACK:
             lease.deadline_at_ms += self._backoff_ms(message_id, lease.delivery_count)
+        limit = self._rules_now().max_deliveries
+        is_failed = marker.release is Release.FAILED and not marker.never_handed_out
+        if is_failed and 0 < limit <= lease.delivery_count:
+            lease.deadline_at_ms = self._clock_ms  # nothing to rest for: it becomes a dead letter
         # Once given back it stays so: a renewal behind it is a straggler.
         lease.given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
 

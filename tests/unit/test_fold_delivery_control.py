@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,21 @@ def test_backoff_is_for_failures_alone(release: object, expected: int) -> None:
     assert deadline_ms(first, release, rules=RESTING) == expected
     before = folded(first, rules=RESTING).state
     assert folded(release, state=before, rules=RESTING).status.next_deadline_at_ms == expected
+
+
+@pytest.mark.parametrize(("delivery_count", "expected"), [(2, 3_400 + 2_000), (3, 3_000), (4, 3_000)])
+def test_last_delivery_that_failed_rests_no_more(delivery_count: int, expected: int) -> None:
+    """It becomes a dead letter at the next TICK: neither the delay of its release nor the backoff is for anything."""
+    limited = replace(RESTING, max_deliveries=3)
+    first, failure = (
+        start(at_ms=1_000, delivery_count=delivery_count),
+        keep_alive(at_ms=3_000, lease_ms=400, release=Release.FAILED),
+    )
+    assert deadline_ms(first, failure, rules=limited) == expected
+    before = folded(first, rules=limited).state
+    assert folded(failure, state=before, rules=limited).status.next_deadline_at_ms == expected
+    rows = folded(first, failure, tick(3_001), rules=limited).decisions.rows()
+    assert [row.action for row in rows] == [DecisionAction.DEAD_LETTER] * (delivery_count >= 3)
 
 
 def test_end_during_the_backoff_still_wins() -> None:

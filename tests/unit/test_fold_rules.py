@@ -57,6 +57,13 @@ def test_end_marker_stops_redelivery() -> None:
     assert counted(result) == {"started": 1, "acked": 1, "ticks": 1}
 
 
+def test_status_counts_decisions_whose_end_was_not_read_back() -> None:
+    """A tracker that decides and does not get to send shows there, and nowhere else."""
+    decided_two = folded(start(7, count=2), tick())
+    assert (decided_two.status.in_flight, decided_two.status.unconfirmed) == (0, 2)
+    assert folded(end(7, outcome=Outcome.REDELIVERED), state=decided_two.state).status.unconfirmed == 1
+
+
 def test_end_after_the_decision_is_counted_and_ignored() -> None:
     """It came too late."""
     result = folded(start(), tick(), end(at_ms=10_001), tick(20_000))

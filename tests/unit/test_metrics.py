@@ -32,7 +32,9 @@ DASHBOARD = ROOT / "conf" / "grafana" / "kmq-dashboard.json"
 
 def status(in_flight: int = 0, **counters: int) -> Status:
     """Return a status of a markers partition."""
-    return Status(10, 0, in_flight, 5, None, {**Counters().to_dict(), **counters}, state_bytes=100)
+    return Status(
+        10, 0, in_flight, 5, None, {**Counters().to_dict(), **counters}, state_bytes=100, unconfirmed=in_flight * 2
+    )
 
 
 def decided(*rows: tuple[DecisionAction, str, bool]) -> Decisions:
@@ -61,6 +63,7 @@ def test_gauges_are_those_of_the_folded_state() -> None:
     found = values(numbers)
     assert found["kmq_messages_in_flight", "0"] == 3
     assert found["kmq_messages_in_flight", "1"] == 2
+    assert (found["kmq_decisions_unconfirmed", "0"], found["kmq_decisions_unconfirmed", "1"]) == (6, 4)
     assert found["kmq_deliveries_total", "tracker"] == 15
     assert found["kmq_acks_total", "tracker"] == 7
     assert found["kmq_markers_unreadable_total",] == 1
