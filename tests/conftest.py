@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,11 @@ _groups = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep a stderr that is not captured, for a test that hangs."""
+    """Keep a stderr that is not captured, for a test that hangs; let Ctrl+C reach what tests start."""
     config.stash[_stderr] = os.dup(2)
+    # A shell ignores it for what it starts in the background, and every process started from there inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,9 +39,23 @@ def kmq(bootstrap_servers: str, *arguments: str, input_: bytes | None = None) ->
 
 
 def start(bootstrap_servers: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401  # of Popen
-    """Start a command as a process of its own."""
+    """Start a command as a process of its own, which ends with its test."""
     command = [sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", bootstrap_servers]
-    return subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
+    _started.append(subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}))
+    return _started[-1]
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_its_test() -> Iterator[None]:
+    yield
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def checks(result: Result) -> dict[str, list[dict[str, str]]]:
@@ -301,7 +315,7 @@ def test_top_fits_a_terminal_of_60_columns_and_ends_with_ctrl_c(queue: Queue) ->
     while shown.count("Ctrl+C ends it") < 3 and time.monotonic() < until:
         shown += os.read(leader, 65_536).decode()
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
     os.close(leader)
     lines = [line for line in strip_controls(shown).replace("\r", "\n").splitlines() if line.strip()]
     assert "Traceback" not in shown

@@ -58,9 +58,8 @@ def test_lost_suspect_makes_room_for_others(queue: Queue) -> None:
     write(queue, "a")
     with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
         assert [each.value for each in receive_all(consumer, 1)] == [b"mean"]
-        began_at = time.monotonic()
-        assert [each.value for each in consumer.receive(5, timeout=5)] == [b"a"]
-        assert time.monotonic() - began_at < 3
+        # One that waits for more outlasts the time of this test.
+        assert [each.value for each in consumer.receive(5, timeout=3_600)] == [b"a"]
 
 
 def test_isolation_can_be_turned_off(queue: Queue) -> None:

@@ -8,19 +8,32 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.errors import FencedError
+from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
 from kmq_spark.kafka.topics import create_queue
+from tests.kafka.test_redelivery_sender import due, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kmq_spark.kafka.topics import QueueLayout
 
 pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture
-def make_sender(bootstrap_servers: str) -> Iterator[Callable[[], RedeliverySender]]:
-    """Make senders of one queue, not yet open."""
+def layout(bootstrap_servers: str) -> QueueLayout:
+    """A queue with two messages in its first partition."""
     layout = create_queue(f"taking-over-{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=2)
+    with QueueProducer(layout.topics.queue_topic, bootstrap_servers=bootstrap_servers) as producer:
+        for value in "ab":
+            producer.send(value, partition=0)
+    return layout
+
+
+@pytest.fixture
+def make_sender(bootstrap_servers: str, layout: QueueLayout) -> Iterator[Callable[[], RedeliverySender]]:
+    """Make senders of the queue, not yet open."""
     made: list[RedeliverySender] = []
 
     def make() -> RedeliverySender:
@@ -43,7 +56,9 @@ def test_tracker_that_starts_again_leaves_the_queue_to_the_newer_one(
     again = make_sender()
     with pytest.raises(FencedError, match=f"was fenced: {newer.tracker_id} has taken over"):
         again.open(older.known_ids)
-    newer.deliver([])  # still has the queue
+    assert newer.deliver([outcome(due(0))]).redelivered == 1  # still has the queue
+    with pytest.raises(FencedError):
+        older.deliver([outcome(due(1))])
 
 
 def test_tracker_that_starts_again_alone_goes_on(make_sender: Callable[[], RedeliverySender]) -> None:
@@ -52,7 +67,7 @@ def test_tracker_that_starts_again_alone_goes_on(make_sender: Callable[[], Redel
     second.open(first.known_ids)
     third.open(second.known_ids)
     assert {second.tracker_id, third.tracker_id} <= third.known_ids
-    third.deliver([])
+    assert third.deliver([outcome(due(0))]).redelivered == 1
 
 
 def test_tracker_that_is_new_takes_over_from_whoever_has_the_queue(make_sender: Callable[[], RedeliverySender]) -> None:

@@ -17,6 +17,12 @@ from tests.kafka.conftest import Queue
 pytestmark = pytest.mark.kafka
 
 
+@pytest.fixture
+def name() -> str:
+    """A queue's name that no other test has."""
+    return f"topics-{time.time_ns()}"
+
+
 def test_names_of_two_queues_never_meet() -> None:
     topics = QueueTopics("orders")
     assert topics.all_topics == ("orders", "orders.markers", "orders.dlq")
@@ -83,45 +89,45 @@ def test_every_wrong_setting_is_found_at_once(make_queue: Callable[..., Queue]) 
     assert "has cleanup.policy=compact, must be delete" in str(raised.value)
 
 
-def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: str) -> None:
+def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    for future in admin.create_topics([NewTopic("uneven", 4, 1)]).values():
+    for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
         future.result(10)
-    with pytest.raises(TopicError, match=r"--alter --topic uneven.markers --partitions 4"):
-        create_queue("uneven", bootstrap_servers=bootstrap_servers, partitions=2)
+    with pytest.raises(TopicError, match=rf"--alter --topic {name}.markers --partitions 4"):
+        create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
 
 
-def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str) -> None:
+def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name: str) -> None:
     """Whatever its own command asks for: its markers follow the queue's partitions."""
-    create_queue("shared", bootstrap_servers=bootstrap_servers, partitions=3, max_message_bytes=2_000_000)
-    layout = create_queue("shared@billing", bootstrap_servers=bootstrap_servers, partitions=1)
-    assert layout.topics == QueueTopics("shared", "billing")
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=3, max_message_bytes=2_000_000)
+    layout = create_queue(f"{name}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    assert layout.topics == QueueTopics(name, "billing")
     assert (layout.partition_count, layout.dead_letter_partition_count, layout.redrive_partition_count) == (3, 3, 3)
-    queue, dead_letters = topic_settings(bootstrap_servers, "shared", "shared.group-billing.dlq")
+    queue, dead_letters = topic_settings(bootstrap_servers, name, f"{name}.group-billing.dlq")
     assert int(dead_letters["max.message.bytes"]) > int(queue["max.message.bytes"]) > 2_000_000
 
 
-def test_group_that_does_not_fit_is_told_with_its_own_command(bootstrap_servers: str) -> None:
-    create_queue("misfit", bootstrap_servers=bootstrap_servers, partitions=2)
-    with pytest.raises(TopicError, match=r"'misfit.group-a.markers' does not exist; run `kmq queue create misfit@a`"):
-        check_queue("misfit@a", bootstrap_servers=bootstrap_servers)
+def test_group_that_does_not_fit_is_told_with_its_own_command(bootstrap_servers: str, name: str) -> None:
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+    with pytest.raises(TopicError, match=rf"'{name}.group-a.markers' does not exist; run `kmq queue create {name}@a`"):
+        check_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    for future in admin.create_topics([NewTopic("misfit.group-a.markers", 1, 1)]).values():
+    for future in admin.create_topics([NewTopic(f"{name}.group-a.markers", 1, 1)]).values():
         future.result(10)
-    with pytest.raises(TopicError, match=r"--alter --topic misfit.group-a.markers --partitions 2"):
-        create_queue("misfit@a", bootstrap_servers=bootstrap_servers)
+    with pytest.raises(TopicError, match=rf"--alter --topic {name}.group-a.markers --partitions 2"):
+        create_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
 
 
-def test_redrive_topic_that_forgets_is_found(bootstrap_servers: str) -> None:
+def test_redrive_topic_that_forgets_is_found(bootstrap_servers: str, name: str) -> None:
     """What it forgets would be sent again."""
-    create_queue("forgetful", bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     wrong = [ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)]
-    resource = ConfigResource("topic", "forgetful.dlq.markers", incremental_configs=wrong)
+    resource = ConfigResource("topic", f"{name}.dlq.markers", incremental_configs=wrong)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
-    with pytest.raises(TopicError, match=r"'forgetful.dlq.markers' has retention.ms=1000, must be -1; run"):
-        check_queue("forgetful", bootstrap_servers=bootstrap_servers)
+    with pytest.raises(TopicError, match=rf"'{name}.dlq.markers' has retention.ms=1000, must be -1; run"):
+        check_queue(name, bootstrap_servers=bootstrap_servers)
 
 
 def test_unreachable_broker_is_an_error_within_the_time_out() -> None:

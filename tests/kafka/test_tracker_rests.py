@@ -39,6 +39,8 @@ def test_busy_queue_with_long_leases_costs_a_batch_a_rest(stage: Stage) -> None:
             progress, worked_s = query.lastProgress, tracker.batch_s
             if (newer := query.lastProgress) and progress and newer.batchId == progress.batchId:
                 break
+        else:
+            pytest.fail("no batch's progress was the same before and after its time was read")
         assert progress is not None
         assert worked_s is not None
         assert progress.durationMs["triggerExecution"] / 1000 - worked_s >= REST_S * 0.9

@@ -236,7 +236,7 @@ def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
     assert seconds_of_rest(ticker, 0.3) >= 0.3
     read_to = (log.ticks[-1].offset() or 0) + 1
     ticker.observe([standing(each, read_to=read_to, deadline_at_ms=BROKER_MS + 200) for each in range(PARTITIONS)])
-    assert seconds_of_rest(ticker, 10) < 5
+    ticker.rest(3_600)  # ends: else it outlasts the time of this test
 
 
 def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
@@ -245,7 +245,7 @@ def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
     ticker = started(make_ticker, log)
     newest = max(tick.offset() or 0 for tick in log.ticks)
     ticker.observe([standing(each, read_to=newest) for each in range(PARTITIONS)])
-    assert seconds_of_rest(ticker, 10) < 5
+    ticker.rest(3_600)  # ends: else it outlasts the time of this test
 
 
 def seconds_of_rest(ticker: Ticker, longest_s: float) -> float:
