@@ -306,7 +306,8 @@ class Stage:
             self.sessions(),
             max_deliveries=self.max_deliveries,
             is_drained=is_drained,
-            told=self.told(),
+            # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
+            told={} if self.hostile_markers else self.told(),
             bounds=self._whole_bounds(),
         )
         for failure in self.failures:
