@@ -169,7 +169,7 @@ def _queues(settings: Settings) -> tuple[str, ...]:
 
     queues = settings.ledger.queues or settings.tracker.queues
     if not queues:
-        message = "no queue is named: got none, at least one; name it as an argument or in [ledger] queues"
+        message = "name at least one queue: as an argument, or in [ledger] queues"
         raise ConfigError(message)
     for queue in queues:
         check_queue(queue, **settings.kafka.reach())

@@ -237,7 +237,7 @@ class Reader:
             )
         if "top" in command:
             return "READY" in written
-        return "is ready" in written
+        return re.search(r"is ready|decides from", written) is not None
 
     def _end(self, running: Running) -> None:
         self._running.remove(running)
