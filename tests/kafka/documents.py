@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,10 +22,11 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES = {"sh", "console", "python", "sql", "toml", "yaml", "text"}
@@ -260,3 +262,27 @@ def _commands(text: str) -> list[str]:
     """Return the commands of a block; one may go on in the next line."""
     joined = re.sub(r"\\\n\s*", "", text)
     return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def make_reader(tmp_path: Path) -> Iterator[Callable[[int], Reader]]:
+    """Make somebody who types in a fresh folder."""
+    readers: list[Reader] = []
+
+    def make(port: int) -> Reader:
+        folder = tmp_path / "fresh"
+        folder.mkdir()
+        readers.append(Reader(folder, port, free_port()))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.kill()
