@@ -48,6 +48,21 @@ TUNING = re.compile(
 )
 """Java keys that librdkafka has no word for and can do without; what matters of them is looked at by itself."""
 
+JAVA_ONLY = re.compile(
+    r"sasl\.jaas\.config|sasl\.login\..*|sasl\.client\.callback\..*|ssl\.truststore\..*|ssl\.keystore\.(type|key|certificate\.chain)"
+    r"|ssl\.protocol|ssl\.enabled\.protocols|ssl\.provider|ssl\.engine\.factory\.class"
+)
+"""Keys that only the Java client knows, of those that users set to reach a broker."""
+
+JAVA_ONLY_HINTS = {
+    JAAS: "sasl.username and sasl.password",
+    "ssl.truststore.location": "ssl.ca.location",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+"""What librdkafka has instead of some of them."""
+
 UNSAFE_KEY = re.compile(r".*\.class|.*\.classes|interceptor\..*|metric\.reporters|config\.providers(\..*)?")
 UNSAFE_MODULE = re.compile(r"JndiLoginModule|LdapLoginModule")
 
@@ -169,6 +184,11 @@ def _split(line: str) -> tuple[str, str, str]:
 def _unescaped(text: str) -> str:
     text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
     return re.sub(r"\\(.)", lambda found: {"n": "\n", "t": "\t", "r": "\r"}.get(found[1], found[1]), text)
+
+
+def is_java_only(key: str) -> bool:
+    """Return whether a key is one of the Java client that librdkafka does not know."""
+    return JAVA_ONLY.fullmatch(key) is not None
 
 
 def check_safe(properties: Mapping[str, str]) -> None:

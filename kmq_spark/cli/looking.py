@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 def quiet_client() -> None:
     """Keep the client's own log from the terminal: what matters of it is in our one line."""
-    logging.getLogger("kmq_spark.kafka.client").setLevel(logging.CRITICAL)
+    client = logging.getLogger("kmq_spark.kafka.client")
+    # Not by the level: the reason of a failed connection is taken from the lines themselves.
+    client.propagate = False
+    if not client.handlers:
+        client.addHandler(logging.NullHandler())
 
 
 def inspector_of(queue: str, settings: Settings) -> QueueInspector:

@@ -7,12 +7,15 @@ Rule 2: the text says what to do, by the code; it never carries a value of the c
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import FencedError, KafkaClientError, TopicError
+from kmq_spark.kafka.client_log import connection_reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,12 +51,19 @@ _ADVICE = {
     "_AUTHENTICATION": "check sasl.* and ssl.* in [kafka.extra]",
     "_SSL": "check ssl.* in [kafka.extra]",
     "MSG_SIZE_TOO_LARGE": "send a smaller message, or a reference to where its content is kept",
-    "TOPIC_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
-    "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
-    "CLUSTER_AUTHORIZATION_FAILED": "grant the access that `kmq acls --print` lists",
+    "TOPIC_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
+    "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
+    "CLUSTER_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
     "NOT_ENOUGH_REPLICAS": "wait until the replicas are back in sync",
 }
+
+_UNREACHED = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_AUTHENTICATION", "_SSL"})
+
+_IS_OF_LISTENER = re.compile(r"SSL|SASL|certificate|listener|[Aa]uthentication")
+_LISTENER_ADVICE = (
+    "set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener at this address wants them"
+)
 
 _OTHER_ADVICE = "see the client's log lines of `kmq_spark.kafka.client`"
 
@@ -88,6 +98,29 @@ def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
         code=name,
         retriable=error.retriable() or name in PASSING_NAMES,
     )
+
+
+def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> KmqError:  # noqa: ANN401  # as below
+    """
+    Return our error for a broker that did not answer, with librdkafka's own reason where there is one.
+
+    A call only says that it timed out; whether the broker is down, wants TLS or refuses the password stands in the
+    client's log, which is served by `poll`.
+
+    Args:
+        cause: What the call raised.
+        client: Producer or admin client, which have no common type; a consumer's `poll` would take a message.
+        bootstrap_servers: Comma-separated `host:port`.
+    """
+    if isinstance(client, (Producer, AdminClient)):
+        client.poll(0)
+    doing = f"cannot reach broker at {bootstrap_servers}"
+    error = client_error(cause, doing)
+    reason = connection_reasons.of(bootstrap_servers)
+    if not isinstance(error, KafkaClientError) or error.code not in _UNREACHED or not reason:
+        return error
+    advice = _LISTENER_ADVICE if _IS_OF_LISTENER.search(reason) else _ADVICE[error.code]
+    return KafkaClientError(f"{doing}: {reason} ({error.code}); {advice}", code=error.code, retriable=error.retriable)
 
 
 def advice_on(code: str) -> str | None:

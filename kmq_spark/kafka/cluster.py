@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
-from kmq_spark.kafka.client_errors import client_error, until_answered
+from kmq_spark.kafka.client_errors import client_error, unreachable, until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, NOT_ALLOWED, offsets_of, settings_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
@@ -65,7 +65,7 @@ class Cluster:
                 return self.admin.list_topics(timeout=self._timeout_s)
             return self.admin.list_topics(topic, timeout=self._timeout_s)
         except KafkaException as error:
-            raise client_error(error, f"cannot reach broker at {self._address}") from error
+            raise unreachable(error, self.admin, self._address) from error
 
     def facts(self) -> ClusterFacts:
         """

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
 
+from kmq_spark.client_properties import JAVA_ONLY_HINTS, is_java_only
 from kmq_spark.errors import ConfigError
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.client_log import client_logger
@@ -87,6 +88,14 @@ def check_extra(extra: Mapping[str, str]) -> None:
         ConfigError: A setting is ours to make, has another value than the guarantees need, or loads code.
     """
     for key, value in extra.items():
+        if is_java_only(key):
+            ours = f" ({JAVA_ONLY_HINTS[key]})" if key in JAVA_ONLY_HINTS else ""
+            message = (
+                f"setting {key} is not allowed in [kafka.extra]: got a key of the Java client, allowed are "
+                f"librdkafka's; put it into [kafka.spark_extra], for Spark, and librdkafka's own key{ours} into "
+                "[kafka.extra], or give one file for both with --command-config"
+            )
+            raise ConfigError(message)
         if key in LOADS_CODE:
             message = f"setting {key} is not allowed: it loads a library into the process; remove it from [kafka.extra]"
             raise ConfigError(message)
@@ -334,6 +343,12 @@ def _explain(error: Exception, config: Mapping[str, Any]) -> str:
         close = difflib.get_close_matches(key, sorted({*REQUIRED, *config} - {key}), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see librdkafka's CONFIGURATION.md for the names"
         return f"unknown Kafka client setting: got {key!r} in [kafka.extra]; {hint}"
+    if (unusable := re.search(r"(ssl\.[a-z.]+) failed: (.*)", text)) is not None:
+        # What OpenSSL says of a file that is missing, unreadable or no PEM; the path itself is not in it.
+        return (
+            f"Kafka client setting {unusable[1]} cannot be used: OpenSSL reports {unusable[2]!r}; give an existing, "
+            "readable PEM file in [kafka.extra]"
+        )
     if key:
         return f"Kafka client setting {key} is not allowed: librdkafka refuses its value; correct it in [kafka.extra]"
     return f"cannot make a Kafka client: {text}; correct [kafka.extra]"

@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.inspection.replication import replication_settings
+from kmq_spark.kafka.client_errors import unreachable
 from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
 from kmq_spark.kafka.topic_rules import (
@@ -337,8 +338,8 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
         if not error.code.endswith("_AUTHORIZATION_FAILED"):
             raise
         message = (
-            f"topic {topics.redrive_topic!r} does not exist and may not be made by us ({error.code}); "
-            f"let somebody who may run `kmq queue create {topics}`"
+            f"topic {topics.redrive_topic!r} does not exist and this user may not create it ({error.code}); "
+            f"run `kmq queue create {topics}` as a user with the right to create topics"
         )
         raise TopicError(message) from error
     made = _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
@@ -396,7 +397,7 @@ def _partitions_of(
     try:
         metadata = client.list_topics(topic, timeout=timeout_ms / 1000).topics.get(topic)
     except KafkaException as error:
-        raise client_error(error, f"cannot reach broker at {bootstrap_servers}") from error
+        raise unreachable(error, client, bootstrap_servers) from error
     return {} if metadata is None or metadata.error is not None else metadata.partitions
 
 
