@@ -31,5 +31,5 @@ def up(
         )
         while not ended.wait(0.5):
             if not broker.is_running:
-                typer.echo("kmq: the broker ended by itself; see its log in the data folder", err=True)
+                typer.echo(f"kmq: the broker ended by itself; see its log in {broker.save_logs()}", err=True)
                 raise typer.Exit(1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from kmq_spark.cli.one_line import OneLineCommand
+from kmq_spark.cli.one_line import HELP_OPTIONS, OneLineCommand
 from kmq_spark.cli.options import spread
 from kmq_spark.errors import ConfigError, KmqError
 
@@ -50,7 +50,7 @@ def told_clearly(function: Callable[..., R]) -> Callable[..., R]:
 
 def run_alone(command: Callable[..., None]) -> None:
     """Run one command with the arguments of this process: for spark-submit and Databricks wheel tasks."""
-    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
     submitted.command(cls=OneLineCommand)(command)
     submitted()
 

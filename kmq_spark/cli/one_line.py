@@ -20,6 +20,9 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 EXIT_INTERRUPTED = 130
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+"""Of the parser's context; commands inherit it."""
+
 
 class _Told(Protocol):
     """What we use of a usage error."""

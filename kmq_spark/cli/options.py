@@ -7,6 +7,7 @@ parameter of such a type has the group's options at the place of that parameter 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from rich.markup import escape
 
 from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
 from kmq_spark.config import Reach, Settings, load_settings
@@ -114,10 +116,10 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
         own = get_type_hints(groups[name], include_extras=True) if name in groups else {}
         for field in fields(groups[name]) if name in groups else ():
             taken[field.name] = inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=own[field.name]
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=_literal(own[field.name])
             )
         if name not in groups:
-            taken[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+            taken[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_literal(hints[name]))
 
     @functools.wraps(command)
     def spreading(**options: Any) -> R:  # noqa: ANN401  # of all types
@@ -132,11 +134,24 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
     return spreading
 
 
+def _literal(annotation: Any) -> Any:  # noqa: ANN401  # any type hint
+    """Return an annotation whose help is shown as it stands: typer takes `[tracker]` for markup and leaves it out."""
+    if not hasattr(annotation, "__metadata__"):
+        return annotation
+    metadata = []
+    for each in annotation.__metadata__:
+        shown = copy.copy(each)
+        if isinstance(getattr(shown, "help", None), str):
+            shown.help = escape(shown.help)
+        metadata.append(shown)
+    return Annotated.__class_getitem__((annotation.__origin__, *metadata))  # type: ignore[attr-defined]  # at run time
+
+
 def _warn_of_secrets(pairs: Mapping[str, str]) -> None:
     for key in pairs:
         if SECRET.search(key):
             typer.echo(
-                f"kmq: warning: -X {key}=… is shown to everybody by `ps`; put it into a file of mode 0600 "
+                f"kmq: warning: -X {key}=… is visible to every user in `ps`; put it into a file of mode 0600 "
                 "(--command-config) or into KMQ_KAFKA__EXTRA",
                 err=True,
             )

@@ -17,11 +17,12 @@ from kmq_spark.cli.common import print_json, told_clearly
 from kmq_spark.cli.looking import inspector_of
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, rendered, shown, table, width
+from kmq_spark.cli.quit_key import quit_key
 from kmq_spark.errors import ConfigError, KmqError
 from kmq_spark.inspection.spans import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.table import Table
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 NARROW = 100
 """Columns below which the less asked for figures are left out."""
 
-WIDE = ("QUEUE…", ">READY", ">IN FLIGHT", ">OLDEST", ">OVERDUE", ">ACKED/S", ">REDELIVERED/S", ">DEAD", ">TRACKER LAG")
+WIDE = (
+    "QUEUE…", ">READY", ">IN FLIGHT", ">OLDEST", ">OVERDUE", ">DEFERRED", ">ACKED/S", ">REDELIVERED/S", ">DEAD",
+    ">TRACKER LAG",
+)  # fmt: skip
 SLIM = ("QUEUE…", ">READY", ">FLIGHT", ">OLDEST", ">ACK/S", ">DEAD", ">LAG")
 
 
@@ -62,24 +66,25 @@ def top(
     interval: Annotated[float, typer.Option(help="Seconds between two frames.", min=0.2, max=3600)] = 2.0,
 ) -> None:
     """
-    Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. Ctrl+C ends it.
+    Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. q or Ctrl+C ends it.
 
     Where the broker goes away it says so, keeps the last figures and goes on.
     """
     settings = connection.settings()
     if repeated := next((queue for queue in queues if queues.count(queue) > 1), ""):
-        message = f"a queue is named more than once: got {repeated!r}; name it once"
+        message = f"queue is given more than once: got {repeated!r}; name it once"
         raise ConfigError(message)
     inspectors = {queue: inspector_of(queue, settings) for queue in queues}
     try:
-        frames = _frames(inspectors, interval)
-        if once:
-            # Two looks for one frame: a rate needs both.
-            next(frames)
-            frames = islice(frames, 1)
         if sys.stdout.isatty() and not once and output is OutputForm.TABLE:
-            _live(frames)
+            with quit_key() as is_quit:
+                _live(_frames(inspectors, interval, is_quit))
         else:
+            frames = _frames(inspectors, interval, _never)
+            if once:
+                # Two looks for one frame: a rate needs both.
+                next(frames)
+                frames = islice(frames, 1)
             _lines(frames, output)
     except KeyboardInterrupt:
         pass  # how one leaves it
@@ -88,14 +93,27 @@ def top(
             inspector.close()
 
 
-def _frames(inspectors: dict[str, QueueInspector], interval_s: float) -> Iterator[Frame]:
-    """Look again and again; what is wrong at the first look is raised, later it is told."""
+def _never(wait_s: float) -> bool:
+    """Wait; there is no key that ends it."""
+    time.sleep(wait_s)
+    return False
+
+
+def _frames(
+    inspectors: dict[str, QueueInspector], interval_s: float, is_quit: Callable[[float], bool]
+) -> Iterator[Frame]:
+    """
+    Look again and again, until *is_quit*, which waits for some seconds, returns true.
+
+    What is wrong at the first look is raised; later it is part of the frame.
+    """
     frame = Frame({}, {})
     for number in count():
         began_s = time.monotonic()
         frame = _next(inspectors, frame, is_first=number == 0)
         yield frame
-        time.sleep(max(0.05, interval_s - (time.monotonic() - began_s)))
+        if is_quit(max(0.05, interval_s - (time.monotonic() - began_s))):
+            return
 
 
 def _next(inspectors: dict[str, QueueInspector], before: Frame, *, is_first: bool) -> Frame:
@@ -148,7 +166,7 @@ def _screen(frame: Frame) -> Table:
     if frame.trouble:
         made.caption = Text(f"{time.strftime('%H:%M:%S')} {shown(frame.trouble)}", style="bold red")
     else:
-        made.caption = Text(f"{time.strftime('%H:%M:%S')}  Ctrl+C ends it", style="dim")
+        made.caption = Text(f"{time.strftime('%H:%M:%S')}  q or Ctrl+C ends it", style="dim")
     made.caption_justify = "left"
     return made
 
@@ -157,7 +175,7 @@ def _table(frame: Frame, columns: int) -> Table:
     rows = [_row(figures, frame.rates.get(queue, {})) for queue, figures in frame.figures.items()]
     if columns >= NARROW:
         return table(WIDE, rows)
-    return table(SLIM, [tuple(row[place] for place in (0, 1, 2, 3, 5, 7, 8)) for row in rows])
+    return table(SLIM, [tuple(row[place] for place in (0, 1, 2, 3, 6, 8, 9)) for row in rows])
 
 
 def _row(figures: Figures, rates: dict[str, float]) -> Sequence[str]:
@@ -168,6 +186,7 @@ def _row(figures: Figures, rates: dict[str, float]) -> Sequence[str]:
         str(figures.in_flight),
         age,
         str(figures.overdue),
+        str(figures.deferred),
         _rate(rates, "acked"),
         _rate(rates, "redelivered"),
         str(figures.dead_letters),

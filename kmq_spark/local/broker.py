@@ -42,6 +42,7 @@ _STOP_TIMEOUT_S = 20.0
 _POLL_INTERVAL_S = 0.05
 _PORT_ATTEMPTS = 3
 _LAST_LINES = 12
+_LOG_FILES = ("kafka.log", "console.log")
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -119,6 +120,9 @@ class EmbeddedBroker:
         """
         if self.is_running:
             return self
+        if self._port_is_given:
+            # Otherwise the broker that has the port answers our probe while ours still starts, and seems to be ours.
+            self._check_port_is_free()
         java, class_path = find_java(), os.pathsep.join(map(str, jar_paths("broker")))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._prepare(java, class_path)
@@ -173,6 +177,33 @@ class EmbeddedBroker:
     ) -> None:
         """Close."""
         self.close()
+
+    def save_logs(self) -> Path:
+        """
+        Copy the broker's logs to a folder that stays when its data are removed.
+
+        Returns:
+            The folder, with `kafka.log` and `console.log`.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="kmq-broker-log-"))
+        for name in _LOG_FILES:
+            if (self.data_dir / name).exists():
+                shutil.copy(self.data_dir / name, folder)
+        return folder
+
+    def _check_port_is_free(self) -> None:
+        with socket.socket() as probe:
+            # As the broker does: connections of an earlier one that are not quite closed are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.port))
+                probe.listen()
+            except OSError as error:
+                message = (
+                    f"the embedded broker did not start on {self.bootstrap_servers}: {error.strerror}; choose a free "
+                    "port, or none to get one"
+                )
+                raise SetupError(message) from error
 
     def _prepare(self, java: Path, class_path: str) -> None:
         """Write the settings; format the log directory where it is new."""
@@ -263,7 +294,7 @@ class EmbeddedBroker:
     def _last_words(self) -> str:
         """Return the last lines that the broker wrote."""
         lines: list[str] = []
-        for name in ("kafka.log", "console.log"):
+        for name in _LOG_FILES:
             file = self.data_dir / name
             lines += file.read_text(errors="replace").splitlines()[-_LAST_LINES:] if file.exists() else []
         return "\n".join(lines) or "(none)"

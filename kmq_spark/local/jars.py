@@ -187,7 +187,7 @@ def _verify(staged: Path, wanted: Sequence[LockedJar]) -> None:
         if got != jar.sha256:
             message = (
                 f"sha256 of {jar.coordinate} is not the locked one: got {got}, locked {jar.sha256}; "
-                "the repository serves another file: ask whoever runs it, do not edit the lock file"
+                "the repository serves another file: ask its operator, do not edit the lock file"
             )
             raise SetupError(message)
 

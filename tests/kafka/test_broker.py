@@ -172,6 +172,39 @@ def test_taken_port_is_told_with_the_brokers_last_words() -> None:
     broker.close()
 
 
+def up(*options: str) -> subprocess.Popen[str]:
+    """Run `kmq up`."""
+    command = [sys.executable, "-m", "kmq_spark.cli.main", "up", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_up_on_the_port_of_another_broker_is_refused(broker: EmbeddedBroker) -> None:
+    """The other broker would answer as if it were ours."""
+    process = up("--port", str(broker.port))
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert f"did not start on 127.0.0.1:{broker.port}: Address already in use; choose a free port" in errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the broker's process is found in /proc")
+def test_log_of_a_broker_that_ended_by_itself_outlives_it() -> None:
+    process = up()
+    assert process.stdout is not None
+    assert "broker ready" in process.stdout.readline()
+    (supervisor,) = _children(process.pid)
+    (jvm,) = _children(supervisor)
+    os.kill(jvm, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    folder = Path(errors.strip().splitlines()[-1].rpartition("see its log in ")[2])
+    assert {file.name for file in folder.iterdir()} >= {"console.log"}
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_setting_that_kafka_refuses_is_told() -> None:
     broker = EmbeddedBroker(extra={"num.io.threads": "none"})
 
