@@ -368,7 +368,7 @@ def _read(file: Path | None) -> dict[str, Any]:
         message = f"cannot read the settings file: got {str(file)!r}: {error.strerror}; give an existing TOML file"
         raise ConfigError(message) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"the settings file is no TOML: got {str(file)!r}: {error}; see conf/local.toml for the form"
+        message = f"the settings file is not valid TOML: got {str(file)!r}: {error}; see conf/local.toml for the form"
         raise ConfigError(message) from error
 
 

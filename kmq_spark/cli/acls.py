@@ -114,11 +114,11 @@ def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iter
 @told_clearly
 def acls(
     name: Name,
-    print_them: Annotated[bool, typer.Option("--print", help="Print them; nothing else can be done.")] = True,
+    print_them: Annotated[bool, typer.Option("--print", help="Print the commands; this is the only action.")] = True,
     part: Annotated[
         list[str] | None, typer.Option(help=f"Only this part: {', '.join(PARTS)}; may be repeated.", metavar="PART")
     ] = None,
-    principal: Annotated[str, typer.Option(help="Whom to grant it; {part} stands for the part.")] = "User:kmq-{part}",
+    principal: Annotated[str, typer.Option(help="Principal; {part} stands for the part.")] = "User:kmq-{part}",
     logical_queues: Annotated[
         list[str] | None,
         typer.Option(

@@ -34,7 +34,7 @@ Ids = Annotated[
     list[str] | None, typer.Option("--id", help="A dead letter, partition:offset; may be repeated.", metavar="P:O")
 ]
 Limit = Annotated[int | None, typer.Option(help="Most dead letters, at least 1.", metavar="N")]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it; without, only tell what would be done.")]
+Execute = Annotated[bool, typer.Option("--execute", help="Do it; without this option, only show what would be done.")]
 MaxBytes = Annotated[int, typer.Option(min=1, help="What is shown of a key, a value or a header.", metavar="N")]
 
 
@@ -97,7 +97,7 @@ def list_(
     letters = list_dead_letters(name, **chosen, limit=limit, **connection.reach())
     count = print_letters(letters, form, max_bytes)
     if not count and form is OutputForm.TABLE:
-        typer.echo(f"no open dead letters of {name}" + (" that fit" if any(chosen.values()) else ""), err=True)
+        typer.echo(f"no open dead letters of {name}" + (" that match" if any(chosen.values()) else ""), err=True)
     if count == limit:
         typer.echo(f"stopped at {limit}; --limit shows more", err=True)
 
@@ -117,7 +117,7 @@ def show(
 
     wanted = [*(places or ()), *(ids or ())]
     if not wanted:
-        message = "no dead letter is named: got none, at least one partition:offset; `kmq dlq list` shows the ids"
+        message = "name at least one dead letter: got none; give its partition:offset, as `kmq dlq list` shows it"
         raise ConfigError(message)
     letters = list(list_dead_letters(name, ids=wanted, **connection.reach()))
     if form is OutputForm.TABLE:
@@ -180,7 +180,7 @@ def _instant_ms(text: str | None, option: str) -> int | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        message = f"{option} is not allowed: got {text!r}, 90s, 15m, 2h, 7d or 2026-11-21T04:00; correct it"
+        message = f"{option} is not allowed: got {text!r}, allowed are 90s, 15m, 2h, 7d or 2026-11-21T04:00; correct it"
         raise ConfigError(message) from None
     return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kmq_spark.cli.output import OutputForm, json_bytes, print_data, rendered, shown, table
-from kmq_spark.inspection.spans import instant
+from kmq_spark.inspection.spans import counted, instant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +107,7 @@ def print_summary(summary: RedriveSummary, what: str, topics: str, form: OutputF
         return
     done = {"redrive": "redriven", "purge": "purged"}[what]
     said = f"would {what}" if summary.is_dry_run else done
-    typer.echo(f"{said} {summary.done} dead letters, {topics}")
+    typer.echo(f"{said} {counted(summary.done, 'dead letter')}, {topics}")
     for reason, count in sorted(summary.by_reason.items(), key=lambda pair: -pair[1]):
         typer.echo(f"  {count:>8}  {shown(reason) or '(no reason)'}")
     if summary.done_before:

@@ -50,7 +50,7 @@ def show(
     with inspector_of(name, settings) as inspector, reading(name) as told:
         content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
     if not events:
-        typer.echo(f"kmq: nothing is known of {message_id} of {name}: it never was, or retention removed it", err=True)
+        typer.echo(f"kmq: message {message_id} not found in {name}: it never existed or retention deleted it", err=True)
         raise typer.Exit(EXIT_FAILED)
     rows = [dict(zip(("at_ms", "place", "what", "by"), event, strict=True)) for event in events]
     if output is OutputForm.TABLE:

@@ -23,6 +23,7 @@ from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, shown
 from kmq_spark.cli.queue import Name
 from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.spans import counted
 
 if TYPE_CHECKING:
     from kmq_spark.kafka.message import Message
@@ -52,7 +53,7 @@ def send(
             value, options = _from_json(text, number) if as_json else _from_line(text, key_separator)
             producer.send(value, **options)
             count = number
-    typer.echo(f"sent {count} messages to {name}", err=True)
+    typer.echo(f"sent {counted(count, 'message')} to {name}", err=True)
 
 
 @told_clearly
@@ -114,7 +115,7 @@ def _from_json(line: bytes, number: int) -> tuple[bytes | None, dict[str, Any]]:
     try:
         given = json.loads(line)
     except ValueError as error:
-        raise _wrong(number, f"it is no JSON: {error}") from None
+        raise _wrong(number, f"it is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise _wrong(number, f"got {type(given).__name__}")
     try:
@@ -130,7 +131,7 @@ def _from_json(line: bytes, number: int) -> tuple[bytes | None, dict[str, Any]]:
 
 def _wrong(number: int, why: str) -> ConfigError:
     return ConfigError(
-        f"line {number} of stdin is no message: {why}; allowed is an object with value or value_hex, and key, "
+        f"line {number} of stdin is not a message: {why}; allowed is an object with value or value_hex, and key, "
         f"headers [{{name, value}}]; {number - 1} lines before it were sent"
     )
 

@@ -12,6 +12,7 @@ from kmq_spark.cli.common import told_clearly
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, print_rows
 from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
+from kmq_spark.inspection.spans import counted
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
@@ -51,7 +52,7 @@ def create(
     )
     stored = create_rules(name, rules, settings, replication_factor)
     names = ", ".join((*layout.topics.all_topics, layout.topics.redrive_topic))
-    typer.echo(f"queue {name}: {names}, {layout.partition_count} partitions")
+    typer.echo(f"queue {name}: {names}, {counted(layout.partition_count, 'partition')}")
     if stored is not None:
         typer.echo(f"rules {stored.text}")
 
@@ -96,13 +97,12 @@ def describe(
         found = {"queue": name, **asdict(layout), "rules": None if stored is None else stored.to_dict()}
         typer.echo(json.dumps(found, indent=2 if output is OutputForm.JSON else None))
         return
-    typer.echo(f"queue {name}: {layout.partition_count} partitions, set up correctly")
+    typer.echo(f"queue {name}: {counted(layout.partition_count, 'partition')}, set up correctly")
     typer.echo(f"  queue topic        {layout.topics.queue_topic}  (largest message {layout.max_message_bytes} bytes)")
     typer.echo(f"  markers topic      {layout.topics.markers_topic}  (kept for {layout.retention_ms} ms)")
-    typer.echo(
-        f"  dead-letter topic  {layout.topics.dead_letter_topic}  ({layout.dead_letter_partition_count} partitions)"
-    )
-    made = f"{layout.redrive_partition_count} partitions" if layout.redrive_partition_count else "not made yet"
+    letters = counted(layout.dead_letter_partition_count, "partition")
+    typer.echo(f"  dead-letter topic  {layout.topics.dead_letter_topic}  ({letters})")
+    made = counted(layout.redrive_partition_count, "partition") if layout.redrive_partition_count else "not made yet"
     typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")
     said = "none of its own: the settings of its tracker and consumers hold" if stored is None else stored.text
     typer.echo(f"  rules              {said}")

@@ -13,10 +13,18 @@ from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, shown, table
 from kmq_spark.cli.queue import Name, app
 from kmq_spark.inspection.spans import span
-from kmq_spark.wire.headers import delivery_count_of
+from kmq_spark.wire.headers import (
+    DELAY_MS,
+    NOT_BEFORE_MS,
+    QUEUE,
+    by_name,
+    delivery_count_of,
+    read_number,
+    text_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.table import Table
 
@@ -53,7 +61,7 @@ def peek(
     output: Output = OutputForm.TABLE,
     in_flight: Annotated[bool, typer.Option("--in-flight", help="Only messages that a consumer holds.")] = False,
     ready: Annotated[bool, typer.Option("--ready", help="Only messages that no consumer has started.")] = False,
-    limit: Annotated[int, typer.Option("-n", "--limit", help="Most messages of each kind.", min=1, max=100_000)] = 10,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="Most messages shown.", min=1, max=100_000)] = 10,
     max_bytes: Annotated[int, typer.Option(help="What is shown of a key or value.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Show messages in flight and messages ready, the oldest first, without taking any."""
@@ -65,8 +73,8 @@ def peek(
             with reading(name) as told:
                 inspector.look(told)
             rows += _held(inspector, settings, limit, max_bytes)
-        if ready or not in_flight:
-            rows += _ready(inspector, limit, max_bytes)
+        if (ready or not in_flight) and len(rows) < limit:
+            rows += _ready(inspector, limit - len(rows), max_bytes)
     print_rows(output, rows, lambda: _messages(rows))
 
 
@@ -116,6 +124,8 @@ def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: 
             "delivery_count": each.delivery_count,
             "age_ms": None if each.started_at_ms is None else max(0, now_ms - each.started_at_ms),
             "deadline_at_ms": each.deadline_at_ms,
+            "due_at_ms": each.deadline_at_ms if each.is_deferred else None,
+            "logical_queue": text_of(cast("Headers", (record.headers() if record is not None else None) or []), QUEUE),
             "consumer_id": each.consumer_id,
             **json_bytes("key", None if record is None else record.key(), max_bytes),
             **json_bytes("value", None if record is None else record.value(), max_bytes),
@@ -134,35 +144,50 @@ def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[di
     """Yield what is ready, a partition after the other: which is next depends on who asks."""
     now_ms = int(time.time() * 1000)
     for record in inspector.ready_records(limit):
+        headers = cast("Headers", record.headers() or [])
         yield {
             "id": f"{record.partition()}:{record.offset()}",
             "state": "ready",
-            "delivery_count": delivery_count_of(cast("Headers", record.headers() or [])),
+            "delivery_count": delivery_count_of(headers),
             "age_ms": max(0, now_ms - record.timestamp()[1]),
             "deadline_at_ms": None,
+            "due_at_ms": _due_at_ms(headers, record.timestamp()[1]),
+            "logical_queue": text_of(headers, QUEUE),
             "consumer_id": "",
             **json_bytes("key", record.key(), max_bytes),
             **json_bytes("value", record.value(), max_bytes),
         }
 
 
+def _due_at_ms(headers: Headers, appended_at_ms: int) -> int | None:
+    """Return when a delayed message may be handed out, epoch milliseconds; None where it has no delay."""
+    known = by_name(headers)
+    due_at_ms = read_number(known.get(NOT_BEFORE_MS))
+    delay_ms = read_number(known.get(DELAY_MS))
+    if delay_ms is not None:
+        due_at_ms = max(due_at_ms or 0, appended_at_ms + delay_ms)
+    return due_at_ms
+
+
 def _messages(rows: list[dict[str, Any]]) -> Table:
-    heads = ("ID", "STATE", ">DELIVERIES", ">AGE", "HELD BY…", "KEY…", "VALUE…")
-    return table(
-        heads,
-        [
-            (
-                row["id"],
-                row["state"],
-                str(row["delivery_count"]),
-                "-" if row["age_ms"] is None else span(row["age_ms"]),
-                shown(row["consumer_id"]) or "-",
-                _cell(row, "key"),
-                _cell(row, "value"),
-            )
-            for row in rows
-        ],
-    )
+    now_ms = int(time.time() * 1000)
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("ID", lambda row: row["id"]),
+        ("STATE", lambda row: row["state"]),
+        (">DELIVERIES", lambda row: str(row["delivery_count"])),
+        (">AGE", lambda row: "-" if row["age_ms"] is None else span(row["age_ms"])),
+    ]
+    # Two columns for those who use delays or logical queues; a terminal is narrow.
+    if any(row["due_at_ms"] is not None for row in rows):
+        columns.append((">DUE IN", lambda row: "-" if row["due_at_ms"] is None else span(row["due_at_ms"] - now_ms)))
+    if any(row["logical_queue"] for row in rows):
+        columns.append(("LOGICAL QUEUE…", lambda row: shown(row["logical_queue"]) or "-"))
+    columns += [
+        ("HELD BY…", lambda row: shown(row["consumer_id"]) or "-"),
+        ("KEY…", lambda row: _cell(row, "key")),
+        ("VALUE…", lambda row: _cell(row, "value")),
+    ]
+    return table([head for head, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
 
 
 def _cell(row: dict[str, Any], name: str) -> str:

@@ -86,11 +86,11 @@ def check_queues(settings: Settings) -> None:
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
     if not settings.tracker.queues:
-        message = "no queue is named: got none, at least one; name it as an argument or in [tracker] queues"
+        message = "name at least one queue: got none; name it as an argument or in [tracker] queues"
         raise ConfigError(message)
     for queue in (queues := settings.tracker.queues):
         if queues.count(queue) > 1:
-            message = f"a queue is named more than once: got {queue!r} {queues.count(queue)} times; name it once"
+            message = f"queue is given more than once: got {queue!r} {queues.count(queue)} times; name it once"
             raise ConfigError(message)
         check_queue(queue, **settings.kafka.reach())
 

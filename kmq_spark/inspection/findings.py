@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.replication import replication_findings
-from kmq_spark.inspection.spans import span
+from kmq_spark.inspection.spans import counted, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,7 +192,7 @@ def _retention(facts: QueueFacts) -> Iterator[Finding]:
             )
     if not is_short:
         kept = facts.markers_topic.settings.get("retention.ms")
-        told = "retention not readable" if kept is None else "for ever" if int(kept) < 0 else span(int(kept))
+        told = "retention not readable" if kept is None else "without limit" if int(kept) < 0 else span(int(kept))
         yield Finding(
             "retention", Level.OK, f"markers kept {told}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
         )
@@ -219,7 +219,7 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
         newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
         told = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
         yield Finding(
-            "tracker", Level.OK, f"has read all markers{told}; an idle one cannot be told from one that is off"
+            "tracker", Level.OK, f"has read all markers{told}; cannot tell whether the tracker is idle or stopped"
         )
     for partition, position in sorted(tracker.positions.items()):
         first, end = facts.markers_topic.first.get(partition, 0), facts.markers_topic.end.get(partition, position)
@@ -261,7 +261,10 @@ def _consumers(facts: QueueFacts) -> Iterator[Finding]:
     members = sum(1 for count in group.members.values() if count)
     if not group.members and ready:
         yield Finding(
-            "consumers", Level.UNHEALTHY, f"{ready} messages ready and no consumer in {group.name}", "start workers"
+            "consumers",
+            Level.UNHEALTHY,
+            f"{counted(ready, 'message')} ready and no consumer in {group.name}",
+            "start workers",
         )
     elif not group.members:
         yield Finding("consumers", Level.OK, f"none in {group.name}, nothing is ready")
@@ -274,7 +277,7 @@ def _consumers(facts: QueueFacts) -> Iterator[Finding]:
                 "consumers", Level.WARNING, f"{told}; {missing} partitions have none", "wait for the rebalance"
             )
         else:
-            yield Finding("consumers", Level.OK, f"{told}; {ready} messages ready")
+            yield Finding("consumers", Level.OK, f"{told}; {counted(ready, 'message')} ready")
 
 
 def _removed(facts: QueueFacts) -> Iterator[Finding]:
@@ -292,16 +295,24 @@ def _removed(facts: QueueFacts) -> Iterator[Finding]:
 
 def _overdue(facts: QueueFacts) -> Iterator[Finding]:
     overdue = sum(view.overdue(facts.now_ms - OVERDUE_MS) for view in facts.views.values())
-    in_flight = sum(len(view.state.in_flight) for view in facts.views.values())
+    in_flight = deferred = 0
+    for view in facts.views.values():
+        for start, count, _ in view.by_start():
+            # As `kmq top` counts: nobody holds a message that waits for its time.
+            if start is not None and start.is_deferral:
+                deferred += count
+            else:
+                in_flight += count
+    told = counted(in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
     if not overdue:
-        yield Finding("in flight", Level.OK, f"{in_flight} messages, none past its deadline")
+        yield Finding("in flight", Level.OK, f"{told}, none past its deadline")
         return
     deadlines = [deadline for view in facts.views.values() for _, _, deadline in view.by_start() if deadline >= 0]
     yield Finding(
         "in flight",
         Level.UNHEALTHY,
-        f"{overdue} of {in_flight} messages are past their deadline, the oldest by "
-        f"{span(facts.now_ms - min(deadlines))}: nobody redelivers them",
+        f"{overdue} of {counted(in_flight + deferred, 'message')} {'is past its' if overdue == 1 else 'are past their'}"
+        f" deadline, the oldest by {span(facts.now_ms - min(deadlines))}: no tracker redelivers them",
         f"start the tracker: kmq tracker run {facts.queue}",
     )
 
@@ -355,7 +366,7 @@ def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
             "markers",
             Level.WARNING,
             f"{count} records of {facts.markers_topic.name} are no markers: {', '.join(places[:TOLD])}",
-            f"somebody else writes to the topic; the records are in {facts.dead_letter_topic.name} with their place",
+            f"another program writes to the topic; the records are in {facts.dead_letter_topic.name} with their place",
         )
 
 

@@ -1,4 +1,4 @@
-"""Durations and instants as people read them."""
+"""Durations, instants and counts as people read them."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def instant(at_ms: int | None) -> str:
     if at_ms is None or not 0 <= at_ms <= _LAST_MS:
         return "-"
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, `1 message` or `2 messages`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -316,7 +316,7 @@ def _selection(ids: Sequence[str], where: Where | None, limit: int | None, *, ev
         raise ConfigError(message)
     if len(given) != 1:
         got = " and ".join(given) or "nothing"
-        message = f"which dead letters are meant is not clear: got {got}, one of ids, a filter or all; give one"
+        message = f"choose dead letters: got {got}, one of ids, a filter or all; give --id, a filter, or --all"
         raise ConfigError(message)
     if len(ids) > MAX_IDS:
         message = f"too many ids: got {len(ids)}, at most {MAX_IDS}; use a filter"

@@ -329,7 +329,7 @@ class Fetcher:
         if now - self._commit_logged_at < COMMIT_LOG_S:
             return
         logger.warning(
-            "cannot commit positions of %s: %s; %d commits failed since this was last told, the next one carries them",
+            "cannot commit positions of %s: %s; %d commits failed since the last warning, the next one carries them",
             self._topic, error.str(), self._failed_commits, extra={"action": "commit_failed"},
         )  # fmt: skip
         self._commit_logged_at, self._failed_commits = now, 0

@@ -173,7 +173,9 @@ class QueueProducer:
             self._raise_failed()
         if not (isinstance(value, _SENDABLE) and isinstance(key, _SENDABLE)):
             wrong = key if isinstance(value, _SENDABLE) else value
-            message = f"message has the wrong type: got {type(wrong).__name__}, bytes, str or None; encode it first"
+            message = (
+                f"message has the wrong type: expected bytes, str or None, got {type(wrong).__name__}; encode it first"
+            )
             raise ConfigError(message)
         report = self._on_report if on_delivery is None else _Report(on_delivery, self._topic)
         pairs = checked_headers(headers) if headers else None
@@ -330,7 +332,10 @@ def checked_headers(headers: Headers) -> list[tuple[str, bytes | str | None]]:
     pairs = list(headers.items() if hasattr(headers, "items") else headers)
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, bytes | str | None):
-            message = f"header has the wrong type: got {name!r}, a str name and a bytes, str or None value; encode it"
+            message = (
+                f"header has the wrong type: expected a str name and a bytes, str or None value, got {name!r}; "
+                "encode it"
+            )
             raise ConfigError(message)
         if name.startswith(PREFIX):
             message = f"header name is reserved: got {name!r}, {PREFIX}* is kmq-spark's own; rename it"

@@ -283,7 +283,9 @@ class RedeliverySender:
             else:
                 chunk = []
                 if left:
-                    message = f"{left} decisions were neither carried out nor told: this is a bug; nothing is committed"
+                    message = (
+                        f"{left} decisions were neither carried out nor reported: this is a bug; nothing is committed"
+                    )
                     raise KmqError(message)
             # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
             if chunk or set_aside or self._is_commit_due():

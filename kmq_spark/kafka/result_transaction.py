@@ -59,7 +59,7 @@ SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 5_000, 10_000
 """A transaction is open for milliseconds; what dies in one holds up the readers of its markers partitions until the
 broker aborts it. So its time-out is short, and fits with the broker's scan into a lease of 15 s or more."""
 
-_UNKNOWN = "nobody knows whether its transaction was committed"
+_UNKNOWN = "the outcome of its transaction is unknown"
 
 
 class _RefusedError(Exception):
@@ -295,7 +295,10 @@ class ResultTransactions:
             return
         if is_written is None:
             commit.let_go()
-            message = f"{error}; {_UNKNOWN}: its messages are redelivered if not, so leave them and their results alone"
+            message = (
+                f"{error}; {_UNKNOWN}: its messages are redelivered if it was not committed; do not retry them or "
+                "their results"
+            )
             raise TransactionError(message, code="_UNKNOWN_OUTCOME", nothing_written=False) from error
         commit.restore()
         if isinstance(error, FencedError):

@@ -198,5 +198,6 @@ def _encoded(name: str, value: bytes | str | None) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    message = f"{name} of a result has the wrong type: got {type(value).__name__}, bytes, str or None; encode it first"
+    got = type(value).__name__
+    message = f"{name} of a result has the wrong type: expected bytes, str or None, got {got}; encode it first"
     raise ConfigError(message)

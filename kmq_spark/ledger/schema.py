@@ -122,7 +122,7 @@ class Location:
         """Check the names: they become parts of SQL text."""
         if bool(self.folder) == bool(self.catalog):
             message = (
-                f"the place of the ledger is not clear: got folder {self.folder!r} and catalog {self.catalog!r}, "
+                f"the location of the ledger is ambiguous: got folder {self.folder!r} and catalog {self.catalog!r}, "
                 "exactly one is needed; set [ledger] dir or catalog"
             )
             raise ConfigError(message)
@@ -212,7 +212,7 @@ def missing_columns(table: str, name: str, found: Mapping[str, str]) -> list[str
     for column, kind in COLUMNS[table].items():
         if found.get(column, kind) != kind:
             raise LedgerError(
-                f"ledger table does not fit: got column {column} {found[column]} in {name}, {kind} is "
+                f"ledger table has another schema: got column {column} {found[column]} in {name}, {kind} is "
                 "written; use another ledger, this one is no table of ours"
             )
     return [column for column in COLUMNS[table] if column not in found]

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,25 @@ def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(que
     assert "\x07" not in shown.stdout
 
 
+def test_peek_shows_logical_queue_and_delay_and_no_more_than_asked_for(queue: Queue) -> None:
+    """What waits for its time looks as ready as anything else without them."""
+    queue.send("a")
+    queue.send("b", queue="emails", delay=3_600)
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        servers = queue.bootstrap_servers
+        one = json.loads(kmq(servers, "queue", "peek", queue.name, "-n", "1", "-o", "json").stdout)
+        rows = json.loads(kmq(servers, "queue", "peek", queue.name, "-o", "json").stdout)
+        shown = kmq(servers, "queue", "peek", queue.name).stdout
+        message.ack()
+    assert [row["id"] for row in one] == ["0:0"]
+    assert [(row["id"], row["logical_queue"]) for row in rows] == [("0:0", ""), ("0:1", "emails")]
+    assert rows[0]["due_at_ms"] is None
+    assert rows[1]["due_at_ms"] - time.time() * 1000 > 3_000_000
+    assert "LOGICAL QUEUE" in shown
+    assert "59 min" in shown
+
+
 def test_lines_go_through_a_queue_and_are_acknowledged(queue: Queue) -> None:
     sent = kmq(queue.bootstrap_servers, "send", queue.name, input_=b"one\ntwo\n\xff\xfe\n")
     assert (sent.exit_code, sent.stderr) == (0, f"sent 3 messages to {queue.name}\n")
@@ -163,7 +183,7 @@ def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callabl
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b"nope", "it is no JSON"),
+        (b"nope", "it is not JSON"),
         (b"[1]", "got list"),
         (b'{"value_hex": "zz"}', "ValueError"),
         (b'{"headers": 3}', "TypeError"),
@@ -173,7 +193,7 @@ def test_line_that_is_no_message_is_told_by_its_number(queue: Queue, line: bytes
     result = kmq(queue.bootstrap_servers, "send", queue.name, "--json", input_=b'{"value": "x"}\n' + line + b"\n")
     (error,) = result.stderr.splitlines()
     assert result.exit_code == 2
-    assert error.startswith("kmq: line 2 of stdin is no message: ")
+    assert error.startswith("kmq: line 2 of stdin is not a message: ")
     assert told in error
     assert error.endswith("1 lines before it were sent")
 
@@ -321,6 +341,32 @@ def test_top_fits_a_terminal_of_60_columns_and_ends_with_ctrl_c(queue: Queue) ->
     assert "Traceback" not in shown
     assert max(map(len, lines)) <= 60
     assert any(line.split()[1:3] == ["READY", "FLIGHT"] for line in lines)
+
+
+def test_q_ends_top_and_leaves_the_terminal_as_it_was(queue: Queue) -> None:
+    """As in every other live view of a terminal."""
+    # The terminal has to be the process's own: one that belongs to others must not be read.
+    command = [
+        *(sys.executable, "-m", "kmq_spark.cli.main", "top", queue.name, "--interval", "3600"),
+        *("--bootstrap-server", queue.bootstrap_servers),
+    ]
+    pid, leader = pty.fork()
+    if not pid:
+        os.execv(sys.executable, command)  # noqa: S606  # no shell is wanted
+    before = termios.tcgetattr(leader)
+    shown = b""
+    while b"Ctrl+C ends it" not in shown:
+        shown += os.read(leader, 65_536)
+    os.write(leader, b"q")
+    until = time.monotonic() + 60
+    ended = (0, 0)
+    while not ended[0] and time.monotonic() < until:
+        ended = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.05)
+    after = termios.tcgetattr(leader)
+    os.close(leader)
+    assert ended == (pid, 0)
+    assert after == before
 
 
 def strip_controls(text: str) -> str:

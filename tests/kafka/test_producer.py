@@ -97,8 +97,8 @@ def test_value_of_another_type_is_refused(queue: Queue, value: Any) -> None:  # 
     ("headers", "message"),
     [
         ({"kmq-origin": b"1:2"}, "header name is reserved: got 'kmq-origin'"),
-        ([("a", 1)], "header has the wrong type: got 'a'"),
-        ([(1, b"a")], "header has the wrong type: got 1"),
+        ([("a", 1)], "header has the wrong type: expected a str name and a bytes, str or None value, got 'a'"),
+        ([(1, b"a")], "header has the wrong type: expected a str name and a bytes, str or None value, got 1"),
     ],
 )
 def test_header_that_is_reserved_or_of_another_type_is_refused(queue: Queue, headers: Any, message: str) -> None:  # noqa: ANN401  # wrong on purpose

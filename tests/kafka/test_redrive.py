@@ -275,7 +275,7 @@ def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "which dead letters are meant is not clear: got nothing"),
+        ({}, "choose dead letters: got nothing"),
         ({"ids": ["0:0"], "everything": True}, "got ids and everything"),
         ({"ids": "0:0"}, "got the text '0:0'"),
         ({"ids": ["0-0"]}, "id of a dead letter is not allowed: got '0-0'"),

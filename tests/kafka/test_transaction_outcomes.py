@@ -77,11 +77,11 @@ def test_commit_whose_outcome_nobody_knows_lets_the_messages_go(
         (message,) = receive_all(consumer, 1)
         break_commit(consumer, monkeypatch, is_written=True)
         monkeypatch.setattr("kmq_spark.kafka.result_transaction.is_committed", fail)
-        with pytest.raises(TransactionError, match="nobody knows whether its transaction was committed") as raised:
+        with pytest.raises(TransactionError, match="the outcome of its transaction is unknown") as raised:
             commit(consumer, message, results)
         assert not raised.value.nothing_written
         assert consumer.in_flight_count == 0
-        with pytest.raises(LeaseLostError, match="nobody knows"):
+        with pytest.raises(LeaseLostError, match="outcome of its transaction is unknown"):
             message.ack()
         written = queue.markers(MarkerType.KEEPALIVE)
         time.sleep(0.6)

@@ -73,8 +73,8 @@ def test_transaction_that_is_too_large_is_refused_while_it_is_recorded(queue: Qu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"value": 1}, "value of a result has the wrong type: got int"),
-        ({"value": "x", "key": 1.5}, "key of a result has the wrong type: got float"),
+        ({"value": 1}, "value of a result has the wrong type: expected bytes, str or None, got int"),
+        ({"value": "x", "key": 1.5}, "key of a result has the wrong type: expected bytes, str or None, got float"),
         ({"value": "x", "headers": {"kmq-origin": "1:2"}}, "header name is reserved"),
     ],
 )

@@ -253,7 +253,7 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
         create_tables(spark, Location(str(tmp_path / "theirs")))
     with pytest.raises(LedgerError, match=r"is not one of ours: .* has no property kmq.ledger.version"):
         ledger.connect(str(tmp_path / "theirs"))
-    with pytest.raises(ConfigError, match="place of the ledger is not clear"):
+    with pytest.raises(ConfigError, match="location of the ledger is ambiguous"):
         Location("a", "b")
     with pytest.raises(ConfigError, match="ledger catalog is not allowed"):
         Location(catalog="main.kmq`; DROP")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import kmq_spark
 from kmq_spark.cli.main import app
+from kmq_spark.config import load_settings
 
 SECRET = "canary-7f3a"
 
@@ -42,6 +44,22 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
     assert "Usage: kmq" in result.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_short_option_shows_the_same_help(command: tuple[str, ...]) -> None:
+    assert kmq(*command, "-h").stdout == kmq(*command, "--help").stdout != ""
+
+
+def test_help_keeps_what_stands_in_brackets() -> None:
+    """Names of sections are in brackets, and so is rich's markup."""
+    help_text = " ".join(kmq("tracker", "run", "--help", env={"COLUMNS": "200"}).stdout.split())
+    assert "default: [tracker] queues." in help_text
+    assert "[default: local[2]]" in help_text
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert kmq("--version").stdout == f"kmq {kmq_spark.__version__}\n"
+
+
 def test_no_arguments_is_help_and_a_usage_error() -> None:
     """As Kafka's own tools have it: nothing to do is no success."""
     result = kmq()
@@ -71,22 +89,25 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
         ),
         (["queue", "describe", "q", "--config", "/nowhere"], "cannot read the settings file: got '/nowhere'"),
         (["queue", "create", "q@"], "group name is missing: got 'q@'"),
-        (["dlq", "show", "q"], "no dead letter is named: got none"),
+        (["dlq", "show", "q"], "name at least one dead letter: got none"),
         (["dlq", "show", "q", "7"], "id of a dead letter is not allowed: got '7', partition:offset such as '0:17'"),
         (
             ["dlq", "redrive", "q"],
-            "which dead letters are meant is not clear: got nothing, one of ids, a filter or all",
+            "choose dead letters: got nothing, one of ids, a filter or all",
         ),
         (["dlq", "redrive", "q", "--all", "--reason", "x"], "got where and everything"),
         (["dlq", "redrive", "q", "--all", "--limit", "0"], "limit is not allowed: got 0, at least 1"),
         (["dlq", "redrive", "q", "--all", "--to", "a b"], "queue name is not allowed: got 'a b'"),
-        (["dlq", "redrive", "q", "--older-than", "soon"], "--older-than is not allowed: got 'soon', 90s, 15m, 2h, 7d"),
+        (
+            ["dlq", "redrive", "q", "--older-than", "soon"],
+            "--older-than is not allowed: got 'soon', allowed are 90s, 15m, 2h, 7d",
+        ),
         (["dlq", "purge", "q", "--older-than", "2h", "--newer-than", "3d", "--all"], "got where and everything"),
         (["dlq", "list", "q", "--older-than", "2d", "--newer-than", "2h"], "filter can match nothing: got dead_after"),
         (["dlq", "list", "q", "--limit", "0"], "limit is not allowed: got 0, at least 1"),
         (["dlq", "list", "q", "-o", "xml"], "invalid value for '-o'"),
         (["message", "show", "q", "7"], "message id is not allowed: got '7', partition:offset as in 0:42"),
-        (["top", "q", "q"], "a queue is named more than once: got 'q'"),
+        (["top", "q", "q"], "queue is given more than once: got 'q'"),
         (["top", "a b"], "queue name is not allowed: got 'a b'"),
         (["doctor", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
         (["ledger", "run", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
@@ -94,7 +115,7 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
         (["acls", "q", "--part", "nobody"], "part is not allowed: got 'nobody', one of producer, consumer"),
         (["queue", "list", "-X", "interceptor.classes=x.Y"], "setting interceptor.classes is not allowed: it loads"),
         (["tracker", "run", "a", "--metrics-port", "70000"], "setting metrics.port is not allowed: got 70000"),
-        (["tracker", "run"], "no queue is named: got none, at least one"),
+        (["tracker", "run"], "name at least one queue: got none"),
         (["tracker", "run", "a b"], "setting tracker.queues.0 is not allowed: got 'a b'"),
         (["tracker", "run", "a", "--trigger", "once"], "input should be 'processing-time' or 'available-now'"),
         (["tracker", "run", "a", "--max-deliveries", "-1"], "setting queue.max_deliveries is not allowed: got -1"),
@@ -117,7 +138,7 @@ def test_secret_on_the_command_line_is_warned_of() -> None:
     """`ps` shows it to everybody; the warning does not repeat it."""
     result = kmq("queue", "list", "-X", f"sasl.password={SECRET}", "-X", "acks=1")
     warning, error = result.stderr.splitlines()
-    assert warning.startswith("kmq: warning: -X sasl.password=… is shown to everybody by `ps`; put it into a file")
+    assert warning.startswith("kmq: warning: -X sasl.password=… is visible to every user in `ps`; put it into a file")
     assert "acks would break a guarantee" in error
     assert SECRET not in result.output
 
@@ -126,7 +147,7 @@ def test_secret_on_the_command_line_is_warned_of() -> None:
 def test_private_key_on_the_command_line_is_warned_of(key: str) -> None:
     """The Java client's key for a private key has no other word in it."""
     result = kmq("queue", "list", "-X", f"{key}={SECRET}", "-X", "acks=1")
-    assert f"warning: -X {key}=… is shown to everybody" in result.stderr
+    assert f"warning: -X {key}=… is visible to every user" in result.stderr
     assert SECRET not in result.output
 
 
@@ -188,3 +209,10 @@ def test_every_command_is_on_the_page_of_commands() -> None:
         if command:
             assert command[0] in headings, command
             assert command[-1] in headings, command
+
+
+def test_folders_that_the_commands_make_are_ignored_by_git() -> None:
+    """And none of our own: a pattern without a slash would hide kmq_spark/ledger."""
+    patterns = (Path(__file__).parents[2] / ".gitignore").read_text("utf-8").splitlines()
+    assert {f"/{load_settings().tracker.checkpoint_dir}/", f"/{load_settings().ledger.dir}/"} <= set(patterns)
+    assert "ledger/" not in patterns

@@ -141,7 +141,9 @@ def test_what_is_wrong_in_the_file_is_told_in_one_line(file: Path, text: str, to
     assert told in refusal(file)
 
 
-@pytest.mark.parametrize(("text", "told"), [("a = = 1", "is no TOML: got "), ("a = '\xff'", "is no TOML: got ")])
+@pytest.mark.parametrize(
+    ("text", "told"), [("a = = 1", "is not valid TOML: got "), ("a = '\xff'", "is not valid TOML: got ")]
+)
 def test_file_that_is_no_toml_is_told(file: Path, text: str, told: str) -> None:
     file.write_bytes(text.encode("latin-1"))
     assert told in refusal(file)

@@ -21,7 +21,7 @@ from kmq_spark.inspection.facts import (
 from kmq_spark.inspection.figures import figures
 from kmq_spark.inspection.findings import Finding, Level, examine, is_unhealthy
 from kmq_spark.inspection.names import queues_of
-from kmq_spark.inspection.spans import instant, span
+from kmq_spark.inspection.spans import counted, instant, span
 from kmq_spark.inspection.story import Event, Told, covers, events_of, in_order, last_outcome, shortened
 from kmq_spark.inspection.view import MarkersView
 
@@ -126,6 +126,21 @@ def bad(facts: QueueFacts) -> list[Finding]:
 def test_a_queue_that_is_well_has_no_findings() -> None:
     assert bad(facts_of()) == []
     assert not is_unhealthy(examine(facts_of()))
+
+
+def test_doctor_counts_deferred_messages_apart_as_top_does() -> None:
+    """Nobody holds a message that waits for its time."""
+    view = view_of(start(5, 1_000), start(6, 1_000, (OffsetRange(20, 1),), never_handed_out=True))
+    facts = facts_of(now_ms=2_000, views={0: view})
+    (found,) = [finding for finding in examine(facts) if finding.check == "in flight"]
+    assert found.what == "3 messages and 1 deferred, none past its deadline"
+    shown = figures("orders", 2_000, [view], ready=Backlog(), dead_letters=Backlog(), tracker_lag=0)
+    assert (shown.in_flight, shown.deferred) == (3, 1)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 messages"), (1, "1 message"), (2, "2 messages")])
+def test_one_is_singular(count: int, text: str) -> None:
+    assert counted(count, "message") == text
 
 
 def topic(facts: QueueFacts, name: str, **changes: Any) -> QueueFacts:  # noqa: ANN401  # of a topic
