@@ -186,6 +186,8 @@ def interrupted(campaign: Campaign) -> Stage:
         give_up_s = time.monotonic() + INTERRUPTS_TIMEOUT_S
         while (torn := _interrupts(crew)) < wanted and time.monotonic() < give_up_s:
             time.sleep(0.5)
+        for number in range(2):
+            stage.worker(f"calm-{number}", mode="run", keep_alive=True).wait_working()
         for worker in crew:
             if worker.stop():
                 stage.fail(f"I9: {worker.name} ended with {worker.exit_code}: {worker.last_words()}")

@@ -194,11 +194,14 @@ def hostile(campaign: Campaign) -> Stage:
     stage.worker("crew").wait_working(50)
     time.sleep(3)
     with MemoryPeak(tracker.group) as peak:
-        for marker, times, what in _hostile_markers(campaign, stage.layout.partition_count, generator):
-            for partition in range(stage.layout.partition_count):
+        for number, (marker, times, what) in enumerate(_hostile_markers(campaign, generator)):
+            count = stage.layout.partition_count
+            # What becomes rows of the state goes to one partition at a time, everything else to all.
+            partitions = [number % count] if marker.type is MarkerType.START else range(count)
+            for partition in partitions:
                 value = encode_marker(replace(marker, queue_partition=partition if marker.ranges else -1))
                 write_record(stage, value, partition, times=times, is_hostile=True)
-            stage.injected(what, markers=times * stage.layout.partition_count)
+            stage.injected(what, markers=times * len(partitions))
             time.sleep(1)
         time.sleep(5)
     grown_mib = peak.grown_mib()
@@ -209,19 +212,17 @@ def hostile(campaign: Campaign) -> Stage:
     return stage
 
 
-def _hostile_markers(
-    campaign: Campaign, partition_count: int, generator: random.Random
-) -> Iterator[tuple[Marker, int, str]]:
+def _hostile_markers(campaign: Campaign, generator: random.Random) -> Iterator[tuple[Marker, int, str]]:
     """Yield markers, how often each is written to each partition, and what they are."""
     far = 50_000_000
     for number in range(campaign.scaled(4, least=1)):
         many = (OffsetRange(far + number * MAX_MESSAGES_PER_MARKER, MAX_MESSAGES_PER_MARKER),)
         keep_alive = Marker(MarkerType.KEEPALIVE, 0, many, redeliver_after_ms=1_000)
-        yield keep_alive, 200 // partition_count, "200 KEEPALIVEs of 100,000 unknown messages"
+        yield keep_alive, 50, "200 KEEPALIVEs of 100,000 unknown messages"
         past = Marker(MarkerType.START, 0, many, redeliver_after_ms=1_000)
-        yield past, 1, "STARTs of 100,000 messages past the end"
+        yield past, 1, "START of 100,000 messages past the end"
         last = replace(past, due_at_ms=MAX_DUE_AT_MS, never_handed_out=True)
-        yield last, 1, "STARTs of 100,000 messages past the end, due in the year 9999"
+        yield last, 1, "START of 100,000 messages past the end, due in the year 9999"
         held = (OffsetRange(generator.randrange(20), 2_000),)
         for outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
             forged = Marker(MarkerType.END, 0, held, outcome=outcome, consumer_id=f"tracker-{number}")
