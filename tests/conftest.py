@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from faults.stage import BROKER_SETTINGS
-from kmq_spark.local.broker import EmbeddedBroker
 from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, write_groups
 
 if TYPE_CHECKING:
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from xdist.workermanage import WorkerController
+
+    from kmq_spark.local.broker import EmbeddedBroker
 
 # A shared machine may be slow for a moment: time is measured in benchmarks, not here.
 settings.register_profile("kmq", deadline=None)
@@ -95,6 +95,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 
     A test that stops, kills or pauses a broker makes its own.
     """
+    from faults.stage import BROKER_SETTINGS  # noqa: PLC0415  # the unit tier runs without
+    from kmq_spark.local.broker import EmbeddedBroker  # noqa: PLC0415  # as above
+
     # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.
     with EmbeddedBroker(extra={**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}) as running:
         yield running
