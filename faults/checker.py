@@ -71,7 +71,7 @@ def check(
     max_deliveries: int,
     is_drained: bool = True,
     told: Mapping[int, Told] | None = None,
-    bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+    bounds: Bounds | None = None,
 ) -> Verdict:
     """
     Check everything that can be told from the topics and the event files.
@@ -85,7 +85,7 @@ def check(
         told: What the last tracker said of itself, by markers partition; None where none said anything.
         bounds: How long messages may wait.
     """
-    verdict, events = Verdict(), list(events)
+    verdict, events, bounds = Verdict(), list(events), bounds or Bounds()
     by_partition = {partition: read_leases(partition, log, sessions) for partition, log in sorted(dump.markers.items())}
     leases = list(by_partition.values())
     whole = _Whole(dump, by_partition)
@@ -224,9 +224,10 @@ def _check_copies(whole: _Whole, bounds: Bounds, verdict: Verdict) -> None:
 
 def _check_early(copy: Record, segment: Segment, bounds: Bounds, verdict: Verdict) -> None:
     """I7: not early in true time, unless the broker's clock was set ahead while the message was held."""
-    began_ms, came_ms = bounds.true_ms(segment.appended_at_ms), bounds.true_ms(copy.appended_at_ms)
-    due_ms = max(began_ms + segment.lease_ms, segment.due_at_ms)
     assert copy.previous is not None
+    began_ms = bounds.marker_ms(copy.previous.queue_partition, segment.begin, segment.appended_at_ms)
+    came_ms = bounds.message_ms(copy)
+    due_ms = max(began_ms + segment.lease_ms, segment.due_at_ms)
     if came_ms >= due_ms - bounds.slack_ms:
         verdict.waits.append(Wait(copy.previous, due_ms, came_ms))
     elif any(began_ms - bounds.slack_ms <= ahead_ms <= came_ms for ahead_ms in bounds.set_ahead):

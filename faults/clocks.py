@@ -12,9 +12,21 @@ import struct
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from faults.topics import Dump
+    from faults.waits import Bounds
+    from kmq_spark.core.markers import MessageId
+
+EDGE_MS = 20
+"""How exactly the instant of a step is known."""
 
 _MOVED_MS = struct.Struct("=q")
 
@@ -78,19 +90,45 @@ class MovableClock:
             file.write(_MOVED_MS.pack(ahead_ms))
         self.epochs.append(Epoch(time.time_ns() // 1_000_000, ahead_ms))
 
-    def true_ms(self, read_ms: int) -> int:
+    def true_times_ms(self, readings_ms: Sequence[int]) -> list[int]:
         """
-        Return the true time at which the clock read so much.
+        Return the true times of readings that follow each other, as the records of a partition do.
 
-        A reading that two stretches could explain belongs to the one whose bounds it misses by less: the injector
-        notes a step some microseconds after it.
+        After a step back the clock shows again what it has shown before: of the stretches that explain a reading, it
+        is the first that does not lie before the reading that precedes it.
         """
+        found: list[int] = []
+        at_ms = 0
+        for read_ms in readings_ms:
+            candidates = [true_ms for true_ms in self._explained(read_ms) if true_ms >= at_ms - EDGE_MS]
+            # None: within a step; the time then has not moved.
+            at_ms = max(at_ms, min(candidates, default=at_ms))
+            found.append(at_ms)
+        return found
+
+    def corrected(self, bounds: Bounds, dump: Dump) -> Bounds:
+        """Return the bounds of a fault with the true times of what a broker with this clock appended."""
+        markers: dict[tuple[int, int], int] = {}
+        for partition, log in dump.markers.items():
+            times_ms = self.true_times_ms([logged.appended_at_ms for logged in log])
+            markers |= {(partition, logged.marker_offset): at for logged, at in zip(log, times_ms, strict=True)}
+        messages: dict[MessageId, int] = {}
+        records = sorted(dump.messages, key=lambda record: record.place)
+        for _, group in groupby(records, key=lambda record: record.place.queue_partition):
+            part = list(group)
+            times_ms = self.true_times_ms([record.appended_at_ms for record in part])
+            messages |= {record.place: at for record, at in zip(part, times_ms, strict=True)}
+        # Back from behind is a step ahead, too, and none for the log's clock, which had not gone back.
+        set_ahead = [epoch.begins_at_ms for epoch in self.epochs if epoch.ahead_ms > 0]
+        return replace(bounds, true_markers=markers, true_messages=messages, slack_ms=EDGE_MS, set_ahead=set_ahead)
+
+    def _explained(self, read_ms: int) -> Iterator[int]:
         ends = [epoch.begins_at_ms for epoch in self.epochs[1:]] + [2**62]
-        missed: list[tuple[int, int]] = []
         for epoch, end in zip(self.epochs, ends, strict=True):
             true_ms = read_ms - epoch.ahead_ms
-            missed.append((max(epoch.begins_at_ms - true_ms, true_ms - end, 0), true_ms))
-        return min(missed)[1]
+            # The injector notes a step a moment after the clock has made it.
+            if epoch.begins_at_ms - EDGE_MS <= true_ms <= end + EDGE_MS:
+                yield true_ms
 
 
 def is_available() -> bool:

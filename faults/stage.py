@@ -68,10 +68,6 @@ DRAIN_TIMEOUT_S = 60.0
 _OPENED = re.compile(r"tracker (\S+) of (\S+) decides from markers (\{.*\})")
 
 
-STEP_SLACK_MS = 20
-"""How exactly the true time of an append is known where the broker's clock was moved."""
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -308,7 +304,7 @@ class Stage:
             is_drained=is_drained,
             # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
             told={} if self.hostile_markers else self.told(),
-            bounds=self._whole_bounds(),
+            bounds=self._whole_bounds(dump),
         )
         for failure in self.failures:
             invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
@@ -327,18 +323,13 @@ class Stage:
             ]
         return dump
 
-    def _whole_bounds(self) -> Bounds:
+    def _whole_bounds(self, dump: Dump) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
         present = [*self._tracked, *(stretch for stretch in children if stretch is not None)]
         away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
-        if self._clock is None:
-            return replace(self.bounds, away=away)
-        epochs = self._clock.epochs
-        # Back from behind is a step ahead, too; for the log's clock it is none, which had not gone back.
-        set_ahead = [at_ms for at_ms, ahead_ms in epochs if ahead_ms > 0]
-        true_ms = self._clock.true_ms
-        return replace(self.bounds, away=away, true_ms=true_ms, slack_ms=STEP_SLACK_MS, set_ahead=set_ahead)
+        bounds = replace(self.bounds, away=away)
+        return bounds if self._clock is None else self._clock.corrected(bounds, dump)
 
     def told(self) -> dict[int, Told]:
         """Return the last word of the last tracker that said one, by markers partition."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,9 +20,9 @@ from faults.leases import covered
 from kmq_spark.core.markers import MarkerType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from faults.topics import Dump
+    from faults.topics import Dump, Record
     from kmq_spark.core.markers import MessageId
 
 LATE_BOUND_MS = 15_000
@@ -60,7 +60,8 @@ class Bounds:
         late_ms: Longest quiet wait of a redelivery.
         stall_ms: Longest quiet stretch on which no message of a partition was taken although some waited; 0: not
             judged, because consumers are busy or absent on purpose.
-        true_ms: Turns what the broker's clock read into true time.
+        true_markers: True append times where the broker's clock was moved: by markers partition and marker offset.
+        true_messages: The same of messages.
         slack_ms: How exactly it does.
         set_ahead: Instants at which the broker's clock was set ahead: what was held then falls due.
         letters_need_a_cause: Whether a message may be a dead letter only where a handler failed on it or rejected it.
@@ -69,10 +70,19 @@ class Bounds:
     away: Sequence[Stretch] = ()
     late_ms: int = LATE_BOUND_MS
     stall_ms: int = 0
-    true_ms: Callable[[int], int] = int
+    true_markers: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    true_messages: Mapping[MessageId, int] = field(default_factory=dict)
     slack_ms: int = 0
     set_ahead: Sequence[int] = ()
     letters_need_a_cause: bool = False
+
+    def marker_ms(self, partition: int, offset: int, read_ms: int) -> int:
+        """Return when a marker was appended, in true time."""
+        return self.true_markers.get((partition, offset), read_ms)
+
+    def message_ms(self, record: Record) -> int:
+        """Return when a message was appended, in true time."""
+        return self.true_messages.get(record.place, record.appended_at_ms)
 
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
@@ -137,7 +147,7 @@ def stalls(dump: Dump, bounds: Bounds) -> Iterator[str]:
     if not bounds.stall_ms:
         return
     quiet = Quiet(bounds.away)
-    for partition, changes in sorted(_changes(dump, bounds.true_ms).items()):
+    for partition, changes in sorted(_changes(dump, bounds).items()):
         waiting = since_ms = 0
         for at_ms, change in sorted(changes):
             if waiting and change < 0 and (stood_ms := quiet.longest_ms(since_ms, at_ms)) > bounds.stall_ms:
@@ -147,17 +157,19 @@ def stalls(dump: Dump, bounds: Bounds) -> Iterator[str]:
             waiting += change
 
 
-def _changes(dump: Dump, true_ms: Callable[[int], int]) -> dict[int, list[tuple[int, int]]]:
+def _changes(dump: Dump, bounds: Bounds) -> dict[int, list[tuple[int, int]]]:
     """Return when a message of each queue partition came (1) and when it was taken for the first time (-1)."""
     first_start: dict[MessageId, int] = {}
-    for log in dump.markers.values():
+    for partition, log in dump.markers.items():
         for logged in log:
             if logged.marker is not None and logged.marker.type is MarkerType.START:
                 for message_id in covered(logged.marker):
-                    first_start.setdefault(message_id, true_ms(logged.appended_at_ms))
+                    first_start.setdefault(
+                        message_id, bounds.marker_ms(partition, logged.marker_offset, logged.appended_at_ms)
+                    )
     changes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for record in dump.messages:
-        came_ms = true_ms(record.appended_at_ms)
+        came_ms = bounds.message_ms(record)
         if (taken_ms := first_start.get(record.place)) is not None:
             changes[record.place.queue_partition] += [(came_ms, 1), (max(taken_ms, came_ms), -1)]
     return changes
