@@ -158,7 +158,7 @@ def maintain(
 def _place(ledger_dir: str | None, catalog: str | None) -> dict[str, str | None]:
     """Return the flags of a place; a folder that is named goes before a catalog in the settings."""
     if ledger_dir and catalog:
-        message = f"the place of the ledger is not clear: got --ledger-dir {ledger_dir!r} and --catalog; give one"
+        message = f"the location of the ledger is ambiguous: got --ledger-dir {ledger_dir!r} and --catalog; give one"
         raise ConfigError(message)
     return {"dir": ledger_dir, "catalog": "" if ledger_dir else catalog}
 
