@@ -49,7 +49,7 @@ class FaultResult:
     took_s: float = 0.0
 
 
-def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, machine: str, keeps_others: bool) -> None:
+def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, machine: str) -> None:
     """
     Write both files.
 
@@ -58,13 +58,9 @@ def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, ma
         folder: Where to.
         seed: Of this run.
         machine: Where it ran.
-        keeps_others: Whether faults that this run does not inject stay as an earlier one left them.
     """
     file = folder / "results.json"
     faults = {number: _fault(number, seed, scenarios) for number, scenarios in _by_fault(results).items()}
-    if keeps_others and file.exists():
-        earlier = {fault["id"]: fault for fault in json.loads(file.read_text(encoding="utf-8"))["faults"]}
-        faults = earlier | faults
     ordered = sorted(faults.values(), key=lambda fault: int(fault["id"][1:]))
     total = {
         "injections": sum(fault["injections"] for fault in ordered),

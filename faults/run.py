@@ -2,6 +2,8 @@
 Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--folder DIR]`.
 
 Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some.
+A row of the stored results comes from a whole run and never from one of single faults: with `--only` the results go to
+the folder of the logs, which is kept then, unless `--results` names another.
 """
 
 from __future__ import annotations
@@ -103,11 +105,11 @@ def _add(result: FaultResult, stage: Stage) -> None:
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m faults.run", description="Break things, and check the promises.")
-    parser.add_argument("--only", default="", help="faults such as F1,F2, results of others stay; all by default")
+    parser.add_argument("--only", default="", help="faults such as F1,F2; all by default")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of injections")
     parser.add_argument("--scale-of", action="append", default=[], metavar="F2=0.34", help="the same for one fault")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
-    parser.add_argument("--results", type=Path, default=HERE, help="where results.json and results.md go")
+    parser.add_argument("--results", type=Path, help="where results.json and results.md go")
     parser.add_argument("--keep", action="store_true", help="keep logs and event files")
     return parser.parse_args(arguments)
 
@@ -130,11 +132,12 @@ def main(arguments: Sequence[str]) -> int:
             campaign.scale = scales.get(fault, options.scale)
             results.append(run_scenario(fault, scenario, campaign))
             _tell(results[-1])
-            write_results(results, options.results, seed=options.seed, machine=machine, keeps_others=bool(wanted))
+            target = options.results or (folder if wanted else HERE)
+            write_results(results, target, seed=options.seed, machine=machine)
     finally:
         campaign.close()
     violations = sum(len(result.violations) for result in results)
-    if not violations and not options.keep:
+    if not violations and not wanted and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if violations else 0
 
