@@ -21,6 +21,7 @@ from kmq_spark.cli.output import Output, OutputForm
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.spans import counted
 from kmq_spark.ledger.queries import known_view
 from kmq_spark.ledger.schema import Location
 
@@ -148,8 +149,8 @@ def maintain(
         limits = settings.ledger
         for done in ledger.maintain(spark, location, keep_days=limits.keep_days, vacuum_hours=limits.vacuum_hours):
             typer.echo(
-                f"{done.table}: {done.deleted_rows} rows of old days deleted, "
-                f"{done.compacted_files} files compacted into {done.into_files}"
+                f"{done.table}: {counted(done.deleted_rows, 'row')} of old days deleted, "
+                f"{counted(done.compacted_files, 'file')} compacted into {done.into_files}"
             )
     finally:
         stop_session(spark)
@@ -244,7 +245,7 @@ def _run(
     if events:
         print_json({"event": "ended", "rows": service.rows, "restarts": service.restarts})
     else:
-        counts = ", ".join(f"{count} rows of {table}" for table, count in sorted(service.rows.items()))
+        counts = ", ".join(f"{counted(count, 'row')} of {table}" for table, count in sorted(service.rows.items()))
         sys.stderr.write(f"kmq: ledger {service.location}: wrote {counts or 'nothing new'}\n")
 
 

@@ -19,6 +19,7 @@ from kmq_spark.demo.audit import Audit, audit
 from kmq_spark.demo.crew import Crew
 from kmq_spark.demo.processes import TrackerProcess
 from kmq_spark.demo.source_files import BROKEN_FILES, count_directly, standard_library
+from kmq_spark.inspection.spans import counted
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import QueueLayout, create_queue
 from kmq_spark.local.broker import EmbeddedBroker
@@ -145,7 +146,7 @@ class Demo:
         with QueueProducer(stage.layout.topics.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
             for path, content in files.items():
                 producer.send(content, key=path)
-        self._say("sent", f"{len(files)} messages, one a file, in {time.monotonic() - began_s:.1f} s")
+        self._say("sent", f"{counted(len(files), 'message')}, one a file, in {time.monotonic() - began_s:.1f} s")
 
     def _work(self, stack: ExitStack, stage: Stage, file_count: int) -> Crew:
         """Let workers work; kill one each time another share of the files is done, and hire a new one in its place."""
@@ -185,7 +186,8 @@ class Demo:
         by_workers, rejected = crew.counts(), crew.rejected()
         outcome = Outcome(found, by_workers == counts, rejected == broken)
         self._out.print(_table(found, crew.repeated_count()))
-        total = f"{sum(counts.values())} definitions in {len(counts)} files, {len(broken)} files that cannot be parsed"
+        parsed, unparsed = counted(len(counts), "file"), counted(len(broken), "file")
+        total = f"{counted(sum(counts.values()), 'definition')} in {parsed}, {unparsed} that cannot be parsed"
         if outcome.is_same_count and outcome.is_same_rejects:
             self._say("compared", f"with a direct count without a queue: the same, {total}")
         else:
