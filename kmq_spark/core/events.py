@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kmq_spark.core.in_flight import KEY_BITS
-from kmq_spark.core.markers import MarkerType, OffsetRange, Outcome
+from kmq_spark.core.markers import MAX_ERROR_CHARS, MarkerType, OffsetRange, Outcome, Release
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Events:
         outcome: END: an `Outcome`.
         never_handed_out: START, KEEPALIVE: 1 where the delivery does not count.
         release: KEEPALIVE: a `Release`.
-        reasons: END: free text.
+        reasons: END, KEEPALIVE that failed: free text.
     """
 
     key: NDArray[np.int64]
@@ -121,8 +121,8 @@ class EventBuffer:
         self._ranges += marker.ranges
         for _, count in marker.ranges:
             self.covered += count
-        # Only an END's reason is ever asked for, by the row of its marker.
-        self._reasons.append(_reason(marker) if marker.type is MarkerType.END else "")
+        # Only those of an END and of a failure are ever asked for, by the row of their marker.
+        self._reasons.append(_reason(marker))
 
     def events(self) -> Events:
         """Return everything collected, and begin anew."""
@@ -155,5 +155,7 @@ class EventBuffer:
 
 
 def _reason(marker: Marker) -> str:
-    """Return why an END says what it says."""
+    """Return why an END says what it says, and the exception of a failed delivery."""
+    if marker.type is not MarkerType.END:
+        return marker.reason[:MAX_ERROR_CHARS] if marker.release is Release.FAILED else ""
     return marker.reason or ("expired" if marker.outcome is Outcome.EXPIRED else "")

@@ -233,7 +233,7 @@ class _Folding:
             if deadline_at_ms == REJECTED:
                 reasons.append(table.reasons.get(key) or "rejected")
             elif is_exhausted(delivery_count, self._rules):
-                reasons.append(exhausted_reason(delivery_count, self._rules))
+                reasons.append(exhausted_reason(delivery_count, self._rules, table.reasons.get(key, "")))
             else:
                 reasons.append("")
         is_dead_letter = np.fromiter(map(bool, reasons), dtype=np.bool_, count=len(reasons))

@@ -38,6 +38,8 @@ MAX_DELIVERY_COUNT = 2**31 - 1
 MAX_TEXT_CHARS = 1_000
 """Longest reason or consumer id that is kept: both travel on into headers, so a longer one is cut."""
 
+MAX_ERROR_CHARS = 300
+"""Longest text of a handler's exception that is kept: it lies beside each message that failed for the last time."""
 
 _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
 
@@ -113,7 +115,7 @@ class Marker:
             0 on a KEEPALIVE means due at the next TICK (a release).
         delivery_count: START: deliveries of every message covered, this one included, at least 1.
         outcome: END: how it ended.
-        reason: END, rejected or dead-lettered: why, free text.
+        reason: END, rejected or dead-lettered: why; KEEPALIVE, FAILED: the handler's exception; free text.
         consumer_id: Who wrote it, free text.
         never_handed_out: KEEPALIVE: a release of messages that no handler saw; START: a deferral, of messages that are
             handed out later. The delivery does not count.

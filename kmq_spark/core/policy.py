@@ -139,6 +139,7 @@ def is_exhausted(delivery_count: int, rules: Rules) -> bool:
     return 0 < rules.max_deliveries <= delivery_count
 
 
-def exhausted_reason(delivery_count: int, rules: Rules) -> str:
-    """Return the text that a dead letter carries for it."""
-    return f"delivery limit reached: {delivery_count} of {rules.max_deliveries}"
+def exhausted_reason(delivery_count: int, rules: Rules, last_error: str = "") -> str:
+    """Return the text that a dead letter carries for it; with what the handler of the last delivery raised."""
+    reason = f"delivery limit reached: {delivery_count} of {rules.max_deliveries}"
+    return f"{reason}; last error: {last_error}" if last_error else reason

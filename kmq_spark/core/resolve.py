@@ -81,11 +81,16 @@ class _Ends:
 
 
 class _Values(NamedTuple):
-    """Deadline, delivery count and `given_back` of each lease after its last event."""
+    """
+    Deadline, delivery count and `given_back` of each lease after its last event.
+
+    `failed_by`: marker by which the handler of a last delivery said that it failed, -1 where there is none.
+    """
 
     deadline_at_ms: NDArray[np.int64]
     delivery_count: NDArray[np.int64]
     given_back: NDArray[np.bool_]
+    failed_by: NDArray[np.int64]
 
 
 def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -> InFlight:
@@ -105,8 +110,9 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -
     ends = _ends_of(leases, events, rules)
     _count_starts(leases, ends, counters)
     _count_ends(leases, ends, events, counters, rules)
-    rows = _final_rows(table, leases, _lease_values(table, leases, ends, events, counters, rules=rules), ends, events)
-    reasons = _final_reasons(table, leases, ends, events)
+    values = _lease_values(table, leases, ends, events, counters, rules=rules)
+    rows = _final_rows(table, leases, values, ends, events)
+    reasons = _final_reasons(table, leases, ends, events, values.failed_by)
     return InFlight(rows, reasons)
 
 
@@ -268,6 +274,7 @@ def _lease_values(
     deadline_at_ms[goes_on] = columns.deadline_at_ms[row]
     delivery_count[goes_on] = columns.delivery_count[row]
     given_back[goes_on] = columns.given_back[row]
+    failed_by = np.full(len(leases.first), -1, dtype=np.int64)
     renewing = np.flatnonzero((events.type == MarkerType.KEEPALIVE)[leases.source])
     if len(renewing):
         of_lease = leases.of_event[renewing]
@@ -292,22 +299,30 @@ def _lease_values(
             is_over = has_failed & (delivery_count >= rules.max_deliveries)
             deadline_at_ms[is_over] -= delay_ms[is_over]
             rests &= ~is_over
+            failed_by[of_lease] = source
+            failed_by[~is_over] = -1
     if rules.backoff.kind:
         rests = np.flatnonzero(rests)
         deadline_at_ms[rests] += rules.backoff.delays_ms(leases.key[rests], delivery_count[rests])
     deadline_at_ms[ends.after == REFUSED] = REJECTED
-    return _Values(deadline_at_ms, delivery_count, given_back)
+    return _Values(deadline_at_ms, delivery_count, given_back, failed_by)
 
 
-def _final_reasons(table: InFlight, leases: _Leases, ends: _Ends, events: Events) -> dict[int, str]:
-    """Return the reasons of the messages that are rejected after all events."""
+def _final_reasons(
+    table: InFlight, leases: _Leases, ends: _Ends, events: Events, failed_by: NDArray[np.int64]
+) -> dict[int, str]:
+    """Return the reasons of the messages that are rejected, or failed for the last time, after all events."""
     last = np.flatnonzero(leases.is_last)
+    failed = last[(ends.after[last] == LEASED) & (failed_by[last] >= 0)]
     rejected = last[(ends.after[last] == REFUSED) & (ends.end[last] < len(leases.source))]
-    if not table.reasons and not len(rejected):
+    if not table.reasons and not len(rejected) and not len(failed):
         return table.reasons
     reasons = dict(table.reasons)
     for key in leases.key[last[ends.after[last] != REFUSED]].tolist() if reasons else ():
         reasons.pop(key, None)
     source = leases.source[ends.end[rejected]].tolist()
     reasons.update(zip(leases.key[rejected].tolist(), (events.reasons[marker] for marker in source), strict=True))
+    for key, marker in zip(leases.key[failed].tolist(), failed_by[failed].tolist(), strict=True):
+        if events.reasons[marker]:
+            reasons[key] = events.reasons[marker]
     return reasons

@@ -208,6 +208,7 @@ class MarkerWriter:
                     queue_partition,
                     ranges,
                     redeliver_after_ms=kind.delay_ms,
+                    reason=kind.reason,
                     consumer_id=self._consumer_id,
                     never_handed_out=kind.never_handed_out,
                     release=Release.FAILED if kind.has_failed else Release.GIVEN_BACK,

@@ -195,14 +195,15 @@ class Message:
             self._raise_settled("extend")
         lease.outbox.extended.append(extended)
 
-    def finish(self, default: Verb, delay: float) -> Verb:
-        """Settle by *default* unless it is settled, and return what settled it. For `run`, not for handlers."""
+    def finish(self, default: Verb, delay: float, error: str = "") -> Verb:
+        """Settle by *default*, a failure with its *error*, unless it is settled; return what settled it. For `run`."""
         if self._verb is None:
             if default is Verb.ACK:
                 self.ack()
             else:
                 # The handler raised: the queue's backoff is added to the delay.
-                self._settle(Settled(Verb.RELEASE, self._offset, milliseconds("delay", delay), has_failed=True))
+                delay_ms = milliseconds("delay", delay)
+                self._settle(Settled(Verb.RELEASE, self._offset, delay_ms, reason=error, has_failed=True))
         return self._verb or default
 
     def expire(self) -> bool:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.errors import ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
 from kmq_spark.kafka.hand_over import HandOver, Window
+from kmq_spark.kafka.handler_errors import error_text
 from kmq_spark.kafka.leases import Verb
 
 if TYPE_CHECKING:
@@ -280,14 +281,14 @@ class Worker:
                 message = waited_for
             try:
                 handler(message)
-            except Exception:
+            except Exception as error:
                 counts.failed += 1
                 logger.exception("handler raised on %r", message, extra={"action": "handler_failed"})
-                self._settle(message, counts, Verb.RELEASE)
+                self._settle(message, counts, Verb.RELEASE, error_text(error))
             except BaseException as error:  # noqa: BLE001  # raised again by `run`, in the thread that called it
                 self._crash = error
                 self.stop()
-                self._settle(message, counts, Verb.RELEASE)
+                self._settle(message, counts, Verb.RELEASE, error_text(error))
             else:
                 try:
                     message.ack()
@@ -298,12 +299,12 @@ class Worker:
                 else:
                     counts.acked += 1
 
-    def _settle(self, message: Message, counts: RunSummary, default: Verb) -> None:
+    def _settle(self, message: Message, counts: RunSummary, default: Verb, error: str = "") -> None:
         """Settle what the handler has not, and count how it ended."""
         try:
-            verb = message.finish(default, self._retry_delay_s)
-        except LeaseLostError as error:
-            _lose(counts, error)
+            verb = message.finish(default, self._retry_delay_s, error)
+        except LeaseLostError as lost:
+            _lose(counts, lost)
             return
         if verb is Verb.ACK:
             counts.acked += 1

@@ -66,6 +66,7 @@ def keep_alive(
     count: int = 1,
     never_handed_out: bool = False,
     release: Release = Release.RENEWED,
+    reason: str = "",
     queue_partition: int = 0,
     ranges: Sequence[tuple[int, int]] = (),
     marker_offset: int = UNPLACED,
@@ -80,13 +81,20 @@ def keep_alive(
         count: Messages covered, one after the other.
         never_handed_out: Whether the delivery does not count.
         release: Whether it renews the lease or ends the delivery.
+        reason: Exception of a delivery that failed.
         queue_partition: Of all of them.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
         marker_offset: Place in the log.
     """
     covered = _covered(message_offset, count, ranges)
     marker = Marker(
-        MarkerType.KEEPALIVE, queue_partition, covered, lease_ms, never_handed_out=never_handed_out, release=release
+        MarkerType.KEEPALIVE,
+        queue_partition,
+        covered,
+        lease_ms,
+        reason=reason,
+        never_handed_out=never_handed_out,
+        release=release,
     )
     return LoggedMarker(marker_offset, at_ms, marker)
 

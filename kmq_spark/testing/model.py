@@ -179,7 +179,9 @@ class ModelTracker:
             lease.deadline_at_ms += self._backoff_ms(message_id, lease.delivery_count)
         limit = self._rules_now().max_deliveries
         is_failed = marker.release is Release.FAILED and not marker.never_handed_out
+        lease.reason = ""
         if is_failed and 0 < limit <= lease.delivery_count:
+            lease.reason = marker.reason[:300]
             lease.deadline_at_ms = self._clock_ms  # nothing to rest for: it becomes a dead letter
         # Once given back it stays so: a renewal behind it is a straggler.
         lease.given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
@@ -236,6 +238,7 @@ class ModelTracker:
             action, reason = DecisionAction.DEAD_LETTER, lease.reason or "rejected"
         elif limit and lease.delivery_count >= limit:
             action, reason = DecisionAction.DEAD_LETTER, f"delivery limit reached: {lease.delivery_count} of {limit}"
+            reason += f"; last error: {lease.reason}" if lease.reason else ""
         if action is DecisionAction.DEAD_LETTER:
             self._counters.dead_lettered += 1
         else:

@@ -100,6 +100,7 @@ def encode_marker(marker: Marker) -> bytes:
         message.due_at_ms = marker.due_at_ms
     if marker.type is MarkerType.KEEPALIVE:
         message.release = int(marker.release)  # type: ignore[assignment]  # as above
+        message.reason = _sent_text(marker.reason) if marker.release is Release.FAILED else ""
     if marker.type is not MarkerType.END:
         message.never_handed_out = marker.never_handed_out
     return _bytes_of(message)
@@ -180,6 +181,7 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
         queue_partition,
         ranges,
         redeliver_after_ms,
+        reason="" if is_start or release is not Release.FAILED else message.reason[:MAX_TEXT_CHARS],
         delivery_count=min(message.delivery_count or 1, MAX_DELIVERY_COUNT) if is_start else 1,
         consumer_id=consumer_id,
         never_handed_out=message.never_handed_out,

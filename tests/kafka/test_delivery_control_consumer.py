@@ -236,6 +236,7 @@ def test_release_gives_back_a_handler_that_raises_fails_and_a_close_uncounts(que
         (0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False), (2, Release.GIVEN_BACK, 0, True),
     }  # fmt: skip
     assert Release.RENEWED not in releases
+    assert releases[Release.FAILED].reason == "RuntimeError: no database"
 
 
 def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queue) -> None:

@@ -115,6 +115,28 @@ def test_last_delivery_that_failed_rests_no_more(delivery_count: int, expected: 
     assert [row.action for row in rows] == [DecisionAction.DEAD_LETTER] * (delivery_count >= 3)
 
 
+@pytest.mark.parametrize(
+    ("later", "error"),
+    [
+        ((), "; last error: TimeoutError: no answer"),
+        ((keep_alive(release=Release.FAILED, reason="x" * 400),), "; last error: " + "x" * 300),
+        ((keep_alive(release=Release.FAILED),), ""),
+        ((start(delivery_count=3),), ""),
+    ],
+)
+def test_dead_letter_says_what_the_handler_of_the_last_delivery_raised(later: tuple[object, ...], error: str) -> None:
+    """In one batch and in several, within a bound; a START after it begins a delivery that has raised nothing."""
+    failure = keep_alive(release=Release.FAILED, reason="TimeoutError: no answer")
+    markers, limited = (start(delivery_count=3), failure, *later), Rules(max_deliveries=3)
+    assert decision(*markers, rules=limited).reason == "delivery limit reached: 3 of 3" + error
+    state = EMPTY
+    for marker in markers:
+        state = PartitionState.from_bytes(folded(marker, state=state, rules=limited).state.to_bytes())
+    assert folded(tick(FOREVER_MS), state=state, rules=limited).decisions.reasons == [
+        "delivery limit reached: 3 of 3" + error
+    ]
+
+
 def test_end_during_the_backoff_still_wins() -> None:
     """The lease is over, the message rests: whoever finishes it now has finished it."""
     assert not len(folded(start(), end(at_ms=6_900), tick(FOREVER_MS), rules=RESTING).decisions)

@@ -71,6 +71,7 @@ MARKERS = st.one_of(
         lease_ms=LEASES,
         never_handed_out=st.booleans(),
         release=st.sampled_from(Release),
+        reason=st.sampled_from(["", "ValueError: bad"]),
     ),
     st.builds(
         lambda covered, **fields: end(**covered, **fields),
@@ -160,7 +161,7 @@ def test_packed_fold_is_the_model(
         message_id: (lease.deadline_at_ms, lease.delivery_count, lease.given_back) for message_id, lease in leases
     }
     reasons = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET): text for key, text in state.in_flight.reasons.items()}
-    assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.is_rejected}
+    assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.is_rejected or lease.reason}
 
 
 @given(logs(), CUTS, RULES)

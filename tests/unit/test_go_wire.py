@@ -10,7 +10,8 @@ from __future__ import annotations
 import pytest
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
-from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire import marker_pb2
+from kmq_spark.wire.codec import decode_marker, encode_marker
 from tests.kafka.go_worker import end_marker, keep_alive_marker, start_marker
 
 LEASE_MS = 1_000
@@ -73,3 +74,11 @@ def test_worker_of_the_tests_writes_what_the_go_program_wrote(recorded: str, wri
 def test_long_numbers_take_several_bytes() -> None:
     """Partition 200 = `c8 01`, offset 300,000 = `e0 a7 12`."""
     assert bytes.fromhex("1001 1a07 08c801 10e0a712") == end_marker(200, 300_000)
+
+
+def test_tracker_of_kafka_mq_go_sees_the_first_message_of_our_end_alone() -> None:
+    """It knows fields 1 to 6: hence docs/go_workers.md, "The way back", drains the queue first."""
+    ours = encode_marker(Marker(MarkerType.END, 3, (OffsetRange(17, 500),)))
+    known_to_go = marker_pb2.Marker.FromString(ours)
+    known_to_go.ClearField("ranges")
+    assert decode_marker(known_to_go.SerializeToString()) == decode_marker(end_marker(3, 17))
