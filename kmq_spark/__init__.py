@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.producer import QueueProducer
     from kmq_spark.kafka.redrive import RedriveSummary
     from kmq_spark.kafka.topics import check_queue, create_queue
+    from kmq_spark.kafka.transaction_record import Transaction
+    from kmq_spark.kafka.worker import RunSummary
     from kmq_spark.wire.dead_letter import DeadLetter, DeadLetterFilter
 
 __version__ = "0.1.0"
@@ -45,6 +47,8 @@ _HOMES = {
     "QueueConsumer": "kmq_spark.kafka.consumer",
     "QueueProducer": "kmq_spark.kafka.producer",
     "RedriveSummary": "kmq_spark.kafka.redrive",
+    "RunSummary": "kmq_spark.kafka.worker",
+    "Transaction": "kmq_spark.kafka.transaction_record",
     "check_queue": "kmq_spark.kafka.topics",
     "consumer_from": "kmq_spark.kafka.configured",
     "create_queue": "kmq_spark.kafka.topics",
@@ -69,8 +73,10 @@ __all__ = [
     "QueueConsumer",
     "QueueProducer",
     "RedriveSummary",
+    "RunSummary",
     "SetupError",
     "TopicError",
+    "Transaction",
     "TransactionError",
     "UsageError",
     "WireError",
@@ -93,3 +99,8 @@ def __getattr__(name: str) -> object:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names of the module, those that are loaded when they are used included (PEP 562)."""
+    return sorted({*globals(), *__all__})

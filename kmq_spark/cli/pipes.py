@@ -83,7 +83,7 @@ def receive(
                 break
             for message in messages:
                 if stopping.is_asked:
-                    message.release_unseen()
+                    message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
                     continue
                 _write(message, output)
                 message.ack()

@@ -4,8 +4,7 @@ Say what becomes of each fetched record: handed out, handed out alone, deferred,
 Rule 1: no clock, no client: a record's headers and its append time decide, and who reads.
 Rule 2: records are taken strictly in their order: a portion is a prefix of what was fetched, so that one position says
 what is done; the rest waits unstarted.
-Rule 3: a suspect is handed out with nothing but its like, and in the end alone: while two deliveries are left to it
-after the one at hand, it goes in a small crowd, and those of a crowd that perishes go alone, twice if need be.
+Rule 3: a suspect is handed out with its like only, and alone once the deliveries that are left are needed for that.
 Rule 4: headers are untrusted; what cannot be read counts as absent.
 Rule 5: a record without headers of ours never comes here, unless one of its neighbours has some.
 
@@ -44,14 +43,10 @@ DUE_STEP_MS = 100
 """Due instants are rounded up to this, so that messages of one moment share a marker."""
 
 ALONE_DELIVERIES = 2
-"""The last deliveries of a suspect are its own: one would do against a bad neighbour, the other is for bad luck."""
+"""The last two deliveries of a suspect are isolated: one is enough against a bad neighbour, one is a reserve."""
 
 CROWD = 32
-"""Suspects handed out together while deliveries are left for more: about the root of the thousand that two workers who
-crashed may leave behind, so that as few rounds are spent on finding a bad crowd as then on its members."""
-
-MAX_CROWD = 128
-"""Twice as many for each delivery more that is left, up to this."""
+"""Suspects that go together before: about the root of the thousand that a worker that dies may leave behind."""
 
 _READ = frozenset(
     {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, MAX_DELIVERIES, NOT_BEFORE_MS, ORIGIN, QUEUE}
@@ -139,7 +134,8 @@ class Door:
         due_at_ms = _due_at_ms(ours, record)
         if due_at_ms is not None:
             return Admission(Verdict.DEFER, delivery_count, due_at_ms)
-        silent_count = read_number(ours.get(SILENT_COUNT)) or 0
+        # The tracker writes both. A producer may, too: what that costs the others is bounded, see `isolation`.
+        silent_count = (ORIGIN in ours and read_number(ours.get(SILENT_COUNT))) or 0
         ends_at_ms = expires_at_ms_of(ours, record.timestamp()[1])
         if not 0 < self._isolate_after <= silent_count:
             return Admission(Verdict.HAND_OUT, delivery_count, expires_at_ms=ends_at_ms)
@@ -156,13 +152,9 @@ def crowd_of(delivery_count: int, max_deliveries: int) -> int:
         max_deliveries: Limit of deliveries; 0 where it is not known, or where there is none.
 
     Returns:
-        1 where the deliveries left are needed for handing it out alone: it never dies of a neighbour.
-
-    Source: KAFKA-17541, which halves with each delivery; here few are left, and the last ones are reserved.
+        1 where the deliveries that are left are needed for handing it out alone: it never dies of a neighbour.
     """
-    spare_count = max_deliveries - delivery_count - ALONE_DELIVERIES
-    # Hostile numbers are bounded before they are shifted by.
-    return 1 if spare_count < 0 else min(CROWD << min(spare_count, 8), MAX_CROWD)
+    return CROWD if max_deliveries - delivery_count >= ALONE_DELIVERIES else 1
 
 
 def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.leases import LeaseTable
 
 
-_PARTITION, _OFFSET = KafkaMessage.partition, KafkaMessage.offset
+_PARTITION, _OFFSET, _KEY = KafkaMessage.partition, KafkaMessage.offset, KafkaMessage.key
 
 
 class Batch:
@@ -36,7 +36,7 @@ class Batch:
         leases: One for each queue partition and delivery count.
         first_offsets: By partition, where to seek back to.
         next_offsets: By partition, what to commit.
-        byte_count: Bytes of the values of the messages.
+        byte_count: Bytes of the messages, see `sizes_of`.
         expiring: Those of the messages that have a time to live.
         is_suspect: Whether its messages are suspects.
         is_marked: Whether anything was written for it; nothing is where every record was passed over.
@@ -107,7 +107,7 @@ class Batch:
 
     def drop_expired(self) -> None:
         """End the messages whose time was over when the broker appended their START; they are not handed out."""
-        expired = {id(message) for message in self.expiring if message.expire()}
+        expired = {id(message) for message in self.expiring if message._expire()}  # noqa: SLF001  # private to the package: not for handlers
         if expired:
             self.messages = [message for message in self.messages if id(message) not in expired]
 
@@ -156,6 +156,28 @@ class Run(NamedTuple):
     end: int
 
 
+def sizes_of(records: list[KafkaMessage], headers: Sequence[Any]) -> list[int]:
+    """
+    Return how many bytes records hold in memory: of their values, keys and headers.
+
+    Args:
+        records: As they were fetched.
+        headers: Of each of them, None for none.
+    """
+    sizes = list(map(len, records))
+    # Looked at only where there are any: this is done for each message.
+    keys: list[Any] = list(map(_KEY, records))
+    if any(keys):
+        sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
+    if any(headers):
+        sizes = [size + _header_bytes(each) for size, each in zip(sizes, headers, strict=True)]
+    return sizes
+
+
+def _header_bytes(headers: Sequence[tuple[str, bytes | None]] | None) -> int:
+    return sum([len(name) + len(value or b"") for name, value in headers or ()])
+
+
 class Columns(NamedTuple):
     """Records, what is asked of each of them, and where their partition changes."""
 
@@ -166,11 +188,10 @@ class Columns(NamedTuple):
     runs: list[Run]
 
 
-def columns_of(records: list[KafkaMessage], sizes: list[int] | None = None) -> Columns:
-    """Return records with their partitions, their offsets and the bytes of their values."""
+def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
+    """Return records with their partitions, their offsets and their sizes, see `sizes_of`."""
     # `map` over the client's own methods: half of what a comprehension with a call costs.
     partitions: list[Any] = list(map(_PARTITION, records))
-    sizes = list(map(len, records)) if sizes is None else sizes
     return Columns(records, partitions, list(map(_OFFSET, records)), sizes, runs_of(partitions))
 
 

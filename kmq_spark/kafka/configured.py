@@ -60,7 +60,7 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
 
 
 def run_worker(
-    settings: Settings, queue: str, handler: Callable[[Message], object], *, metrics_port: int | None = None
+    settings: Settings, queue: str, handler: Callable[[Message], None], *, metrics_port: int | None = None
 ) -> RunSummary:
     """
     Run a handler over a queue until stopped, as `[consumer]` says.

@@ -102,12 +102,12 @@ class QueueConsumer:
             max_lease_ms: How long keep-alive may hold a message altogether; ten leases or 12 h by default, whichever
                 is less. A handler that hangs loses its message then.
             max_in_flight: Most messages held at once.
-            max_in_flight_bytes: Most bytes of values held at once; one message may be larger than that.
+            max_in_flight_bytes: Most bytes of values, keys and headers held at once; one message may be larger.
             prefetch: Batches that `receive` fetches ahead, of at most as many messages as were asked for: faster, and
                 what was not asked for by the end is given back uncounted. 0 holds nothing beyond what was asked for.
-            isolate_after: Deliveries of a message that ended without a word, as when a process dies, after which it is
-                handed out apart from the others: with a few of its like while deliveries are left to spare, then
-                alone, nothing else being held; 0 for never. Half of the queue's `max_deliveries` is right.
+            isolate_after: Deliveries of a message that ended without an answer, as when a process dies, after which
+                it is handed out while nothing else is held: with some of its like while deliveries are left to spare,
+                then alone; 0 for never. Half of the queue's `max_deliveries` is right.
             keep_alive: Whether leases are renewed in the background while messages are held.
             consumer_id: Name told in the markers; host, process and a random part by default.
             ack_linger_ms: How long acknowledgements are gathered before their END is written.
@@ -131,7 +131,8 @@ class QueueConsumer:
         self.max_in_flight = max_in_flight
         self.lease_ms = lease_ms
         self._leases = LeaseTable()
-        self._receiving = threading.Lock()
+        # Reentrant: an interrupt right before its release must not shut its own thread out.
+        self._receiving = threading.RLock()
         self._pid = os.getpid()
         start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._producer = MarkerProducer(
@@ -221,7 +222,7 @@ class QueueConsumer:
 
     def run(
         self,
-        handler: Callable[[Message], object],
+        handler: Callable[[Message], None],
         *,
         concurrency: int = 8,
         retry_delay_ms: int = 1_000,
@@ -238,9 +239,11 @@ class QueueConsumer:
 
         Args:
             handler: Called with a message. Returning acknowledges it, unless the handler settled it; an exception is
-                logged and releases it, to be delivered again.
+                logged and releases it, to be delivered again. Not a coroutine function: wrap it, for example
+                `lambda message: asyncio.run(handle(message))`.
             concurrency: Handler threads.
-            retry_delay_ms: How long a message rests after its handler raised; the queue's backoff is added to it.
+            retry_delay_ms: How long a message waits after its handler raised, at most 12 hours; the queue's backoff is
+                added to it.
             drain_timeout_ms: How long a stop waits for running handlers; then their messages are released.
             max_batch: Most messages fetched at once.
             metrics_port: Serve Prometheus metrics there meanwhile; needs the extra `metrics`. 0 takes a free port.
@@ -250,9 +253,10 @@ class QueueConsumer:
             What was done.
 
         Raises:
-            ConfigError: A value is out of bounds, or the metrics cannot be served.
+            ConfigError: A value is out of bounds, the handler cannot be called as a function, or the metrics cannot be
+                served.
             KmqError: The client failed for good, or the last markers could not be written.
-            UsageError: As `receive`.
+            UsageError: As `receive`; or the handler returned an awaitable: its messages were given back uncounted.
         """
         self._check_usable()
         worker = Worker(

@@ -6,6 +6,8 @@ Rule 1: settings first, before any connection.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS
@@ -16,6 +18,8 @@ from kmq_spark.kafka.intake import Limits
 from kmq_spark.kafka.topics import partition_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from confluent_kafka import Producer
 
     from kmq_spark.kafka.topics import QueueTopics
@@ -36,6 +40,13 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "ack_linger_ms": (0, 1_000),
 }
 """Settings of a consumer, with the least and the most that each may be."""
+
+
+_DEFERRED_KINDS: dict[str, Callable[[object], bool]] = {
+    "coroutine function": inspect.iscoroutinefunction,
+    "asynchronous generator function": inspect.isasyncgenfunction,
+    "generator function": inspect.isgeneratorfunction,
+}
 
 
 def check_bounds(**values: int) -> None:
@@ -90,6 +101,36 @@ def check_logical_queue(queue: str) -> None:
     """
     if queue and not is_name(queue):
         raise name_error("logical queue", queue)
+
+
+def check_handler(handler: object) -> None:
+    """
+    Refuse a handler whose call only makes something that is yet to be run: its messages would be lost.
+
+    Raises:
+        ConfigError: It is a coroutine function or a generator function, also as an object with such a `__call__` or
+            behind `functools.partial`; or it cannot be called.
+    """
+    called = handler
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not callable(called):
+        message = f"handler cannot be called: got {handler!r}, a function of one message is allowed; correct the call"
+        raise ConfigError(message)
+    for each in (called, inspect.getattr_static(type(called), "__call__", None)):
+        for kind, is_kind in _DEFERRED_KINDS.items():
+            if is_kind(each):
+                message = (
+                    f"handler is a {kind}: got {handler!r}, which does nothing when it is called; "
+                    "give a function that has done its work when it returns, for example "
+                    "`lambda message: asyncio.run(handle(message))`"
+                )
+                raise ConfigError(message)
+
+
+def is_deferred(result: object) -> bool:
+    """Return whether what a handler returned is work that is yet to be done, such as a coroutine."""
+    return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
 def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:

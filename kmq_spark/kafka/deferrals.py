@@ -27,7 +27,7 @@ def deferrals(
     admissions: Sequence[Admission],
     portion: Portion,
     consumer_id: str,
-    rest_ms: Callable[[int], int],
+    defer_ms: Callable[[int], int],
 ) -> list[Marker]:
     """
     Return the STARTs of what is handed out later.
@@ -37,7 +37,7 @@ def deferrals(
         admissions: The verdict on each.
         portion: Which of them are deferred, and which postponed.
         consumer_id: Told in the markers.
-        rest_ms: Returns how long the next suspect that must wait rests, milliseconds; takes its crowd.
+        defer_ms: Returns how long the next suspect that must wait is deferred, milliseconds; takes its crowd.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for index in portion.deferred:
@@ -46,7 +46,7 @@ def deferrals(
         groups.setdefault(key, []).append(record.offset())
     for index in portion.postponed:
         record, admission = records[index], admissions[index]
-        key = (record.partition(), admission.delivery_count, 0, rest_ms(admission.crowd))
+        key = (record.partition(), admission.delivery_count, 0, defer_ms(admission.crowd))
         groups.setdefault(key, []).append(record.offset())
     return [
         Marker(

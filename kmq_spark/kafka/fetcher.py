@@ -4,6 +4,9 @@ The queue topic's client: fetch records, keep what nobody has room for yet, seek
 Rule 1: one thread at a time; rebalance callbacks run inside its calls.
 Rule 2: what is fetched and not started waits in the stash, in its order, and no position runs past it.
 Rule 3: the position behind records that were passed over is committed with the next one, or after a while.
+Rule 4: librdkafka keeps its pause flag of a partition over revoke and assign: what is assigned is resumed.
+Rule 5: records may be lost between two steps of this process (an exception, a signal): `fetch_again` needs no memory of
+them. It compares what librdkafka has given out with what was taken, and seeks back where they differ.
 
 Source: KIP-429 for what a rebalance takes away and what it leaves.
 """
@@ -15,14 +18,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kmq_spark.errors import KmqError
 
@@ -40,7 +43,10 @@ SERVE_S = 1.0
 """How often the group is served while all that is wanted lies in the stash."""
 
 COMMIT_LOG_S = 10.0
-"""How often failing commits are told: in a rebalance every batch may have one, and the next that succeeds heals all."""
+"""Shortest time between two warnings about failed offset commits: in a rebalance every batch may have one."""
+
+COMMITTED_TIMEOUT_S = 10.0
+"""How long the broker may take to return the committed offsets of this group."""
 
 _PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
 """Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
@@ -101,13 +107,11 @@ class Fetcher:
             self._commit_if_due()
         wanted = at_least - len(self._stash) if self._stash else max_records
         if wanted > 0:
-            # Rebalances happen in here, and may take from the stash.
             records = self._consume(wanted, 0.0 if self._stash else timeout)
             if self._stash:
                 records, self._stash = self._stash + records, []
         else:
-            if time.monotonic() - self._served_at > SERVE_S:
-                self.idle(0)
+            self.serve()
             records, self._stash = self._stash[:max_records], self._stash[max_records:]
         return records
 
@@ -137,6 +141,10 @@ class Fetcher:
         """Take note of positions that were committed by others, in the transaction of their STARTs."""
         self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
 
+    def is_behind(self, partition: int, offset: int) -> bool:
+        """Return whether the position to be committed of a partition of ours covers all before an offset."""
+        return self._positions.get(partition, -1) >= offset
+
     def idle(self, timeout: float) -> None:
         """
         Serve the group without fetching: rebalances go on while there is no room for messages.
@@ -146,27 +154,47 @@ class Fetcher:
         """
         running = self.owned - self._paused
         if running:
-            self.client.pause([TopicPartition(self._topic, partition) for partition in running])
             self._paused |= running
+            self.client.pause(self._places(running))
+        if self._uncommitted:
+            self._commit_if_due()
         self._served_at = time.monotonic()
         record = self.client.poll(timeout)
         if record is not None:
             self._stash += self._good([record])
 
-    def seek_back(self, first_offsets: Mapping[int, int]) -> None:
+    def serve(self) -> None:
+        """Serve the group without fetching, where that was not done for a second."""
+        if time.monotonic() - self._served_at > SERVE_S:
+            self.idle(0)
+
+    def fetch_again(self, taken: Mapping[int, int], first: Mapping[int, int]) -> None:
         """
-        Have records fetched again.
+        Have every record fetched again that was fetched and not taken, wherever it is now.
 
         Args:
-            first_offsets: By partition, the first of them.
+            taken: By partition, the position behind what is being started; where it has none, the position to be
+                committed counts, or else *first*, or else the position that the group has.
+            first: By partition, the first record that was being started and is to be fetched again.
 
         Raises:
-            KmqError: It is not possible; this client must not go on.
+            KmqError: It is not possible now; call it again before anything else is fetched.
         """
-        self._stash = [record for record in self._stash if record.partition() not in first_offsets]
-        for partition, offset in first_offsets.items():
-            if partition in self.owned:
-                self._seek(TopicPartition(self._topic, partition, offset))
+        self._stash = []
+        # The callbacks of a rebalance may have been interrupted, too.
+        assigned = {each.partition for each in self._call(self.client.assignment)}
+        self._forget(self.owned - assigned)
+        self.owned |= assigned
+        given_out = {
+            each.partition: each.offset
+            for each in self._call(self.client.position, self._places(assigned))
+            if each.offset >= 0  # else nothing of it was given out since it was assigned
+        }
+        behind = {**first, **self._positions, **taken}
+        behind.update(self._committed(given_out.keys() - behind.keys()))
+        for partition, offset in given_out.items():
+            if offset != behind[partition]:
+                self._seek(TopicPartition(self._topic, partition, behind[partition]))
 
     def close(self, timeout: float) -> None:
         """
@@ -195,9 +223,9 @@ class Fetcher:
         thread.join(timeout)
         if thread.is_alive():
             logger.warning(
-                "the group of %s did not let this consumer leave within %g s, it goes on in the background; until then "
-                "its positions may be uncommitted, and messages after them come again: poll the other consumers",
-                self._topic, timeout, extra={"action": "leave_timed_out"},
+                "timed out after %g s leaving the consumer group of %s; leaving continues in the background, and until "
+                "then offsets may be uncommitted and messages delivered again: poll the other consumers of this thread",
+                timeout, self._topic, extra={"action": "leave_timed_out"},
             )  # fmt: skip
         for failure in failures:
             if isinstance(failure, KafkaException):
@@ -207,18 +235,21 @@ class Fetcher:
     def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
         if self._paused:
             self._resume()
+        waiting_count = len(self._stash)
         try:
             records = self.client.consume(max_records, 0)
             if not records and timeout > 0:
                 # A full batch would be waited for to the end of the time-out; the first record ends the wait here.
                 records = self.client.consume(1, timeout)
                 if records and max_records > 1:
-                    records += self.client.consume(max_records - 1, 0)
+                    # In the stash while more are read: a rebalance in there may take their partition away.
+                    self._stash += self._good(records)
+                    records = self.client.consume(max_records - 1, 0)
         except KafkaException as error:
             raise client_error(error, f"cannot receive from {self._topic}") from error
         self._served_at = time.monotonic()
         good = self._good(records)
-        if good:
+        if good or len(self._stash) > waiting_count:
             failpoint("consumer.fetched")
         elif not self._stash:
             self._raise_error()
@@ -247,7 +278,7 @@ class Fetcher:
             self.client.commit(offsets=self._offsets(positions), asynchronous=True)
             failpoint("consumer.commit-sent")
         except KafkaException as error:
-            self._log_commit(error.args[0])
+            self._on_commit(error.args[0], self._offsets(positions))
 
     def _wait_for_confirmation(self) -> None:
         """
@@ -268,19 +299,40 @@ class Fetcher:
         try:
             self.client.seek(position)
         except KafkaException as error:
+            if error.args[0].name() == "_STATE":
+                return  # it was assigned just now: reading has yet to begin, at the committed position
             # Going on from here would skip messages, and the next commit would lose them: only a new consumer,
             # which begins at the committed position, is right.
             raise client_error(error, f"cannot seek {self._topic} back; close this consumer, make a new one") from error
 
+    def _committed(self, partitions: Collection[int]) -> dict[int, int]:
+        """Return where the group begins to read partitions."""
+        if not partitions:
+            return {}
+        found = self._call(self.client.committed, self._places(partitions), COMMITTED_TIMEOUT_S)
+        return {each.partition: each.offset if each.offset >= 0 else OFFSET_BEGINNING for each in found}
+
+    def _call(self, ask: Callable[..., list[TopicPartition]], *args: object) -> list[TopicPartition]:
+        try:
+            return ask(*args)
+        except KafkaException as error:
+            raise client_error(error, f"cannot look up positions of {self._topic}") from error
+
+    def _places(self, partitions: Collection[int]) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, partition) for partition in partitions]
+
     def _resume(self) -> None:
-        self.client.resume([TopicPartition(self._topic, partition) for partition in self._paused])
+        self.client.resume(self._places(self._paused))
         self._paused.clear()
 
     def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
 
-    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.owned.update(each.partition for each in partitions)
+        if partitions:
+            # Paused when they went away: librdkafka would leave them so.
+            consumer.resume(partitions)
         self._log_rebalance("got", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -315,21 +367,27 @@ class Fetcher:
         numbers = sorted(each.partition for each in partitions)
         logger.info("%s partitions %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
 
-    def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
-        if error is not None:
-            self._log_commit(error)
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        failed = [each for each in partitions if error is not None or each.error is not None]
+        for each in failed:
+            # Sent again by the next fetch that finds it due, also where no message ever follows on that partition.
+            if each.partition in self._positions:
+                self._uncommitted.setdefault(each.partition, self._positions[each.partition])
+        reason = error or next((each.error for each in failed), None)
+        if reason is not None:
+            self._log_commit(reason)
             return
         self._has_confirmed = True
         failpoint("consumer.commit-done")
 
     def _log_commit(self, error: KafkaError) -> None:
-        # The next commit carries the position too; until then a crash would deliver the messages behind it again.
+        # Sent again after a second; until then a crash would deliver the messages behind it again.
         self._failed_commits += 1
         now = time.monotonic()
         if now - self._commit_logged_at < COMMIT_LOG_S:
             return
         logger.warning(
-            "cannot commit positions of %s: %s; %d commits failed since the last warning, the next one carries them",
+            "cannot commit positions of %s: %s; %d commits failed since the last warning, they are sent again",
             self._topic, error.str(), self._failed_commits, extra={"action": "commit_failed"},
         )  # fmt: skip
         self._commit_logged_at, self._failed_commits = now, 0

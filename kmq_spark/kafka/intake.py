@@ -13,19 +13,21 @@ Source: kmq README, "How does kmq work"; kafka-mq-go does these steps message by
 
 from __future__ import annotations
 
+import contextlib
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.errors import KafkaClientError
+from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.admission import Portion, Room, Verdict, count_that_fits, portion_of
-from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of
+from kmq_spark.kafka.admission import CROWD, Portion, Room, Verdict, count_that_fits, portion_of
+from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of, sizes_of
 from kmq_spark.kafka.deferrals import deferrals
 from kmq_spark.kafka.fetcher import Fetcher
-from kmq_spark.kafka.isolation import LOOK_FAR, LOOK_NEAR, Isolation
+from kmq_spark.kafka.isolation import Isolation
 from kmq_spark.kafka.marker_ranges import ranges_of_fetched
 from kmq_spark.kafka.start_writer import PlainStarts, StartWriter
 
@@ -50,6 +52,9 @@ consumer of the thread that closes is not."""
 MAX_PASSED = 1_000
 """Most records looked at at once where the last ones were for others: theirs are passed over at little cost."""
 
+LOOK_FAR = 2_000
+"""Records looked at for others behind suspects that have had their share; others are thought to wait behind so many."""
+
 
 class Limits(NamedTuple):
     """
@@ -60,7 +65,7 @@ class Limits(NamedTuple):
         max_lease_s: How long a message may be held altogether, seconds.
         start_timeout_s: How long a START may take, seconds.
         max_in_flight: Most messages held.
-        max_in_flight_bytes: Most bytes of their values; one message may always be held.
+        max_in_flight_bytes: Most bytes of their values, keys and headers; one message may always be held.
     """
 
     lease_s: float
@@ -109,7 +114,7 @@ class Intake:
         self._isolation = Isolation()
         self._started: list[Batch] = []
         self._look_count = 1
-        self._is_blocked = False
+        self._is_blocked = self._is_torn = False
         self._fetcher = Fetcher(config, topic, self._started_positions)
         self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
 
@@ -146,9 +151,7 @@ class Intake:
             return Room(0, 0, is_empty=False)
         return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
 
-    def take(
-        self, max_messages: int, timeout: float, *, lease_s: float | None = None, may_wait: bool = False
-    ) -> Batch | None:
+    def take(self, max_messages: int, timeout: float, *, lease_s: float | None = None) -> Batch | None:
         """
         Fetch records, as many as are there, and send the STARTs of those that are to be handed out now or later.
 
@@ -156,7 +159,6 @@ class Intake:
             max_messages: Most messages to hand out; `room` bounds them, too.
             timeout: Seconds to wait for the first record.
             lease_s: Length of the leases, seconds; None for the consumer's.
-            may_wait: Whether all that is held ends by itself soon, so that a suspect may wait for it.
 
         Returns:
             A batch, whose STARTs are under way; perhaps without messages, where there are none for us among the
@@ -169,26 +171,13 @@ class Intake:
         room = room._replace(max_messages=min(room.max_messages, max_messages))
         if room.max_messages < 1:
             return None
-        self._is_blocked = False
-        look_count = max(room.max_messages, self._look_count)
-        records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
-        if not records:
-            return None
-        # What was held may have ended while the fetch waited.
-        room = room._replace(is_empty=not self._held_count(time.monotonic()))
-        if any(map(_HEADERS, records)) or not self._door.is_open:
-            return self._take_sorted(records, room, lease_s, may_wait=may_wait)
-        self._look_count = 1
-        self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
-        sizes = list(map(len, records))
-        count = count_that_fits(sizes, self._exact(room, sizes))
-        if count < len(records):
-            self._fetcher.put_back(records[count:])
-        self._is_blocked = not count
-        if not count:
-            return None
-        handed = columns_of(records[:count], sizes[:count])
-        return self._start(Batch(*place_of(handed)), handed, None, lease_s)
+        if self._is_torn:
+            self._fetch_again()
+        # Until all that is fetched now is in a batch, or back in the stash: whatever interrupts it in between.
+        self._is_torn = True
+        batch = self._take(room, timeout, lease_s)
+        self._is_torn = False
+        return batch
 
     def wait_until_durable(self, batch: Batch) -> None:
         """
@@ -216,9 +205,9 @@ class Intake:
                 retriable=True,
             )
         if batch.error is not None:
-            self.give_back()
+            with contextlib.suppress(KmqError):  # the next `take` tries it again
+                self.give_back()
             raise batch.error
-        self._started.remove(batch)
         if batch.is_marked:
             failpoint("consumer.start-durable")
         self._leases.open(batch.leases)
@@ -231,46 +220,95 @@ class Intake:
             self._fetcher.committed(batch.next_offsets)
         else:
             self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
+        if batch in self._started:
+            self._started.remove(batch)
 
-    def idle(self, timeout: float) -> None:
-        """Serve the group without fetching, for so many seconds."""
-        self._fetcher.idle(timeout)
+    def idle(self) -> None:
+        """Serve the group without fetching."""
+        self._fetcher.idle(0)
+
+    def serve(self) -> None:
+        """Serve the group without fetching, where that was not done for a second."""
+        self._fetcher.serve()
 
     def close(self, timeout: float) -> None:
-        """Commit what was handed out and leave the group; batches that were not waited for are forgotten."""
+        """Commit what was handed out and leave the group; batches that were not waited for are fetched by others."""
+        # Before the last commit: it must not cover them.
+        self._drop_started()
         try:
             self._fetcher.close(min(timeout, LEAVE_S))
         finally:
-            self._started.clear()
             self._starts.close()
 
     def give_back(self) -> None:
-        """Seek back to the oldest batch that was not waited for: it and all after it are fetched again."""
+        """
+        Give back every batch whose position is not to be committed yet: its messages are fetched again.
+
+        It may be called at any time, also after an exception in the middle of any other method of this class, and once
+        more where it was interrupted itself.
+
+        Raises:
+            KmqError: It is not possible now; the next `take` tries it again.
+        """
+        self._is_torn = True
+        self._fetch_again(self._drop_started())
+
+    def _drop_started(self) -> dict[int, int]:
+        """
+        Forget the batches under way; what has its position already stays held, and is given back by its caller.
+
+        Returns:
+            By partition, the first offset that was under way.
+        """
         first: dict[int, int] = {}
         for batch in self._started:
-            for lease in batch.leases:
-                lease.end("its START could not be written, it was never handed out")
             for partition, offset in batch.first_offsets.items():
-                first[partition] = min(offset, first.get(partition, offset))
+                first.setdefault(partition, offset)
+            for lease in batch.leases:
+                if not self._fetcher.is_behind(lease.queue_partition, batch.next_offsets[lease.queue_partition]):
+                    lease.end("it was never handed out")
+                    lease.take_held()
         self._started.clear()
-        self._fetcher.seek_back(first)
+        return first
 
-    def _take_sorted(
-        self,
-        records: list[KafkaMessage],
-        room: Room,
-        lease_s: float | None,
-        *,
-        may_wait: bool,
-    ) -> Batch | None:
+    def _fetch_again(self, dropped: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Fetch again what was fetched and is in no batch; *dropped* is where batches without a position began."""
+        behind = {partition: offset for batch in self._started for partition, offset in batch.next_offsets.items()}
+        self._fetcher.fetch_again(behind, dropped)
+        self._is_torn = False
+
+    def _take(self, room: Room, timeout: float, lease_s: float | None) -> Batch | None:
+        self._is_blocked = False
+        look_count = max(room.max_messages, self._look_count)
+        records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
+        if not records:
+            return None
+        # What was held may have ended while the fetch waited.
+        room = room._replace(is_empty=not self._held_count(time.monotonic()))
+        headers: list[Any] = list(map(_HEADERS, records))
+        if any(headers) or not self._door.is_open:
+            return self._take_sorted(records, room, lease_s)
+        self._look_count = 1
+        self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
+        sizes = sizes_of(records, ())
+        count = count_that_fits(sizes, self._exact(room, sizes))
+        if count < len(records):
+            self._fetcher.put_back(records[count:])
+        self._is_blocked = not count
+        if not count:
+            return None
+        handed = columns_of(records[:count], sizes[:count])
+        return self._start(Batch(*place_of(handed)), handed, None, lease_s)
+
+    def _take_sorted(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> Batch | None:
         """Take what headers decide about."""
         now = time.monotonic()
-        records, admissions = self._look(records, now)
-        sizes = list(map(len, records))
-        turn = self._isolation.turn(now, is_empty=room.is_empty, may_wait=may_wait)
+        records, admissions, others_wait = self._look(records, now)
+        sizes = sizes_of(records, list(map(_HEADERS, records)))
+        turn = self._isolation.turn(now, is_empty=room.is_empty, others_wait=others_wait)
         portion = portion_of(admissions, sizes, self._exact(room, sizes), turn)
         if portion.is_waiting:
-            self._isolation.pause(now, may_wait=may_wait)
+            self._isolation.pause(now)
         elif not portion.is_suspect:
             self._isolation.end(now)
         self._look_count = self._next_look_count(admissions, portion)
@@ -280,8 +318,8 @@ class Intake:
         if not portion.taken_count:
             return None
         batch = self._start(
-            Batch(*place_of(columns_of(records[: portion.taken_count]))),
-            columns_of([records[index] for index in portion.handed]),
+            Batch(*place_of(columns_of(records[: portion.taken_count], sizes))),
+            columns_of([records[index] for index in portion.handed], [sizes[index] for index in portion.handed]),
             [admissions[index].delivery_count for index in portion.handed],
             lease_s,
             deferrals(records, admissions, portion, self._consumer_id, lambda c: self._isolation.defer_ms(c, now)),
@@ -296,17 +334,18 @@ class Intake:
         ]
         return batch
 
-    def _look(self, records: list[KafkaMessage], now: float) -> tuple[list[KafkaMessage], list[Admission]]:
-        """Return the verdicts on records, and on more of them where it matters whether others wait behind these."""
+    def _look(self, records: list[KafkaMessage], now: float) -> tuple[list[KafkaMessage], list[Admission], bool]:
+        """Return records, the verdicts on them, and whether others wait behind suspects, where that matters."""
         admissions = self._admissions(records)
-        if not any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
-            return records, admissions
-        if not self._isolation.look(admissions, now, is_all=len(records) < self._look_count):
+        verdicts = {each.verdict for each in admissions}
+        if Verdict.HAND_OUT_ALONE not in verdicts or not self._isolation.is_resting(now):
+            return records, admissions, False
+        if Verdict.HAND_OUT not in verdicts:
             self._fetcher.put_back(records)
             records = self._fetcher.fetch(LOOK_FAR, 0.0, at_least=LOOK_FAR)
             admissions = self._admissions(records)
-            self._isolation.look(admissions, now, is_all=len(records) < LOOK_FAR)
-        return records, admissions
+        others_wait = len(records) >= LOOK_FAR or any(each.verdict is Verdict.HAND_OUT for each in admissions)
+        return records, admissions, others_wait
 
     def _admissions(self, records: list[KafkaMessage]) -> list[Admission]:
         # The client's stub allows what may be sent; what was read is always text and bytes.
@@ -342,8 +381,8 @@ class Intake:
             for ranges in ranges_of_fetched(lease.offsets)
         ]
         batch.expect(len(starts) + len(deferrals))
-        self._started.append(batch)
         self._starts.send(batch, [*((marker, batch.on_report) for marker in deferrals), *starts], self._fetcher.owned)
+        self._started.append(batch)
         if deferrals:
             failpoint("consumer.deferral-sent")
         if batch.is_marked:
@@ -354,7 +393,7 @@ class Intake:
     def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
         """Return how many records to look at next: ever more where all are for others, or for later."""
         if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
-            return LOOK_NEAR
+            return CROWD
         return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)
 
     def _exact(self, room: Room, sizes: Sequence[int]) -> Room:

@@ -1,17 +1,17 @@
 """
 Give suspects their turn: apart from the others, and for a bounded share of the time.
 
-A suspect is a message whose deliveries have repeatedly ended without a word, as they do when a handler takes its
-process down: whatever is held beside it then loses a delivery too, so nothing is that has none to spare (`admission`).
+A suspect is a message whose deliveries repeatedly ended without an answer, as they do when a handler kills its process.
+What is held beside it then loses a delivery, too.
 
-Rule 1: from the end of the others' work to the end of the suspect's, time is charged to suspects; what they have had
-too much is made up for before the next one, while others wait. Time that nobody else wanted costs little.
-Rule 2: a suspect that must wait is deferred, but none for ever: a receiver that always holds something pauses for it
-now and then. Many that wait come back one after the other, as fast as their share of the time takes them.
-Rule 3: whether others wait is looked for far ahead, but rarely: a crowd of suspects may lie before them.
+Rule 1: a suspect goes when nothing else is held. The others are let finish for it, `FIRST_PAUSE_S` at first; where that
+was not enough, they go on, and the next pause is twice as long, up to `MAX_PAUSE_S`.
+Rule 2: a turn (its pause included) or a pause without one that took t seconds is followed by `REST_FACTOR` · t seconds
+in which suspects go only where nothing else is held and no other message waits.
+Rule 3: suspects that must wait are deferred, each until its turn, so that many do not come back at once.
 Rule 4: no clock is read here, callers pass *now*, monotonic seconds.
 
-Source: KAFKA-17541; a token bucket, RFC 2697, for the share; its theoretical arrival time (GCRA) for the deferrals.
+Source: KAFKA-17541.
 """
 
 from __future__ import annotations
@@ -19,47 +19,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from kmq_spark.kafka.admission import Turn, Verdict
+from kmq_spark.kafka.admission import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kmq_spark.kafka.admission import Admission
+REST_FACTOR = 6
+"""Suspects get 1/7 of the time: the other messages are promised 80 % of their rate."""
 
-TIME_SHARE = 0.15
-"""Share of the time that suspects may take from others: 80 % of the fault-free rate is promised to these."""
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 30.0
+"""How long others are let finish. Where handlers always take longer than that, a suspect waits for a quiet moment."""
 
-WINDOW_S = 10.0
-"""Time over which the share may be saved up."""
+GUESSED_TURN_S = 0.05
+"""How long the turn of a suspect is thought to take before the first one."""
 
-DEFER_STEP_MS = 1_000
-MAX_DEFER_MS = 30_000
-"""Suspects that others hold up rest one step, the next two, …, this long, then one again: many are spread out."""
-
-MAX_BOOKED_MS = 120_000
-"""Those that had their share rest until it is their turn, this long at most: others may be gone before."""
-
-GUESSED_COST_S = 0.05
-"""What a suspect is thought to cost before one was seen."""
-
-COST_WEIGHT = 0.1
-"""How much the last suspect counts in what the next one is thought to cost."""
-
-LOOK_NEAR = 128
-"""Records looked at where there are suspects: are others among them?"""
-
-LOOK_FAR = 2_000
-"""Records looked at where all of these are suspects, and they have had their share. Others are thought to wait behind
-so many."""
-
-LOOK_FAR_EVERY_S = 0.25
-"""How long it holds that nobody waits: a far look takes milliseconds."""
-
-PATIENCE = 10
-"""Suspects deferred in a row (about a minute) until a receiver that always holds something is made to pause."""
-
-MAX_PAUSE_S = 5.0
-"""How long such a receiver pauses at most."""
+MAX_DEFER_S = 120
+"""Longest deferral: the others may be done long before."""
 
 
 class Held(Protocol):
@@ -71,27 +47,20 @@ class Held(Protocol):
 
 
 class Isolation:
-    """Which suspects are out, and what suspects have used up of their time."""
+    """Whether suspects are out, or waited for, and from when on they may be again."""
 
     def __init__(self) -> None:
-        """Start with a window's share saved up."""
-        self._credit_s = TIME_SHARE * WINDOW_S
-        self._credited_at: float | None = None
-        self._began_at: float | None = None
+        """Start with the first turn free."""
         self._suspects: Sequence[Held] = ()
-        self._pause_until = 0.0
-        self._deferred_count = 0
-        self._cost_s = GUESSED_COST_S
+        self._began_at: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._next_at = float("-inf")
         self._booked_until = float("-inf")
-        self._resting: tuple[float, int] = (0.0, 0)
-        self._resting_count = 0
-        self._rest_ms = 0
-        self._others_wait = False
-        self._looked_far_at = float("-inf")
+        self._turn_s = GUESSED_TURN_S
 
     def is_pausing(self, now: float) -> bool:
         """Whether others are let finish, for a suspect that is next."""
-        return self._began_at is not None and not self._suspects and now < self._pause_until
+        return self._began_at is not None and not self._suspects and now - self._began_at < self._pause_s
 
     def is_out(self, now: float) -> bool:
         """Whether suspects are held now."""
@@ -99,109 +68,50 @@ class Isolation:
             self.end(now)
         return bool(self._suspects)
 
-    def look(self, admissions: Sequence[Admission], now: float, *, is_all: bool) -> bool:
-        """
-        Take note whether others wait.
-
-        Args:
-            admissions: Verdicts on all that was looked at, suspects among them.
-            now: Monotonic seconds.
-            is_all: Whether there is nothing more to look at.
-
-        Returns:
-            Whether that can be told; else it takes a look at `LOOK_FAR` records.
-        """
-        if any(each.verdict is Verdict.HAND_OUT for each in admissions):
-            self._others_wait = True
-        elif is_all or len(admissions) >= LOOK_FAR:
-            self._others_wait, self._looked_far_at = not is_all, now
-        elif self.is_spent(now) and (self._others_wait or now - self._looked_far_at > LOOK_FAR_EVERY_S):
-            return False
-        return True
-
-    def turn(self, now: float, *, is_empty: bool, may_wait: bool) -> Turn:
-        """
-        Say what is done with suspects that are next, after a `look`.
-
-        Args:
-            now: Monotonic seconds.
-            is_empty: Whether nothing is held.
-            may_wait: Whether what is held will surely end, so that it can be waited for.
-        """
-        if is_empty and self.is_pausing(now):
-            return Turn.ALONE
-        if self._began_at is not None and not self.is_pausing(now):
-            # The receiver went on holding something: it gets its good messages, and pauses again later.
-            self.end(now)
-            self._deferred_count = 0
-        if self._others_wait and self.is_spent(now):
-            return Turn.DEFER
-        if is_empty:
-            return Turn.ALONE
-        return Turn.WAIT if may_wait or self._deferred_count >= PATIENCE else Turn.DEFER
-
-    def is_spent(self, now: float) -> bool:
+    def is_resting(self, now: float) -> bool:
         """Whether suspects have had their share of the time."""
-        self._add_credit(now)
-        return self._credit_s <= 0
+        return now < self._next_at
 
-    def pause(self, now: float, *, may_wait: bool) -> None:
-        """Take note that others are let finish from now on; not for ever where they may not end by themselves."""
+    def turn(self, now: float, *, is_empty: bool, others_wait: bool) -> Turn:
+        """Return what is done with suspects that are next, from whether nothing is held and whether others wait."""
+        if self._began_at is not None and not is_empty and not self.is_pausing(now):
+            # The pause was too short.
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+            self.end(now)
+        if self.is_resting(now) and (others_wait or not is_empty) and not self.is_pausing(now):
+            return Turn.DEFER
+        return Turn.ALONE if is_empty else Turn.WAIT
+
+    def pause(self, now: float) -> None:
+        """Let others finish from now on."""
         if self._began_at is None:
             self._began_at = now
-            self._pause_until = now + (float("inf") if may_wait else MAX_PAUSE_S)
 
     def begin(self, suspects: Sequence[Held], now: float) -> None:
         """Take note that suspects are handed out."""
-        if self._began_at is None:
-            self._began_at = now
-        self._suspects = suspects
-        self._deferred_count = 0
+        self.pause(now)
+        self._suspects, self._pause_s = suspects, FIRST_PAUSE_S
 
     def end(self, now: float) -> None:
-        """Take note that no suspect is out, or waited for, any more, and charge the time."""
+        """Take note that no suspect is out, or waited for, any more."""
         if self._began_at is not None:
-            self._charge(now - self._began_at, now)
+            passed_s = now - self._began_at
+            self._next_at = now + REST_FACTOR * passed_s
+            if self._suspects:
+                self._turn_s = passed_s
         self._began_at, self._suspects = None, ()
 
     def defer_ms(self, crowd: int, now: float) -> int:
         """
-        Return how long the next suspect that must wait rests.
+        Return how long the next suspect that must wait is deferred.
 
         Args:
-            crowd: How many of its like may go together: these come back together.
-            now: Monotonic seconds, the same for all that were fetched together.
+            crowd: How many of its like share a turn.
+            now: Monotonic seconds.
 
         Returns:
-            Milliseconds, whole steps, so that many share a marker.
+            Milliseconds; whole seconds, so that many share a marker.
         """
-        is_spent = self.is_spent(now)
-        if is_spent:
-            # After the debt, and after those that were deferred before it.
-            free_at = max(self._booked_until, now - self._credit_s / TIME_SHARE)
-            self._booked_until = min(free_at + self._cost_s / TIME_SHARE, now + MAX_BOOKED_MS / 1000)
-        if self._resting == (now, crowd) and self._resting_count < crowd:
-            self._resting_count += 1
-            return self._rest_ms
-        self._resting, self._resting_count = (now, crowd), 1
-        self._deferred_count += 1
-        if is_spent:
-            steps = math.ceil((self._booked_until - now) * 1000 / DEFER_STEP_MS)
-        else:
-            steps = 1 + (self._deferred_count - 1) % (MAX_DEFER_MS // DEFER_STEP_MS)
-        self._rest_ms = min(max(1, steps) * DEFER_STEP_MS, MAX_BOOKED_MS)
-        return self._rest_ms
-
-    def _charge(self, passed_s: float, now: float) -> None:
-        self._add_credit(now)
-        if self._suspects:
-            count = len(self._suspects)
-            self._cost_s += (1 - (1 - COST_WEIGHT) ** count) * (passed_s / count - self._cost_s)
-        # Others may have come meanwhile where none waited before, so it is not free altogether.
-        least_s = float("-inf") if self._others_wait else min(self._credit_s, -TIME_SHARE * WINDOW_S)
-        self._credit_s = max(self._credit_s - passed_s, least_s)
-
-    def _add_credit(self, now: float) -> None:
-        passed = 0.0 if self._credited_at is None else now - self._credited_at
-        self._credit_s = min(TIME_SHARE * WINDOW_S, self._credit_s + TIME_SHARE * passed)
-        self._credited_at = now
+        free_at = max(self._booked_until, self._next_at, now)
+        self._booked_until = min(free_at + (1 + REST_FACTOR) * self._turn_s / crowd, now + MAX_DEFER_S)
+        return 1_000 * max(1, math.ceil(self._booked_until - now))

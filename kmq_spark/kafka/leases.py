@@ -100,7 +100,7 @@ class Lease:
         limit_at: Beyond this it is not renewed, monotonic seconds.
         duration_s: How long it holds from its START or a KEEPALIVE on, seconds.
         offsets: Offsets of every message started with it.
-        sizes: Bytes of their values.
+        sizes: Bytes of each, of its value, key and headers.
         byte_count: The sum of these.
         started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 where it is not known.
         fate: Why it ended, empty while it is held.
@@ -126,22 +126,22 @@ class Lease:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the values of the messages that are held."""
+        """Bytes of the messages that are held."""
         held = list(self.held)
         if len(held) == len(self.offsets):
             return self.byte_count
         return int(np.asarray(self.sizes, np.int64)[np.isin(self.offsets, held)].sum())
 
-    def for_one(self, message_offset: int, size: int, duration_s: float, now: float) -> Lease:
+    def for_one(self, message_offset: int, duration_s: float, now: float) -> Lease:
         """
         Return a lease of another length on one of the messages, held by both until it is taken out of this one.
 
         Args:
             message_offset: The message.
-            size: Bytes of its value.
             duration_s: Length of the new lease, seconds.
             now: When it begins, monotonic seconds; until its KEEPALIVE is durable it ends with the old one.
         """
+        size = self.sizes[self.offsets.index(message_offset)]
         extended = Lease(
             outbox=self.outbox,
             delivery_count=self.delivery_count,
@@ -212,7 +212,7 @@ class LeaseTable:
         return sum([lease.byte_count for lease in self._held(now)])
 
     def held_bytes(self, now: float) -> int:
-        """Return how many bytes the values of the messages have that are held *now*, monotonic seconds."""
+        """Return how many bytes the messages have that are held *now*, monotonic seconds."""
         return sum([lease.held_bytes for lease in self._held(now)])
 
     def open_leases(self) -> list[Lease]:

@@ -184,7 +184,7 @@ class Message:
             self._raise_settled("extend")
         if lease.fate or lease.expires_at < now:
             self._raise_lost()
-        extended = lease.for_one(self._offset, len(self._record), duration_ms / 1000, now)
+        extended = lease.for_one(self._offset, duration_ms / 1000, now)
         # The new lease first: a thread that acknowledges meanwhile finds the message in the one or the other.
         self._lease = extended
         try:
@@ -195,8 +195,8 @@ class Message:
             self._raise_settled("extend")
         lease.outbox.extended.append(extended)
 
-    def finish(self, default: Verb, delay: float, error: str = "") -> Verb:
-        """Settle by *default*, a failure with its *error*, unless it is settled; return what settled it. For `run`."""
+    def _finish(self, default: Verb, delay: float, error: str = "") -> Verb:
+        """Settle by *default*, a failure with its *error*, unless it is settled; return what settled it; for `run`."""
         if self._verb is None:
             if default is Verb.ACK:
                 self.ack()
@@ -206,8 +206,8 @@ class Message:
                 self._settle(Settled(Verb.RELEASE, self._offset, delay_ms, reason=error, has_failed=True))
         return self._verb or default
 
-    def expire(self) -> bool:
-        """End the message where its time was over at its START; whether it was. For consumers, not for handlers."""
+    def _expire(self) -> bool:
+        """End the message if its time to live was over at its START, and return whether it was; for the consumer."""
         at_ms = self.expires_at_ms
         if at_ms is None or self._lease.started_at_ms < at_ms or self.is_settled:
             return False
@@ -216,15 +216,15 @@ class Message:
         self._lease.outbox.others.append(Settled(Verb.EXPIRE, self._offset))
         return True
 
-    def release_unseen(self) -> bool:
-        """Give the message back uncounted; False where it is settled or lost. For consumers, not for handlers."""
+    def _release_unseen(self) -> bool:
+        """Give the message back uncounted; False if it is settled or lost. For the consumer."""
         if self.is_settled or self._lease.expires_at < monotonic():
             return False
         self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
         return True
 
-    def check_held(self) -> None:
-        """Raise where the message is not held any more. For transactions, not for handlers."""
+    def _check_held(self) -> None:
+        """Raise if the message is not held any more; for transactions."""
         lease = self._lease
         if self._verb is None and lease.expires_at < monotonic():
             self._raise_lost()
@@ -236,27 +236,27 @@ class Message:
             )
             raise UsageError(message)
 
-    def enter_transaction(self) -> tuple[Lease, float]:
+    def _enter_transaction(self) -> tuple[Lease, float]:
         """
-        Take the message out of everybody's hands for a commit. For transactions, not for handlers.
+        Settle the message for the time of a commit, so that no other thread can; for transactions.
 
         Returns:
             The lease that held it, and when that ends at the earliest, monotonic seconds.
         """
-        self.check_held()
+        self._check_held()
         lease = self._lease
         # Read before the removal: a renewal that is sent after it does not cover this message.
         ends_at = lease.expires_at
         try:
             lease.held.remove(self._offset)
         except KeyError:
-            self.check_held()
+            self._check_held()
             raise
         self._verb = Verb.ACK
         return lease, ends_at
 
-    def leave_transaction(self, lease: Lease) -> None:
-        """Undo `enter_transaction`: nothing was written, or nobody knows. The message is under *lease* from now on."""
+    def _leave_transaction(self, lease: Lease) -> None:
+        """Undo `_enter_transaction`: nothing was written, or that is unknown. *lease* holds the message from now on."""
         self._lease = lease
         self._verb = None
 

@@ -5,12 +5,15 @@ Rule 1: strict unless asked otherwise: nothing is held that was not asked for, a
 Rule 2: with `prefetch`, the next batches are fetched and their STARTs under way while the caller works on this one;
 what nobody has asked for by the end is given back uncounted.
 Rule 3: one thread at a time.
+Rule 4: whatever ends a `receive` early, at whatever step (Ctrl+C, a signal handler's exception), the messages that its
+caller did not get are given back, by `give_back` alone; where that fails, the next `receive` does it first.
 
 Source: KIP-1206 for the strict limit; RabbitMQ's prefetch, and its warning about what a dead consumer had prefetched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -32,9 +35,6 @@ _FULL_LOG_S = 60.0
 _FULL_PAUSE_S = 0.005
 """How often a receiver that has no room looks for some."""
 
-_SERVE_S = 1.0
-"""How often the group is served while there is no room."""
-
 
 class Receiver:
     """
@@ -53,6 +53,8 @@ class Receiver:
         self._prefetch = prefetch
         self._under_way: deque[Batch] = deque()
         self._left: list[Message] = []
+        self._returning: list[Message] = []
+        self._is_torn = False
         self._full_logged_at = float("-inf")
 
     @property
@@ -72,70 +74,100 @@ class Receiver:
         Raises:
             KmqError: As `QueueConsumer.receive`.
         """
-        until = time.monotonic() + timeout
-        while True:
-            messages = self._next(max_messages, until, lease_s)
-            # There may be none in a batch: records for others, or for later, or whose time is over.
-            if messages or time.monotonic() >= until:
-                return messages
-            if self._intake.is_blocked:
-                time.sleep(min(_FULL_PAUSE_S, max(0.0, until - time.monotonic())))
+        if self._is_torn:
+            self.give_back()
+        try:
+            self._is_torn = True
+            until = time.monotonic() + timeout
+            while True:
+                messages = self._next(max_messages, until, lease_s)
+                # There may be none in a batch: records for others, or for later, or whose time is over.
+                if messages or time.monotonic() >= until:
+                    self._is_torn = False
+                    return messages
+                if self._intake.is_blocked:
+                    time.sleep(min(_FULL_PAUSE_S, max(0.0, until - time.monotonic())))
+        except BaseException:
+            self._is_torn = True
+            try:
+                self.give_back()
+            except KmqError as error:
+                logger.warning("%s; the next receive tries again", error, extra={"action": "give_back_failed"})
+            raise
+
+    def give_back(self) -> None:
+        """
+        Give back every message that is fetched and that no caller has: those without a position are fetched again.
+
+        Raises:
+            KmqError: It is not possible now; the next `receive` tries it again.
+        """
+        self._is_torn = True
+        self._intake.give_back()
+        for messages in (self._returning, self._left, *[batch.messages for batch in self._under_way]):
+            for message in messages:
+                message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
+        self._returning, self._left = [], []
+        self._under_way.clear()
+        self._is_torn = False
 
     def give_back_unseen(self) -> None:
-        """Release what was prefetched and nobody has asked for, uncounted."""
+        """Release what was prefetched and no caller has asked for, uncounted."""
+        if self._is_torn:
+            # Interrupted, and never called again.
+            with contextlib.suppress(KmqError):
+                self.give_back()
         unseen, self._left = self._left, []
         try:
             while self._under_way:
-                unseen += self._finish()
+                batch = self._under_way.popleft()
+                self._intake.wait_until_durable(batch)
+                self._intake.commit(batch)
+                unseen += batch.messages
         except KmqError as error:
-            # Not durable, so not committed: another consumer fetches them.
+            # Not durable, so not committed: they are fetched again by another consumer.
             logger.warning("%s", error, extra={"action": "start_given_up"})
         for message in unseen:
-            message.release_unseen()
+            message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
 
     def _next(self, max_messages: int, until: float, lease_s: float | None) -> list[Message]:
         if self._left:
-            messages, self._left = self._left[:max_messages], self._left[max_messages:]
-            return messages
+            self._intake.serve()
+            return self._take_left(max_messages)
         if not self._under_way:
             if not self._wait_for_room(until):
                 return []
             self._take(max_messages, max(0.0, until - time.monotonic()), lease_s)
         while self._under_way and len(self._under_way) <= self._prefetch and self._take(max_messages, 0.0, lease_s):
             pass
-        messages = self._finish() if self._under_way else []
-        messages, self._left = messages[:max_messages], messages[max_messages:]
-        return messages
+        if self._under_way:
+            batch = self._under_way[0]
+            self._intake.wait_until_durable(batch)
+            self._intake.commit(batch)
+            self._left = batch.messages
+            self._under_way.popleft()
+        return self._take_left(max_messages)
+
+    def _take_left(self, max_messages: int) -> list[Message]:
+        # Noted before they leave the list, and until the next call: the caller may never get them.
+        self._returning = self._left[:max_messages]
+        self._left = self._left[max_messages:]
+        return self._returning
 
     def _take(self, max_messages: int, timeout: float, lease_s: float | None) -> bool:
-        batch = self._intake.take(max_messages, timeout, lease_s=lease_s, may_wait=self._prefetch > 0)
+        batch = self._intake.take(max_messages, timeout, lease_s=lease_s)
         if batch is not None:
             self._under_way.append(batch)
         return batch is not None
 
-    def _finish(self) -> list[Message]:
-        batch = self._under_way[0]
-        try:
-            self._intake.wait_until_durable(batch)
-        except BaseException:
-            # Ctrl+C in the middle of the wait, for one: nobody has these messages, so they are fetched again.
-            self._under_way.clear()
-            self._intake.give_back()
-            raise
-        self._under_way.popleft()
-        self._intake.commit(batch)
-        return batch.messages
-
     def _wait_for_room(self, until: float) -> bool:
-        served_at = time.monotonic()
         while self._intake.room().max_messages < 1:
+            # Once a second, however short the calls are.
+            self._intake.serve()
             now = time.monotonic()
             if now >= until:
                 self._log_full(now)
                 return False
-            if now - served_at > _SERVE_S:
-                served_at = now
-                self._intake.idle(0)
             time.sleep(min(_FULL_PAUSE_S, until - now))
         return True
 

@@ -83,7 +83,7 @@ class _Commit:
         taken: dict[int, tuple[Lease, float, list[Message]]] = {}
         try:
             for message in messages:
-                lease, ends_at = message.enter_transaction()
+                lease, ends_at = message._enter_transaction()  # noqa: SLF001  # private to the package: not for handlers
                 source, least, found = taken.setdefault(id(lease), (lease, ends_at, []))
                 found.append(message)
                 taken[id(lease)] = (source, min(least, ends_at), found)
@@ -120,7 +120,7 @@ class _Commit:
         """Nothing is written: the messages are held as before, under the leases that were kept alive meanwhile."""
         for lease, messages in self.leases:
             for message in messages:
-                message.leave_transaction(lease)
+                message._leave_transaction(lease)  # noqa: SLF001  # private to the package: not for handlers
 
     def let_go(self) -> None:
         """Nobody knows: hold the messages no more, and renew them no more."""
@@ -128,7 +128,7 @@ class _Commit:
             lease.end(_UNKNOWN)
             lease.held.clear()
             for message in messages:
-                message.leave_transaction(lease)
+                message._leave_transaction(lease)  # noqa: SLF001  # private to the package: not for handlers
 
 
 class ResultTransactions:

@@ -131,6 +131,10 @@ class TransactionalStarts:
             # What this producer left open, the next one ends.
             self.close()
             error = failure
+        except BaseException:
+            # An interrupt in the middle of it: whether it was committed is not known, and its batch is fetched again.
+            self.close()
+            raise
         for (_, on_report), at_ms in zip(starts, appended_at_ms, strict=True):
             on_report(error, at_ms)
 

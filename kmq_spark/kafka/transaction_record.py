@@ -173,7 +173,7 @@ class Transaction:
         """
         with self._lock:
             self._check_open()
-            message.check_held()
+            message._check_held()  # noqa: SLF001  # private to the package: not for handlers
             self.messages[id(message)] = message
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ Run a handler over a queue's messages, in threads, until stopped.
 Rule 1: a handler that returns acknowledges, unless it settled the message itself; one that raises releases.
 Rule 2: the next batch is fetched, and its START under way, while this one is worked on.
 Rule 3: a stop gives back what no handler has seen, uncounted, and waits for the handlers that run.
-Rule 4: a suspect waits until no handler runs, and is handled alone.
+Rule 4: a suspect is handled while no other handler runs; others are let finish for it, for a bounded time.
 Rule 5: no exception of a handler is swallowed: it is logged with its traceback and counted.
 
 Source: dramatiq's worker for the drain; SQS's Java messaging library for "return acknowledges".
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import logging
 import signal
 import sys
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.errors import ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
+from kmq_spark.kafka.consumer_checks import check_handler, is_deferred
+from kmq_spark.kafka.durations import milliseconds
 from kmq_spark.kafka.hand_over import HandOver, Window
 from kmq_spark.kafka.handler_errors import error_text
 from kmq_spark.kafka.leases import Verb
@@ -120,6 +123,9 @@ class Worker:
         """Check the values; nothing starts yet."""
         _check_least(concurrency=(concurrency, 1), max_batch=(max_batch, 1))
         _check_least(retry_delay_ms=(retry_delay_ms, 0), drain_timeout_ms=(drain_timeout_ms, 0))
+        # Of each release: refused now, not in a handler thread at the first failure.
+        milliseconds("retry_delay_ms", retry_delay_ms / 1000)
+        check_handler(handler)
         self._intake = intake
         self._close = close
         self._handler = _with_failpoints(handler) if is_armed() else handler
@@ -189,7 +195,16 @@ class Worker:
                 if not error.retriable:
                     raise
                 logger.warning("receiving failed, trying again: %s", error, extra={"action": "receive_failed"})
+                self._hand_over_under_way()
                 self._stopping.wait(RETRY_PAUSE_S)
+
+    def _hand_over_under_way(self) -> None:
+        """Hand over what was started before a fetch failed: fetching may fail for longer than its leases last."""
+        try:
+            while self._under_way:
+                self._ready.put(self._finish_start())
+        except KmqError as error:
+            logger.warning("%s", error, extra={"action": "start_given_up"})
 
     def _step(self) -> None:
         """Fetch what there is room for, then hand over what is durable, or wait for it or for room."""
@@ -215,7 +230,7 @@ class Worker:
             return False
         # With a batch under way its answer is waited for instead.
         timeout = 0.0 if self._under_way else POLL_S
-        batch = self._intake.take(room, timeout, may_wait=True)
+        batch = self._intake.take(room, timeout)
         if not self._intake.is_blocked:
             self._fetched_at = time.monotonic()
         if batch is not None:
@@ -236,7 +251,7 @@ class Worker:
 
     def _wait_for_room(self) -> None:
         if time.monotonic() - self._fetched_at > IDLE_AFTER_S:
-            self._intake.idle(0)
+            self._intake.idle()
         if len(self._ready):
             self._ready.wait_until_dry(ROOM_PAUSE_S)
         else:
@@ -253,7 +268,7 @@ class Worker:
         except KmqError as error:
             # Not durable, so not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
-        return sum([message.release_unseen() for message in unseen])
+        return sum([message._release_unseen() for message in unseen])  # noqa: SLF001  # private to the package: not for handlers
 
     def _drain(self) -> None:
         until = time.monotonic() + self._drain_timeout_s
@@ -268,7 +283,7 @@ class Worker:
                 extra={"action": "drain_timed_out"},
             )
 
-    def _work(self, counts: RunSummary) -> None:
+    def _work(self, counts: RunSummary) -> None:  # noqa: C901  # calls would cost more than the branches
         """Handle messages until there are no more; each step here is made a million times a second."""
         handler, pop, take = self._handler, self._ready.pop, self._ready.take
         while True:
@@ -280,7 +295,7 @@ class Worker:
                     return
                 message = waited_for
             try:
-                handler(message)
+                result = handler(message)
             except Exception as error:
                 counts.failed += 1
                 logger.exception("handler raised on %r", message, extra={"action": "handler_failed"})
@@ -290,6 +305,9 @@ class Worker:
                 self.stop()
                 self._settle(message, counts, Verb.RELEASE, error_text(error))
             else:
+                if result is not None and is_deferred(result):
+                    self._refuse(message, result)
+                    continue
                 try:
                     message.ack()
                 except LeaseLostError as error:
@@ -299,10 +317,21 @@ class Worker:
                 else:
                     counts.acked += 1
 
+    def _refuse(self, message: Message, result: object) -> None:
+        """End the run: the handler has returned work that is yet to be done, so the message is not done."""
+        self._crash = UsageError(
+            f"handler returned work that is not done: got {type(result).__name__} for {message!r}; give a function "
+            "that has done its work when it returns, for example `lambda message: asyncio.run(handle(message))`"
+        )
+        self.stop()
+        message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
+        if inspect.iscoroutine(result) or inspect.isgenerator(result):
+            result.close()  # Python would warn that it was never awaited
+
     def _settle(self, message: Message, counts: RunSummary, default: Verb, error: str = "") -> None:
         """Settle what the handler has not, and count how it ended."""
         try:
-            verb = message.finish(default, self._retry_delay_s, error)
+            verb = message._finish(default, self._retry_delay_s, error)  # noqa: SLF001  # private to the package
         except LeaseLostError as lost:
             _lose(counts, lost)
             return
@@ -341,10 +370,11 @@ def _lose(counts: RunSummary, error: LeaseLostError) -> None:
 def _with_failpoints(handler: Callable[[Message], object]) -> Callable[[Message], object]:
     """Return a handler with the points before and behind it, where one of them may be meant."""
 
-    def handle(message: Message) -> None:
+    def handle(message: Message) -> object:
         failpoint("consumer.in-handler")
-        handler(message)
+        result = handler(message)
         failpoint("consumer.handled")
+        return result
 
     return handle
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kafka
 
 
 def write(queue: Queue, /, *values: str | bytes, partition: int = 0, **headers: object) -> None:
-    """Write messages with headers of ours, as producers and trackers do."""
+    """Write messages with headers of ours, as producers and trackers do; a tracker names the first copy."""
     from confluent_kafka import Producer  # noqa: PLC0415  # QueueProducer refuses our own headers
 
     producer = Producer(producer_config(queue.bootstrap_servers))
@@ -34,6 +34,8 @@ def write(queue: Queue, /, *values: str | bytes, partition: int = 0, **headers: 
     ours: list[tuple[str, str | bytes | None]] = [
         ("kmq-" + name.replace("_", "-"), str(value).encode()) for name, value in headers.items()
     ]
+    if "silent_count" in headers and "origin" not in headers:
+        ours.append(("kmq-origin", b"0:0"))
     for value in values:
         producer.produce(queue.name, value, partition=partition, headers=ours or None)
     producer.flush(10)

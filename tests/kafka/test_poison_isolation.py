@@ -46,11 +46,10 @@ def test_suspect_is_deferred_for_a_receiver_that_holds_others_and_the_rest_goes_
         (message,) = consumer.receive(10, timeout=5)
         assert message.value == b"b"
         assert wait_until(lambda: queue.committed() == {0: 4})
-    assert deferrals(queue) == [([1], 0, 1_000), ([2], 0, 2_000)]
-    assert [each.marker.delivery_count for each in queue.markers(MarkerType.START) if each.marker.never_handed_out] == [
-        3,
-        3,
-    ]
+    starts = [each.marker for each in queue.markers(MarkerType.START) if each.marker.never_handed_out]
+    assert sorted(offset for each in starts for offset in covered(each)) == [1, 2]
+    assert {each.delivery_count for each in starts} == {3}
+    assert all(1_000 <= each.redeliver_after_ms <= 120_000 for each in starts)
 
 
 def test_lost_suspect_makes_room_for_others(queue: Queue) -> None:
@@ -108,10 +107,9 @@ def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) ->
     """As the tracker marks them after their second silent delivery of five; on the fourth each goes alone."""
     write(queue, *map(str, range(70)), silent_count=2, delivery_count=2, max_deliveries=5)
     write(queue, "x", "y", silent_count=3, delivery_count=3, max_deliveries=5)
-    write(queue, *"ab")
     sizes: list[int] = []
     with consumer_of(queue) as consumer:
-        while sum(sizes) < 74:
+        while sum(sizes) < 72:
             messages = consumer.receive(100, timeout=5)
             assert messages, sizes
             assert consumer.receive(100, timeout=0.05) == []
@@ -119,7 +117,7 @@ def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) ->
             sizes.append(len(messages))
             for message in messages:
                 message.ack()
-    assert sizes == [32, 32, 6, 1, 1, 2]
+    assert sizes == [32, 32, 6, 1, 1]
     assert [len(covered(each.marker)) for each in queue.markers(MarkerType.START)] == sizes
     assert deferrals(queue) == []
 
@@ -162,7 +160,7 @@ def test_good_messages_behind_a_crowd_of_suspects_do_not_wait_for_its_end(queue:
     began_at = time.monotonic()
     threading.Timer(60, consumer.stop).start()
     consumer.run(handler, concurrency=4)
-    # 1.5 s are saved up for suspects, then 200 * 20 ms / 4 threads; all of them would have taken 20 s.
+    # One suspect, then 200 * 20 ms / 4 threads; all of them would have taken 20 s.
     assert len(done_at) == 200
     assert done_at[-1] - began_at < 12
     later = [offset for offsets, _, _ in deferrals(queue) for offset in offsets]
@@ -199,10 +197,36 @@ def test_suspects_get_a_bounded_share_of_the_time_while_good_messages_wait(queue
     threading.Timer(20, consumer.stop).start()
     consumer.run(handler, concurrency=4)
     assert len(done_at) == 40
-    # 1.5 s are saved up: three or four suspects of 0.5 s; the other six are deferred
-    assert 3 <= suspects[0] <= 5
+    # Each takes 0.5 s, and the others go first for 3 s then.
+    assert 1 <= suspects[0] <= 5
     assert len([offset for offsets, _, _ in deferrals(queue) for offset in offsets]) == 10 - suspects[0]
     assert done_at[-1] - began_at < 10
+
+
+@pytest.mark.slow
+def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue) -> None:
+    """Any producer may write such a message; it waits, and the messages behind it are handled meanwhile."""
+    write(queue, "long")
+    write(queue, "mean", silent_count=2)
+    write(queue, *["good"] * 20)
+    is_over = threading.Event()
+    done: list[bytes | None] = []
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        if message.value == b"long":
+            is_over.wait(60)
+        done.append(message.value)
+        if len(done) == 20:
+            is_over.set()
+            consumer.stop()
+
+    timer = threading.Timer(30, consumer.stop)
+    timer.start()
+    consumer.run(handler, concurrency=4)
+    timer.cancel()
+    assert done[:20] == [b"good"] * 20
+    assert [offsets for offsets, _, _ in deferrals(queue)] == [[1]]
 
 
 def test_process_killed_by_a_suspect_holds_nothing_else(queue: Queue) -> None:
