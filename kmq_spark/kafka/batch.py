@@ -112,6 +112,25 @@ class Batch:
             self.messages = [message for message in self.messages if id(message) not in expired]
 
 
+class Limits(NamedTuple):
+    """
+    What holds for all that an intake hands out.
+
+    Attributes:
+        lease_s: Length of a lease, seconds.
+        max_lease_s: How long a message may be held altogether, seconds.
+        start_timeout_s: How long a START may take, seconds.
+        max_in_flight: Most messages held.
+        max_in_flight_bytes: Most bytes of their values, keys and headers; one message may always be held.
+    """
+
+    lease_s: float
+    max_lease_s: float
+    start_timeout_s: float
+    max_in_flight: int
+    max_in_flight_bytes: int
+
+
 class Terms:
     """
     What holds for leases that begin now.

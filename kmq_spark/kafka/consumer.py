@@ -131,8 +131,7 @@ class QueueConsumer:
         self.max_in_flight = max_in_flight
         self.lease_ms = lease_ms
         self._leases = LeaseTable()
-        # Reentrant: an interrupt right before its release must not shut its own thread out.
-        self._receiving = threading.RLock()
+        self._receiving = threading.RLock()  # an interrupt before its release must not shut its own thread out
         self._pid = os.getpid()
         start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._producer = MarkerProducer(

@@ -5,8 +5,8 @@ Rule 1: one thread at a time; rebalance callbacks run inside its calls.
 Rule 2: what is fetched and not started waits in the stash, in its order, and no position runs past it.
 Rule 3: the position behind records that were passed over is committed with the next one, or after a while.
 Rule 4: librdkafka keeps its pause flag of a partition over revoke and assign: what is assigned is resumed.
-Rule 5: records may be lost between two steps of this process (an exception, a signal): `fetch_again` needs no memory of
-them. It compares what librdkafka has given out with what was taken, and seeks back where they differ.
+Rule 5: an exception may drop records between any two steps. `fetch_again` needs no memory of them: it compares the
+position of librdkafka with what was taken, and seeks back where they differ.
 
 Source: KIP-429 for what a rebalance takes away and what it leaves.
 """
@@ -181,7 +181,6 @@ class Fetcher:
             KmqError: It is not possible now; call it again before anything else is fetched.
         """
         self._stash = []
-        # The callbacks of a rebalance may have been interrupted, too.
         assigned = {each.partition for each in self._call(self.client.assignment)}
         self._forget(self.owned - assigned)
         self.owned |= assigned
@@ -370,7 +369,6 @@ class Fetcher:
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         failed = [each for each in partitions if error is not None or each.error is not None]
         for each in failed:
-            # Sent again by the next fetch that finds it due, also where no message ever follows on that partition.
             if each.partition in self._positions:
                 self._uncommitted.setdefault(each.partition, self._positions[each.partition])
         reason = error or next((each.error for each in failed), None)
@@ -381,7 +379,6 @@ class Fetcher:
         failpoint("consumer.commit-done")
 
     def _log_commit(self, error: KafkaError) -> None:
-        # Sent again after a second; until then a crash would deliver the messages behind it again.
         self._failed_commits += 1
         now = time.monotonic()
         if now - self._commit_logged_at < COMMIT_LOG_S:

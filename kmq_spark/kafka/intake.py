@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message as KafkaMessage
 
@@ -24,7 +24,7 @@ from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.admission import CROWD, Portion, Room, Verdict, count_that_fits, portion_of
-from kmq_spark.kafka.batch import Batch, Columns, Terms, columns_of, lease_out, place_of, sizes_of
+from kmq_spark.kafka.batch import Batch, Columns, Limits, Terms, columns_of, lease_out, place_of, sizes_of
 from kmq_spark.kafka.deferrals import deferrals
 from kmq_spark.kafka.fetcher import Fetcher
 from kmq_spark.kafka.isolation import Isolation
@@ -54,25 +54,6 @@ MAX_PASSED = 1_000
 
 LOOK_FAR = 2_000
 """Records looked at for others behind suspects that have had their share; others are thought to wait behind so many."""
-
-
-class Limits(NamedTuple):
-    """
-    What holds for all that an intake hands out.
-
-    Attributes:
-        lease_s: Length of a lease, seconds.
-        max_lease_s: How long a message may be held altogether, seconds.
-        start_timeout_s: How long a START may take, seconds.
-        max_in_flight: Most messages held.
-        max_in_flight_bytes: Most bytes of their values, keys and headers; one message may always be held.
-    """
-
-    lease_s: float
-    max_lease_s: float
-    start_timeout_s: float
-    max_in_flight: int
-    max_in_flight_bytes: int
 
 
 class Intake:

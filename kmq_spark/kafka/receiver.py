@@ -76,6 +76,8 @@ class Receiver:
         """
         if self._is_torn:
             self.give_back()
+        # The caller has those of the last call: they are not given back with what this one leaves behind.
+        self._returning = []
         try:
             self._is_torn = True
             until = time.monotonic() + timeout

@@ -13,11 +13,9 @@ Source: dramatiq's worker for the drain; SQS's Java messaging library for "retur
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import logging
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -30,6 +28,7 @@ from kmq_spark.kafka.consumer_checks import check_handler, is_deferred
 from kmq_spark.kafka.durations import milliseconds
 from kmq_spark.kafka.hand_over import HandOver, Window
 from kmq_spark.kafka.handler_errors import error_text
+from kmq_spark.kafka.interpreter import short_switches, spared_collector
 from kmq_spark.kafka.leases import Verb
 
 if TYPE_CHECKING:
@@ -56,13 +55,6 @@ IDLE_AFTER_S = 1.0
 
 ROOM_PAUSE_S = 0.002
 """Pause while there is no room: far below the work that a window holds, and no load on the machine."""
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long a handler thread keeps the interpreter while another wants it, during a run. By default 5 ms: the receiving
-thread needs it back after each of its calls to the broker, and would stand still for most of the time."""
-
-COLLECT_AFTER = 50_000
-"""New objects after which cycles are looked for, during a run: the messages of many batches. By default 700."""
 
 RETRY_PAUSE_S = 0.5
 """Pause after a receive that failed and may be made again."""
@@ -169,7 +161,7 @@ class Worker:
             BaseException: What a handler raised that is no `Exception`, such as `SystemExit`.
         """
         summary = RunSummary()
-        with self._signals(), _short_switches(), _spared_collector():
+        with self._signals(), short_switches(), spared_collector():
             for thread in self._threads:
                 thread.start()
             try:
@@ -377,36 +369,6 @@ def _with_failpoints(handler: Callable[[Message], object]) -> Callable[[Message]
         return result
 
     return handle
-
-
-@contextlib.contextmanager
-def _short_switches() -> Iterator[None]:
-    """Let threads change places more often, and as before afterwards."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-@contextlib.contextmanager
-def _spared_collector() -> Iterator[None]:
-    """
-    Let the collector of cycles come seldom, and spare it what lives as long as the process; as before afterwards.
-
-    A message is no part of a cycle, but it is looked at by every collection that comes while it lives: by default one
-    each 700 new objects, and now and then one of all that was ever imported. That was a third of a fast handler's time.
-    """
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(max(before[0], COLLECT_AFTER) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _check_least(**bounds: tuple[int, int]) -> None:
