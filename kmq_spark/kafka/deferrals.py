@@ -36,7 +36,7 @@ def deferrals(
         records: What was fetched.
         admissions: The verdict on each.
         portion: Which of them are deferred, and which postponed.
-        consumer_id: Told in the markers.
+        consumer_id: Written into the markers.
         defer_ms: Returns how long the next suspect that must wait is deferred, milliseconds; takes its crowd.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
