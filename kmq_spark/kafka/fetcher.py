@@ -5,8 +5,7 @@ Rule 1: one thread at a time; rebalance callbacks run inside its calls.
 Rule 2: what is fetched and not started waits in the stash, in its order, and no position runs past it.
 Rule 3: the position behind records that were passed over is committed with the next one, or after a while.
 Rule 4: librdkafka keeps its pause flag of a partition over revoke and assign: what is assigned is resumed.
-Rule 5: an exception may drop records between any two steps. `fetch_again` needs no memory of them: it compares the
-position of librdkafka with what was taken, and seeks back where they differ.
+Rule 5: an exception may drop records at any step; `fetch_again` needs no memory of them, it seeks to what was taken.
 
 Source: KIP-429 for what a rebalance takes away and what it leaves.
 """
@@ -22,6 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.callbacks import Callbacks
 from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
@@ -83,9 +83,12 @@ class Fetcher:
         self._stash: list[KafkaMessage] = []
         self._error: KmqError | None = None
         self._paused: set[int] = set()
-        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        self._callbacks = Callbacks()
+        caught = self._callbacks.caught
+        callbacks = {"error_cb": caught(self._on_error), "on_commit": caught(self._on_commit)}
         self.client = make_client(Consumer, {**config, **callbacks})
-        self.client.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        assigned, revoked, lost = map(caught, (self._on_assign, self._on_revoke, self._on_lost))
+        self.client.subscribe([topic], on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def fetch(self, max_records: int, timeout: float, *, at_least: int = 1) -> list[KafkaMessage]:
         """
@@ -162,6 +165,7 @@ class Fetcher:
         record = self.client.poll(timeout)
         if record is not None:
             self._stash += self._good([record])
+        self._callbacks.raise_caught()
 
     def serve(self) -> None:
         """Serve the group without fetching, where that was not done for a second."""
@@ -184,16 +188,12 @@ class Fetcher:
         assigned = {each.partition for each in self._call(self.client.assignment)}
         self._forget(self.owned - assigned)
         self.owned |= assigned
-        given_out = {
-            each.partition: each.offset
-            for each in self._call(self.client.position, self._places(assigned))
-            if each.offset >= 0  # else nothing of it was given out since it was assigned
-        }
+        places = self._call(self.client.position, self._places(assigned))
+        given_out = {each.partition for each in places if each.offset >= 0}  # at least one record of it
         behind = {**first, **self._positions, **taken}
-        behind.update(self._committed(given_out.keys() - behind.keys()))
-        for partition, offset in given_out.items():
-            if offset != behind[partition]:
-                self._seek(TopicPartition(self._topic, partition, behind[partition]))
+        behind.update(self._committed(given_out - behind.keys()))
+        for partition in assigned & behind.keys():
+            self._seek(TopicPartition(self._topic, partition, behind[partition]))
 
     def close(self, timeout: float) -> None:
         """
@@ -226,6 +226,7 @@ class Fetcher:
                 "then offsets may be uncommitted and messages delivered again: poll the other consumers of this thread",
                 timeout, self._topic, extra={"action": "leave_timed_out"},
             )  # fmt: skip
+        self._callbacks.raise_caught()
         for failure in failures:
             if isinstance(failure, KafkaException):
                 raise client_error(failure, f"cannot leave the group of {self._topic}") from failure
@@ -233,7 +234,8 @@ class Fetcher:
 
     def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
         if self._paused:
-            self._resume()
+            self.client.resume(self._places(self._paused))
+            self._paused.clear()
         waiting_count = len(self._stash)
         try:
             records = self.client.consume(max_records, 0)
@@ -248,6 +250,7 @@ class Fetcher:
             raise client_error(error, f"cannot receive from {self._topic}") from error
         self._served_at = time.monotonic()
         good = self._good(records)
+        self._callbacks.raise_caught()
         if good or len(self._stash) > waiting_count:
             failpoint("consumer.fetched")
         elif not self._stash:
@@ -292,6 +295,7 @@ class Fetcher:
             record = self.client.poll(CONFIRM_POLL_S)
             if record is not None:
                 self._stash += self._good([record])
+            self._callbacks.raise_caught()
         self._has_confirmed = True
 
     def _seek(self, position: TopicPartition) -> None:
@@ -299,7 +303,7 @@ class Fetcher:
             self.client.seek(position)
         except KafkaException as error:
             if error.args[0].name() == "_STATE":
-                return  # it was assigned just now: reading has yet to begin, at the committed position
+                return  # assigned just now: reading begins later, at the committed position
             # Going on from here would skip messages, and the next commit would lose them: only a new consumer,
             # which begins at the committed position, is right.
             raise client_error(error, f"cannot seek {self._topic} back; close this consumer, make a new one") from error
@@ -319,10 +323,6 @@ class Fetcher:
 
     def _places(self, partitions: Collection[int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in partitions]
-
-    def _resume(self) -> None:
-        self.client.resume(self._places(self._paused))
-        self._paused.clear()
 
     def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]

@@ -26,8 +26,8 @@ HOME = Path(kmq_spark.kafka.__file__).parent
 FILES = {
     str(HOME / f"{name}.py")
     for name in (
-        "admission", "batch", "deferrals", "fetcher", "hand_over", "intake", "isolation", "leases", "marker_producer",
-        "marker_ranges", "message", "receiver", "start_writer", "transaction",
+        "admission", "batch", "callbacks", "deferrals", "fetcher", "hand_over", "intake", "isolation", "leases",
+        "marker_producer", "marker_ranges", "message", "receiver", "start_writer", "transaction",
     )
 }  # fmt: skip
 """Modules of receiving; the worker's are its own test's."""
@@ -81,8 +81,8 @@ def offsets_of(messages: list[Message]) -> list[int]:
 
 def given_back(queue: Queue) -> list[int]:
     """Return what was released without having been handed out: the tracker redelivers it at once, uncounted."""
-    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
-    assert all(each.never_handed_out and each.redeliver_after_ms == 0 for each in releases)
+    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE) if each.marker.never_handed_out]
+    assert all(each.redeliver_after_ms == 0 for each in releases)
     return [offset for each in releases for offset in covered(each)]
 
 
@@ -93,6 +93,7 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
     queue.send(*map(str, range(2_500)))
     received: Counter[int] = Counter()
     places: Counter[str] = Counter()
+    history: dict[int, str] = {}
     with consumer_of(queue, **options) as consumer:
         (kept,) = receive_all(consumer, 1)
         step, was_interrupted = 1, True
@@ -106,7 +107,9 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
                 places[interrupt.at] += 1
                 messages = []
             received.update(offsets_of(messages))
-            received.update(offsets_of(receive_all(consumer, 2, max_messages=2)))
+            following = offsets_of(receive_all(consumer, 2, max_messages=2))
+            received.update(following)
+            history[min(following)] = interrupt.at
             step += 1
         assert kept.is_held
         received.update(offsets_of([kept]))
@@ -114,7 +117,11 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
     assert len(places) > 60, places
     (position,) = queue.committed().values()
     assert received.most_common(1)[0][1] == 1
-    assert sorted([*received, *given_back(queue)]) == list(range(position))
+    found = {*received, *given_back(queue)}
+    lost = [offset for offset in range(position) if offset not in found]
+    # Where the interrupts came right before and after them.
+    assert not lost, [(lost, at, place) for at, place in history.items() if abs(at - lost[0]) < 6]
+    assert len(received) + len(given_back(queue)) == position
     started = [offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker)]
     assert sorted(set(started)) == list(range(position))
 
