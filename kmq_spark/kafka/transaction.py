@@ -263,7 +263,7 @@ class TransactionalProducer:
             raise  # `run` aborts, or this producer is at its end
         except BaseException:
             # Left open, it would hold up every reader of its partitions until the broker's time-out.
-            with contextlib.suppress(_AbortableError, KmqError):
+            with contextlib.suppress(_AbortableError, KmqError, KafkaException):
                 self._abort()
             raise
         self._tracker_failpoint("tracker.before-commit")
