@@ -89,7 +89,18 @@ class WorkerProcess:
         """Return what it has written so far."""
         if not self._results.exists():
             return []
-        return [json.loads(line) for line in self._results.read_text(encoding="utf-8").splitlines()]
+        return complete_events(self._results.read_bytes())
+
+
+def complete_events(written: bytes) -> list[dict[str, object]]:
+    """
+    Return the events of a results file that may be read in the middle of a write.
+
+    Args:
+        written: Lines of JSON; the last one may lack its end: a write of several pages is not atomic for a reader.
+    """
+    complete, _, _ = written.rpartition(b"\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def _environment() -> dict[str, str]:

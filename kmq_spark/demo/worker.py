@@ -28,7 +28,7 @@ NICENESS = 10
 
 
 def main(results_file: str, bootstrap_servers: str, queue: str, lease_ms: str, group_protocol: str) -> None:
-    """Work until SIGTERM, one result a line; a line is appended with one write, so a kill never leaves half of one."""
+    """Work until SIGTERM, one result a line; a line that a kill or a reader cuts lacks its line break."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     # Workers belong on machines of their own; here they share two cores with broker and tracker, so they step back.
     os.nice(NICENESS)
