@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -22,6 +22,7 @@ from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
+from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -37,26 +38,6 @@ def kmq(bootstrap_servers: str, *arguments: str, input_: bytes | None = None) ->
     )
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
-
-
-def start(bootstrap_servers: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401  # of Popen
-    """Start a command as a process of its own, which ends with its test."""
-    command = [sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", bootstrap_servers]
-    _started.append(subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}))
-    return _started[-1]
-
-
-_started: list[subprocess.Popen[bytes]] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_its_test() -> Iterator[None]:
-    yield
-    while _started:
-        process = _started.pop()
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
 
 
 def checks(result: Result) -> dict[str, list[dict[str, str]]]:
