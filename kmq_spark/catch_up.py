@@ -1,7 +1,7 @@
 """
 How far a tracker that starts has read: what is left of the log that it must know before it decides anything.
 
-Rule 1: told every few seconds while there is something left, and once at the end; nothing where a batch was enough.
+Rule 1: a line every few seconds while there is something left, and one at the end: the tracker is ready.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ class CatchUp:
     Args:
         queue: For the log.
         decide_from: Marker offset by partition, where the log ended when the tracker started.
+        began_s: When the start began, monotonic seconds; now by default.
 
     Attributes:
         is_over: Whether all of that is read.
     """
 
-    def __init__(self, queue: str, decide_from: Mapping[int, int]) -> None:
+    def __init__(self, queue: str, decide_from: Mapping[int, int], began_s: float | None = None) -> None:
         """Begin with nothing read."""
+        self._began_s = time.monotonic() if began_s is None else began_s
         self._queue = queue
         self._decide_from = decide_from
         self._read_to: dict[int, int] = {}
         self._in_flight: dict[int, int] = {}
         self._told_at_s = time.monotonic()
-        self._has_told = False
         self.is_over = False
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
@@ -55,12 +56,16 @@ class CatchUp:
             if read_to < self._decide_from.get(partition, 0)
         )
         if left and time.monotonic() - self._told_at_s > TELL_EVERY_S:
-            self._told_at_s, self._has_told = time.monotonic(), True
+            self._told_at_s = time.monotonic()
             self._tell(f"{left:,} markers left to read before anything is decided")
         elif not left and self._decide_from.keys() <= self._read_to.keys():
             self.is_over = True
-            if self._has_told:
-                self._tell("the log is read to its end")
+            count, in_flight = len(self._decide_from), sum(self._in_flight.values())
+            logger.info(
+                "tracker of %s is ready: %d partition%s, %s in flight, took %.1f s",
+                self._queue, count, "" if count == 1 else "s", f"{in_flight:,}", time.monotonic() - self._began_s,
+                extra={"action": "ready", "queue": self._queue},
+            )  # fmt: skip
 
     def _tell(self, what: str) -> None:
         in_flight = sum(self._in_flight.values())

@@ -1,20 +1,13 @@
 """
-Checkpoints that are damaged, or of a topic that is gone: tell them from other failures, and put them aside.
+Checkpoints that are damaged, or of a topic that is gone: tell them from other failures.
 
-Rule 1: nothing is deleted: a damaged checkpoint is renamed, for whoever wants to know what happened.
-Rule 2: local file systems only; elsewhere the operator is told what to do.
-Rule 3: starting with an empty checkpoint is always right: the state is rebuilt from the markers topic, and nothing is
+Rule 1: starting with an empty checkpoint is always right: the state is rebuilt from the markers topic, and nothing is
 decided before the log was read to its end (`ResumePoint.decide_from`).
 """
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
-
-logger = logging.getLogger(__name__)
 
 DAMAGE_MARKS = (
     # Spark's error classes for a state store that cannot be loaded, and for logs of a checkpoint that cannot be read.
@@ -106,51 +99,3 @@ def _throwables(error: BaseException) -> list[Any]:
         found.append(throwable)
         throwable = throwable.getCause()
     return found
-
-
-def forget_another_topic(checkpoint: str) -> None:
-    """
-    Put a checkpoint aside that is of a topic that is gone, where there is one; of local file systems only.
-
-    Spark looks at offsets alone: where the new topic is as long as the old one was, it waits for ever, and where it is
-    longer, it passes over what lies below.
-
-    Args:
-        checkpoint: Folder of one query's checkpoint.
-    """
-    if urlparse(checkpoint).scheme in ("", "file"):
-        put_aside(checkpoint)
-
-
-def put_aside(checkpoint: str) -> Path | None:
-    """
-    Rename a damaged checkpoint, so that the next start begins with an empty one.
-
-    Args:
-        checkpoint: Folder of one query's checkpoint.
-
-    Returns:
-        Its new name; None where there is nothing to rename, or the folder is on another than a local file system.
-    """
-    url = urlparse(checkpoint)
-    if url.scheme not in ("", "file"):
-        logger.error(
-            "checkpoint %s cannot be used; move it away and start the tracker again: it is rebuilt from the markers",
-            checkpoint,
-            extra={"action": "checkpoint_damaged"},
-        )
-        return None
-    folder = Path(url.path if url.scheme else checkpoint)
-    if not folder.exists():
-        return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
-        number += 1
-    folder.rename(aside)
-    logger.error(
-        "checkpoint %s cannot be used: it is now %s, and the state is rebuilt from the markers topic",
-        folder,
-        aside,
-        extra={"action": "checkpoint_damaged"},
-    )
-    return aside

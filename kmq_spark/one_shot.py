@@ -59,14 +59,17 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
     """
     layout = check_queue(queue, **settings.kafka.reach())
     sender = sender_of(settings, queue, layout)
+    is_done = False
     try:
         resume = sender.open()
         if settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(layout.topics.markers_topic)
         _tick(settings, layout, resume.key)
-        return _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
+        stats = _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
+        is_done = True
     finally:
-        sender.close()
+        sender.close(is_stopped=is_done)
+    return stats
 
 
 def _tick(settings: Settings, layout: QueueLayout, key: bytes) -> None:

@@ -23,7 +23,8 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
 from kmq_spark.catch_up import CatchUp
-from kmq_spark.checkpoints import forget_another_topic, is_damaged, is_of_another_topic, put_aside
+from kmq_spark.checkpoint_folder import CheckpointFolder
+from kmq_spark.checkpoints import is_damaged, is_of_another_topic
 from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
@@ -35,7 +36,6 @@ from kmq_spark.spark.fold_rows import FoldSettings
 from kmq_spark.spark.progress import batch_s, read_to
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
-from kmq_spark.tracker_metrics import serving_metrics
 from kmq_spark.tracker_parts import rules_of, sender_of, ticker_of
 from kmq_spark.tracker_stats import TrackerStats
 
@@ -89,6 +89,7 @@ class QueueTracker:
         self._rests_s: dict[int, float] = {}
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
+        self._ticker: Ticker | None = None
         self.stats = TrackerStats()
         self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
 
@@ -101,6 +102,11 @@ class QueueTracker:
     def committed_at_s(self) -> float:
         """When it last committed, epoch seconds of this host; 0 before the first."""
         return 0.0 if self._sender is None else self._sender.committed_at_epoch_s
+
+    @property
+    def tick_late_s(self) -> float | None:
+        """For how long a TICK is wanted that is not in the log, seconds; None before the first start."""
+        return None if self._ticker is None else self._ticker.late_s()
 
     @property
     def batch_s(self) -> float | None:
@@ -137,7 +143,7 @@ class QueueTracker:
                 if not self._may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
                     raise self._told(error) from error.__cause__
                 if is_damaged(error) or is_of_another_topic(error):
-                    put_aside(self._checkpoint)
+                    CheckpointFolder(self._checkpoint, self._spark).put_aside()
                 self._rest(error)
             else:
                 return
@@ -179,39 +185,54 @@ class QueueTracker:
 
     def _run_once(self) -> None:
         """Open the sender, tick, run the query until it ends."""
+        began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         sender = sender_of(self._settings, self._queue, layout)
         self._sender = sender
+        is_done = False
         try:
             resume = sender.open(self._known_ids)
             self._known_ids |= sender.known_ids
-            if resume.is_anew:
-                forget_another_topic(self._checkpoint)
-            if self._settings.tracker.fail_on_removed_markers:
-                resume.check_nothing_removed(sender.topics.markers_topic)
+            self._check(resume, sender.topics.markers_topic)
             logger.info(
                 "tracker %s of %s decides from markers %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
-            ticker = ticker_of(self._settings, layout, resume.key)
-            self._track(sender, ticker, resume)
+            ticker = self._ticker = ticker_of(self._settings, layout, resume.key)
+            self._track(sender, ticker, resume, began_s)
+            is_done = True
         finally:
-            sender.close()
+            sender.close(is_stopped=is_done)
 
-    def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> None:
+    def _check(self, resume: ResumePoint, markers_topic: str) -> None:
+        """Put a checkpoint of another topic aside; look that no marker was removed before it was read."""
+        folder = CheckpointFolder(self._checkpoint, self._spark)
+        known_id = folder.topic_id()
+        is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_another
+        if self._settings.tracker.fail_on_removed_markers:
+            resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic)
+        if not is_of_topic and (known_id or resume.is_another or resume.is_anew):
+            # Spark looks at offsets alone: where the new topic is as long as the old one was, it waits forever, and
+            # where it is longer, it passes over what lies below.
+            folder.put_aside()
+        folder.note_topic_id(resume.topic_id)
+
+    def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:
         self._failure = self._upkeep_failure = None
         ticker.start()
         try:
             if self._settings.tracker.trigger == "available-now":
                 ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
-            query = self._query = self._start_query(sender, ticker, resume)
+            query = self._query = self._start_query(sender, ticker, resume, began_s)
             ticker.on_pause = lambda: self._keep_up(sender, query)
             self._await(query, ticker)
         finally:
             ticker.stop()
 
-    def _start_query(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint) -> StreamingQuery:
+    def _start_query(
+        self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float
+    ) -> StreamingQuery:
         tracker, kafka = self._settings.tracker, self._settings.kafka
         topics = sender.topics
         files = local_checkpoint_settings(tracker.checkpoint_dir, self._spark)
@@ -241,7 +262,7 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._delivering(sender, ticker, CatchUp(self._queue, resume.decide_from)),
+            self._delivering(sender, ticker, CatchUp(self._queue, resume.decide_from, began_s)),
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
@@ -338,54 +359,3 @@ class QueueTracker:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-class TrackerService:
-    """
-    Several queues in one Spark application, a query, a checkpoint and a transactional id each.
-
-    Args:
-        spark: Session.
-        queues: Their names, without repeats.
-        settings: All settings.
-    """
-
-    def __init__(self, spark: SparkSession, queues: Sequence[str], settings: Settings) -> None:
-        """Make a tracker for each queue."""
-        self._settings = settings
-        self.trackers = [QueueTracker(spark, queue, settings) for queue in queues]
-        self._ended = threading.Event()
-        self._errors: list[BaseException] = []
-
-    def stop(self) -> None:
-        """Ask every tracker to end between two batches; safe in a signal handler."""
-        for tracker in self.trackers:
-            tracker.stop()
-
-    def run(self) -> None:
-        """
-        Run all trackers until stopped; one that ends with an error ends the others too.
-
-        Raises:
-            KmqError: The first error of a tracker.
-        """
-        threads = [
-            threading.Thread(target=self._run_one, args=(tracker,), name=f"kmq-tracker-{tracker.queue}")
-            for tracker in self.trackers
-        ]
-        with serving_metrics(self.trackers, self._settings):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                # In slices, so that a signal handler of the main thread gets its turn.
-                while thread.is_alive():
-                    thread.join(0.2)
-        if self._errors:
-            raise self._errors[0]
-
-    def _run_one(self, tracker: QueueTracker) -> None:
-        try:
-            tracker.run()
-        except BaseException as error:  # noqa: BLE001  # told to the main thread, which raises it
-            self._errors.append(error)
-            self.stop()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KmqError, WireError
+from kmq_spark.inspection.liveness import HEARTBEAT_LATE_MS
 from kmq_spark.kafka.inspector import QueueInspector
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.metrics.exposition import MetricsServer
@@ -46,6 +47,10 @@ class Watched(Protocol):
     @property
     def committed_at_s(self) -> float:
         """When it last committed, epoch seconds; 0 before the first."""
+
+    @property
+    def tick_late_s(self) -> float | None:
+        """For how long a TICK is wanted that is not in the log, seconds."""
 
     @property
     def batch_s(self) -> float | None:
@@ -81,12 +86,27 @@ class TrackerMetrics:
             for tracker in self._trackers:
                 numbers = self._numbers[tracker.queue]
                 numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
+                numbers.tick_late_s = tracker.tick_late_s
                 found += samples_of(self._labels[tracker.queue], numbers, time.time())
         return found
 
     def lateness(self) -> list[tuple[tuple[str, ...], Histogram]]:
         """Return the lateness of redeliveries, by queue."""
         return [((self._labels[queue],), numbers.lateness) for queue, numbers in self._numbers.items()]
+
+    def health(self) -> str:
+        """Return what is wrong: a tracker that does not commit, for one; empty where all run."""
+        now_s = time.time()
+        found = []
+        for tracker in self._trackers:
+            late_s = now_s - tracker.committed_at_s
+            if not tracker.committed_at_s:
+                found.append(f"tracker of {tracker.queue} has not started")
+            elif late_s > HEARTBEAT_LATE_MS / 1000:
+                found.append(f"tracker of {tracker.queue} has not committed for {late_s:.0f} s")
+            elif (tracker.tick_late_s or 0.0) > HEARTBEAT_LATE_MS / 1000:
+                found.append(f"tracker of {tracker.queue} cannot write TICKs for {tracker.tick_late_s:.0f} s")
+        return "; ".join(found)
 
     def watch(self) -> None:
         """Look at the topics until stopped."""
@@ -176,7 +196,7 @@ def serving_metrics(trackers: Sequence[Watched], settings: Settings) -> Iterator
         yield None
         return
     metrics = TrackerMetrics(trackers, settings)
-    with MetricsServer(settings.metrics.port, settings.metrics.host, metrics.samples, metrics.lateness):
+    with MetricsServer(settings.metrics.port, settings.metrics.host, metrics.samples, metrics.lateness, metrics.health):
         logger.info("metrics on http://%s:%d/metrics", settings.metrics.host, settings.metrics.port)
         thread = threading.Thread(target=metrics.watch, name="kmq-metrics", daemon=True)
         thread.start()

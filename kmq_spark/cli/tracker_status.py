@@ -26,8 +26,13 @@ def status(
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
-    """Show what the tracker has read of each markers partition, and who it is. Exit code 3: it is late."""
+    """
+    Show whether the tracker runs, and what it has read of each markers partition.
+
+    Exit code 3: it does not run (unless it was stopped and nothing is overdue), or it is late.
+    """
     from kmq_spark.inspection.findings import TRACKER_LATE_MS  # noqa: PLC0415  # `kmq --help` must not wait for numpy
+    from kmq_spark.inspection.liveness import Life, life_of  # noqa: PLC0415  # as above
 
     settings = connection.settings()
     with inspector_of(name, settings) as inspector:
@@ -35,6 +40,9 @@ def status(
             views = inspector.look(told)
         (markers,) = inspector.cluster.topics([inspector.topics.markers_topic]).values()
         tracker = inspector.tracker(markers)
+    now_ms = int(time.time() * 1000)
+    overdue = sum(view.overdue(now_ms) for view in views.values())
+    life = life_of(tracker, now_ms)
     rows = [
         {
             "partition": partition,
@@ -44,14 +52,18 @@ def status(
             "in_flight": len(view.state.in_flight),
             "unreadable": view.state.counters.unreadable,
             "signed_by": tracker.signers.get(partition, ""),
+            "state": life.value,
+            "heartbeat_at_ms": tracker.heartbeat_at_ms,
+            "overdue": view.overdue(now_ms),
         }
         for partition, view in views.items()
     ]
     print_rows(output, rows, lambda: table(_HEADS, [_cells(row) for row in rows]))
-    late_ms = 0 if tracker.unread_since_ms is None else int(time.time() * 1000) - tracker.unread_since_ms
-    is_late = late_ms > TRACKER_LATE_MS or not tracker.positions
+    late_ms = 0 if tracker.unread_since_ms is None else now_ms - tracker.unread_since_ms
+    is_down = life in {Life.NEVER, Life.GONE} or (life is Life.STOPPED and overdue > 0)
+    is_late = late_ms > TRACKER_LATE_MS or is_down
     if output is OutputForm.TABLE:
-        typer.echo(_summary(name, tracker, late_ms))
+        typer.echo(_summary(name, tracker, overdue, late_ms, now_ms))
     if is_late:
         raise typer.Exit(EXIT_UNHEALTHY)
 
@@ -60,12 +72,17 @@ _HEADS = (">PARTITION", ">NEXT", ">END", ">NEEDED", ">IN FLIGHT", ">UNREADABLE",
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    return ["-" if value is None or value == "" else shown(str(value)) for value in row.values()]
+    shown_columns = ("partition", "next", "end", "needed", "in_flight", "unreadable", "signed_by")
+    return ["-" if row[name] is None or row[name] == "" else shown(str(row[name])) for name in shown_columns]
 
 
-def _summary(name: str, tracker: TrackerFacts, late_ms: int) -> str:
+def _summary(name: str, tracker: TrackerFacts, overdue: int, late_ms: int, now_ms: int) -> str:
+    from kmq_spark.inspection.liveness import described  # noqa: PLC0415  # as above
+
     if not tracker.positions:
         return f"no tracker of {name} has ever committed; run `kmq tracker run {name}`"
+    state = described(tracker, overdue, now_ms)
     if tracker.unread_since_ms is None:
-        return "has read all markers"
-    return f"{tracker.unread} markers not read, the oldest for {span(late_ms)}; `kmq doctor {name}` says more"
+        return f"{state}; has read all markers" if state else "has read all markers"
+    unread = f"{tracker.unread} markers not read, the oldest for {span(late_ms)}; `kmq doctor {name}` says more"
+    return f"{state}; {unread}" if state else unread

@@ -23,12 +23,14 @@ class ClusterFacts:
         broker_count: Brokers known.
         release: What they speak, in words; empty where they did not say.
         can_transact: Whether they know KIP-447, which the tracker needs; None where they did not say.
+        offsets_retention_ms: After how long without members a group's offsets expire; None where we may not know.
     """
 
     address: str
     broker_count: int
     release: str = ""
     can_transact: bool | None = None
+    offsets_retention_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class TrackerFacts:
         signers: Who committed last, by markers partition.
         unread: Markers, and control records, above the position, over all partitions.
         unread_since_ms: Append time of the oldest marker that it has not read; None where it has read all.
+        heartbeat_at_ms: When it last committed, clock of its host; None where it left no heartbeat.
+        is_stopped: Whether it was asked to stop.
     """
 
     group: str
@@ -100,6 +104,8 @@ class TrackerFacts:
     signers: Mapping[int, str] = field(default_factory=dict)
     unread: int = 0
     unread_since_ms: int | None = None
+    heartbeat_at_ms: int | None = None
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kmq_spark.inspection.expiry import expiry_finding
+from kmq_spark.inspection.liveness import Life, described, life_of
 from kmq_spark.inspection.replication import replication_findings
 from kmq_spark.inspection.spans import counted, span
 
@@ -87,7 +89,7 @@ def examine(facts: QueueFacts) -> list[Finding]:
             _consumers(facts),
             _removed(facts),
         ]
-        checks += [_overdue(facts), _silent(facts), _in_flight(facts), _unreadable(facts)]
+        checks += [_overdue(facts), _unticked(facts), _silent(facts), _in_flight(facts), _unreadable(facts)]
     return list(chain(*checks, _dead_letters(facts), _checkpoint(facts)))
 
 
@@ -205,6 +207,11 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
         level = Level.UNHEALTHY if used else Level.WARNING
         yield Finding("tracker", level, "no tracker has ever committed: nothing is redelivered", run)
         return
+    life = life_of(tracker, facts.now_ms)
+    overdue = sum(view.overdue(facts.now_ms) for view in facts.views.values())
+    if life is Life.GONE or life is Life.STOPPED:
+        level = Level.WARNING if life is Life.STOPPED and not overdue else Level.UNHEALTHY
+        yield Finding("tracker", level, described(tracker, overdue, facts.now_ms), run)
     late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
     if tracker.unread and late_ms > TRACKER_LATE_MS:
         yield Finding(
@@ -218,10 +225,18 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
     else:
         newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
         told = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
+        state = described(tracker, overdue, facts.now_ms) if life is Life.RUNNING else ""
+        hint = "; cannot tell whether the tracker is idle or stopped: it is of a version without heartbeats"
         yield Finding(
-            "tracker", Level.OK, f"has read all markers{told}; cannot tell whether the tracker is idle or stopped"
+            "tracker",
+            Level.OK,
+            f"has read all markers{told}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else ""),
         )
-    for partition, position in sorted(tracker.positions.items()):
+    yield from _tracker_places(facts, run)
+
+
+def _tracker_places(facts: QueueFacts, run: str) -> Iterator[Finding]:
+    for partition, position in sorted(facts.tracker.positions.items()):
         first, end = facts.markers_topic.first.get(partition, 0), facts.markers_topic.end.get(partition, position)
         place = f"{facts.markers_topic.name}[{partition}]"
         if position < first:
@@ -257,6 +272,8 @@ def _fencing(facts: QueueFacts) -> Iterator[Finding]:
 
 
 def _consumers(facts: QueueFacts) -> Iterator[Finding]:
+    if (expiry := expiry_finding(facts)) is not None:
+        yield Finding("consumers", Level.WARNING, *expiry)
     group, ready = facts.consumers, facts.ready.count
     members = sum(1 for count in group.members.values() if count)
     if not group.members and ready:
@@ -315,6 +332,23 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
         f" deadline, the oldest by {span(facts.now_ms - min(deadlines))}: no tracker redelivers them",
         f"start the tracker: kmq tracker run {facts.queue}",
     )
+
+
+def _unticked(facts: QueueFacts) -> Iterator[Finding]:
+    """Find partitions where something is due and no TICK says so: a tracker decides at TICKs only."""
+    since_ms = {
+        partition: deadline_at_ms
+        for partition, view in facts.views.items()
+        if (deadline_at_ms := view.unticked_since_ms()) is not None and deadline_at_ms < facts.now_ms - OVERDUE_MS
+    }
+    if since_ms and life_of(facts.tracker, facts.now_ms) is Life.RUNNING:
+        places = ", ".join(map(str, sorted(since_ms)))
+        yield Finding(
+            "ticks",
+            Level.UNHEALTHY,
+            f"no TICK for {span(facts.now_ms - min(since_ms.values()))} although something is due: partitions {places}",
+            "look for 'cannot write TICKs' in the tracker's log; start the tracker again",
+        )
 
 
 def _silent(facts: QueueFacts) -> Iterator[Finding]:

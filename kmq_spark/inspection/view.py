@@ -70,6 +70,7 @@ class MarkersView:
         newest_at_ms: Append time of the newest record read, epoch milliseconds; 0 before the first.
         acked_at_ms: Append time of the newest END that a consumer wrote; 0 before the first.
         started_at_ms: Append time of the newest START that handed messages out; 0 before the first.
+        ticked_at_ms: Append time of the newest TICK; 0 before the first.
         trackers: Ids of the trackers whose ENDs were read, with the append time of the newest.
         unreadable: Marker offsets of the first records that are no markers.
     """
@@ -78,6 +79,7 @@ class MarkersView:
     newest_at_ms: int = 0
     acked_at_ms: int = 0
     started_at_ms: int = 0
+    ticked_at_ms: int = 0
     trackers: dict[str, int] = field(default_factory=dict)
     unreadable: list[int] = field(default_factory=list)
     _starts: dict[int, Start] = field(default_factory=dict)
@@ -131,6 +133,13 @@ class MarkersView:
         deadline_at_ms = self._deadlines_ms()
         return int(np.count_nonzero((deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)))
 
+    def unticked_since_ms(self) -> int | None:
+        """Return the earliest deadline after which no TICK was appended; None where there is none in flight."""
+        deadlines = self._deadlines_ms()
+        waits = self.state.in_flight.columns.deadline_at_ms != REJECTED
+        unticked = deadlines[waits & (deadlines >= self.ticked_at_ms)]
+        return int(unticked.min()) if len(unticked) else None
+
     def _deadlines_ms(self) -> NDArray[np.int64]:
         """Return the deadlines in flight on the broker's clock."""
         return self.state.on_brokers_clock(self.state.in_flight.columns.deadline_at_ms)
@@ -140,6 +149,8 @@ class MarkersView:
             self._starts[offset] = Start(appended_at_ms, marker.consumer_id, marker.never_handed_out)
             if not marker.never_handed_out:
                 self.started_at_ms = max(self.started_at_ms, appended_at_ms)
+        elif marker.type is MarkerType.TICK:
+            self.ticked_at_ms = max(self.ticked_at_ms, appended_at_ms)
         elif marker.type is MarkerType.END:
             if marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
                 self.trackers[marker.consumer_id] = appended_at_ms

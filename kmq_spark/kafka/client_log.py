@@ -1,8 +1,9 @@
 """
 Send librdkafka's log lines to the stdlib logger `kmq_spark.kafka.client`, and not too many of them.
 
-Rule 1: of the lines of one kind and one client, one in ten seconds passes; the next one tells how many were kept back.
-Rule 2: why a connection failed stands in these lines alone, so it is kept for the error of the call that timed out.
+Rule 1: what the client says of a passing state of normal work, and repeats by itself, is at level DEBUG.
+Rule 2: of the lines of one kind and one client, one in ten seconds passes; the next one tells how many were kept back.
+Rule 3: why a connection failed stands in these lines alone, so it is kept for the error of the call that timed out.
 
 Source: confluent-kafka's `logger` setting; a broker that is away otherwise costs a line every 50 ms.
 """
@@ -22,6 +23,10 @@ MAX_KINDS = 1_000
 """Kinds remembered; more only means that some lines pass twice."""
 
 
+PASSING = frozenset({"GETPID"})
+"""Facilities of librdkafka whose lines, where they say that it retries, are no trouble: a coordinator that starts."""
+
+
 class RateLimit(logging.Filter):
     """Let one line of a kind pass in `QUIET_S` seconds, by level, librdkafka's facility and client name."""
 
@@ -34,6 +39,9 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line passes; one that does names how many were kept back before it."""
         args = record.args if isinstance(record.args, tuple) else ()
+        if args and args[0] in PASSING and "retrying" in str(args[-1]) and record.levelno > logging.DEBUG:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            return client_logger.isEnabledFor(logging.DEBUG)
         kind = (record.levelno, record.msg, *args[:2])
         now = time.monotonic()
         with self._lock:

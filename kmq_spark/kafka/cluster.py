@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
 from kmq_spark.kafka.client_errors import client_error, unreachable, until_answered
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, NOT_ALLOWED, offsets_of, settings_of
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, NOT_ALLOWED, offsets_of, offsets_retention_ms, settings_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Cluster:
             len(metadata.brokers),
             f"Kafka {release} or newer" if release else "",
             versions[_TXN_OFFSET_COMMIT] >= _KIP_447_VERSION if _TXN_OFFSET_COMMIT in versions else None,
+            offsets_retention_ms(self.admin, metadata.brokers, self._timeout_s),
         )
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicFacts]:

@@ -21,7 +21,7 @@ from kmq_spark.inspection.view import MarkersView
 from kmq_spark.kafka.cluster import Cluster
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.lookups import LATEST
-from kmq_spark.kafka.positions import Position
+from kmq_spark.kafka.positions import Heartbeat, Position
 from kmq_spark.kafka.settings import new_client_id, reader_config
 from kmq_spark.kafka.topics import QueueTopics
 from kmq_spark.wire.codec import decode_marker
@@ -29,7 +29,7 @@ from kmq_spark.wire.codec import decode_marker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from confluent_kafka import Message
+    from confluent_kafka import Message, TopicPartition
 
     from kmq_spark.core.markers import Marker
 
@@ -113,7 +113,10 @@ class QueueInspector:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        positions = self._positions()
+        places = self._places()
+        positions = _positions_of(places)
+        heartbeats = [each for each in map(Heartbeat.from_topic_partition, places) if each is not None]
+        newest = max(heartbeats, key=lambda each: each.at_ms, default=None)
         unread = {
             partition: (position.next_offset, markers.end[partition])
             for partition, position in positions.items()
@@ -129,6 +132,8 @@ class QueueInspector:
             {partition: each.tracker_id for partition, each in positions.items()},
             backlog.count,
             backlog.oldest_at_ms,
+            None if newest is None else newest.at_ms,
+            newest is not None and newest.is_stopped,
         )
 
     def look(self, told: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
@@ -257,9 +262,10 @@ class QueueInspector:
             reader.close()
 
     def _positions(self) -> dict[int, Position]:
-        found = self.cluster.committed(self.topics.tracker_group, self.topics.markers_topic)
-        positions = {place.partition: Position.from_topic_partition(place) for place in found}
-        return {partition: position for partition, position in positions.items() if position is not None}
+        return _positions_of(self._places())
+
+    def _places(self) -> list[TopicPartition]:
+        return self.cluster.committed(self.topics.tracker_group, self.topics.markers_topic)
 
     def _reader(self, topic: str) -> LogReader:
         if topic not in self._readers:
@@ -297,6 +303,11 @@ class QueueInspector:
             if marker is not None and marker.type is MarkerType.END:
                 self._ended.add(marker.queue_partition, marker.ranges)
         return sum(self._ended.count(partition, first) for partition, first in letters.first.items())
+
+
+def _positions_of(places: list[TopicPartition]) -> dict[int, Position]:
+    positions = {place.partition: Position.from_topic_partition(place) for place in places}
+    return {partition: position for partition, position in positions.items() if position is not None}
 
 
 def _marker_of(record: Message) -> Marker | None:

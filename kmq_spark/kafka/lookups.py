@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from kmq_spark.kafka.client_errors import client_error, until_answered
@@ -63,6 +63,28 @@ def offsets_of(
         return {place.partition: future.result().offset for place, future in futures.items()}
 
     return until_answered(ask, f"cannot read the offsets of {topic}", timeout_s)
+
+
+def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
+    """
+    Return the id of a topic, which a topic made anew under the same name does not share; empty where unknown.
+
+    Args:
+        admin: Admin client.
+        topic: The topic.
+        timeout_s: Bound on the answer, seconds.
+
+    Raises:
+        KmqError: The broker cannot be reached in time, or there is no such topic.
+    """
+
+    def ask() -> str:
+        (future,) = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s).values()
+        topic_id = future.result().topic_id
+        # Brokers before 2.8 have none.
+        return "" if topic_id is None or not topic_id.get_most_significant_bits() else str(topic_id)
+
+    return until_answered(ask, f"cannot read the id of {topic}", timeout_s)
 
 
 def settings_of(
@@ -130,3 +152,23 @@ def wait_for_broker(
                 return
             pause_s = PROBE_S
         stopping.wait(max(0.0, min(pause_s, deadline_s - time.monotonic())))
+
+
+def offsets_retention_ms(admin: AdminClient, brokers: Iterable[int], timeout_s: float) -> int | None:
+    """
+    Return after how long without members a group's offsets expire, milliseconds; None where we may not know.
+
+    Args:
+        admin: Admin client.
+        brokers: Their ids; the first one is asked.
+        timeout_s: Bound on the answer, seconds.
+    """
+    wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in sorted(brokers)[:1]]
+    futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
+    for future in futures.values():
+        try:
+            entry = future.result().get("offsets.retention.minutes")
+        except KafkaException:
+            return None  # an extra right (DescribeConfigs on the cluster): the check is left out
+        return None if entry is None or entry.value is None else int(entry.value) * 60_000
+    return None

@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import until_answered
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.wire.marker_log import Signing
 from kmq_spark.wire.signature import new_key
 
@@ -34,6 +34,43 @@ logger = logging.getLogger(__name__)
 METADATA_VERSION = 1
 
 
+class Heartbeat(NamedTuple):
+    """
+    What a tracker says of itself with each commit of a partition, every few seconds, when idle too.
+
+    Attributes:
+        at_ms: When, epoch milliseconds, clock of the tracker's host.
+        in_flight: Messages in flight.
+        due_at_ms: Earliest deadline of them, broker clock; None where nothing falls due.
+        is_stopped: Whether the tracker was asked to stop and this is its last commit.
+    """
+
+    at_ms: int
+    in_flight: int = 0
+    due_at_ms: int | None = None
+    is_stopped: bool = False
+
+    def metadata(self) -> dict[str, object]:
+        """Return the fields of a commit's metadata."""
+        told: dict[str, object] = {"at": self.at_ms, "in_flight": self.in_flight, "due_at": self.due_at_ms}
+        return told | {"stopped": True} if self.is_stopped else told
+
+    @classmethod
+    def from_topic_partition(cls, committed: TopicPartition) -> Heartbeat | None:
+        """Return what was committed; None where nothing was, or by a tracker of an older version."""
+        try:
+            told = json.loads(committed.metadata or "{}")
+            due_at_ms = told.get("due_at")
+            return cls(
+                int(told["at"]),
+                int(told.get("in_flight", 0)),
+                None if due_at_ms is None else int(due_at_ms),
+                bool(told.get("stopped", False)),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
 class Position(NamedTuple):
     """
     Where the fold of one markers partition stands.
@@ -45,6 +82,9 @@ class Position(NamedTuple):
         aside_offset: Unreadable records below it were set aside, where that is further than the fold; else 0.
         rules: The queue's rules in force at `needed_offset`, for a rebuild; None where it has none of its own.
         signing: How the queue's trackers sign in this partition.
+        topic_id: Of the markers topic that is meant: a topic made anew has another one. Empty where unknown.
+        is_after_gap: Whether markers below it were removed and nothing says that a tracker had read them; until
+            something from there on was folded.
     """
 
     next_offset: int
@@ -53,15 +93,23 @@ class Position(NamedTuple):
     aside_offset: int = 0
     rules: QueueRules | None = None
     signing: Signing = Signing()
+    topic_id: str = ""
+    is_after_gap: bool = False
 
     @property
     def set_aside_to(self) -> int:
         """First marker offset whose record may be set aside: all below were."""
         return max(self.next_offset, self.aside_offset)
 
-    def to_topic_partition(self, topic: str, partition: int) -> TopicPartition:
+    def to_topic_partition(self, topic: str, partition: int, heartbeat: Heartbeat | None = None) -> TopicPartition:
         """Return the form in which it is committed."""
         metadata: dict[str, Any] = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
+        if self.topic_id:
+            metadata["topic"] = self.topic_id
+        if self.is_after_gap:
+            metadata["gap"] = True
+        if heartbeat is not None:
+            metadata |= heartbeat.metadata()
         if self.aside_offset > self.next_offset:
             metadata["aside"] = self.aside_offset
         if self.rules is not None:
@@ -81,8 +129,11 @@ class Position(NamedTuple):
             rules = QueueRules.from_dict(metadata["rules"]) if metadata.get("rules") else None
             signing = Signing(bytes.fromhex(metadata.get("key", "")), int(metadata.get("key_since", 0)))
             needed_offset, tracker_id = int(metadata["needed"]), str(metadata["by"])
-            return cls(committed.offset, needed_offset, tracker_id, aside_offset, rules, signing)
-        except (ValueError, TypeError, KeyError):
+            topic_id, is_after_gap = str(metadata.get("topic", "")), bool(metadata.get("gap", False))
+            return cls(
+                committed.offset, needed_offset, tracker_id, aside_offset, rules, signing, topic_id, is_after_gap
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
             return cls(committed.offset, 0)
 
 
@@ -98,8 +149,12 @@ class ResumePoint:
             below it, and they must be known first.
         removed: Markers that retention took away before any tracker folded them, by partition: the first, and the one
             after the last.
-        is_anew: Whether no tracker has signed for this topic, or one has signed for a longer one: with a topic Kafka
-            deletes the offsets of its groups. A checkpoint from before is of another topic.
+        is_anew: Whether no tracker has signed for this topic: with a topic Kafka deletes the offsets of its groups, and
+            it deletes those of a group that has not committed for `offsets.retention.minutes`.
+        is_another: Whether a tracker has signed for another topic of this name: its topic id differs, or it was longer.
+        topic_id: Of the markers topic; empty where the broker does not say.
+        unexplained: First marker of a partition that no tracker has signed for, where it is not 0: markers were removed
+            and nothing says that a tracker had read them.
     """
 
     positions: Mapping[int, Position]
@@ -107,6 +162,9 @@ class ResumePoint:
     decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     is_anew: bool = False
+    is_another: bool = False
+    topic_id: str = ""
+    unexplained: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> bytes:
@@ -139,13 +197,26 @@ class ResumePoint:
         """The queue's rules in force where a rebuild begins, by markers partition."""
         return {partition: position.rules for partition, position in self.positions.items()}
 
-    def check_nothing_removed(self, topic: str) -> None:
+    def check_nothing_removed(self, topic: str, *, has_checkpoint: bool = False) -> None:
         """
         Look that every marker was folded before it was removed.
 
+        Args:
+            topic: The markers topic.
+            has_checkpoint: Whether there is a checkpoint of this topic, which knows what was folded.
+
         Raises:
-            KmqError: Some were not; the message says how to go on without them.
+            KmqError: Some were not, or nothing says so; the message says how to go on without them.
         """
+        if self.unexplained and not has_checkpoint:
+            places = ", ".join(f"[{p}] at {first}" for p, first in sorted(self.unexplained.items()))
+            raise KmqError(
+                f"{topic} does not begin at offset 0 and the tracker's group has no committed offset: its first "
+                f"markers are {places}; a message that was started before them and whose consumer died is not "
+                "redelivered. The group's offsets expired (offsets.retention.minutes of the brokers), or no tracker "
+                "has run since the topic was created. To go on with what is left, run once with "
+                "KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
+            )
         if not self.removed:
             return
         places = ", ".join(f"[{p}] {first} to {end - 1}" for p, (first, end) in sorted(self.removed.items()))
@@ -197,19 +268,22 @@ class TrackerPositions:
             KafkaClientError: The broker cannot be reached in time.
         """
         first, end = self._offsets(EARLIEST), self._offsets(LATEST)
+        topic_id = topic_id_of(self._admin, self._topic, self._timeout_s)
         committed = self.committed()
-        positions, starting_offsets, removed, is_anew = {}, {}, {}, not committed
+        positions, starting_offsets, removed, unexplained = {}, {}, {}, {}
+        is_another = False
         for partition in self._partitions:
             position = committed.get(partition)
-            if position is not None and position.next_offset > end[partition]:
+            if position is not None and (reason := _another(position, topic_id, end[partition])):
                 logger.error(
-                    "%s[%d] ends at %d but the tracker's group stands at %d: the topic was created anew; "
-                    "reading it from its beginning",
-                    self._topic, partition, end[partition], position.next_offset,
+                    "%s was deleted and created anew: %s in partition %d; reading it from its beginning",
+                    self._topic, reason, partition, extra={"action": "topic_anew"},
                 )  # fmt: skip
-                position, is_anew = None, True
+                position, is_another = None, True
             if position is None:
-                position = Position(first[partition], first[partition])
+                position = Position(first[partition], first[partition], is_after_gap=first[partition] > 0)
+            if position.is_after_gap:
+                unexplained[partition] = max(position.next_offset, first[partition])
             elif position.next_offset < first[partition]:
                 removed[partition] = (position.next_offset, first[partition])
             elif position.needed_offset < first[partition]:
@@ -218,11 +292,29 @@ class TrackerPositions:
                     "retention removed markers %d to %d of %s[%d] that a rebuild would need; raise its retention.ms",
                     position.needed_offset, first[partition] - 1, self._topic, partition,
                 )  # fmt: skip
-            positions[partition] = position
+            positions[partition] = position._replace(topic_id=topic_id)
             starting_offsets[partition] = max(position.needed_offset, first[partition])
-        return ResumePoint(positions, starting_offsets, end, removed, is_anew)
+        return ResumePoint(
+            positions,
+            starting_offsets,
+            end,
+            removed,
+            is_anew=all(position.is_after_gap for position in committed.values()),
+            is_another=is_another,
+            topic_id=topic_id,
+            unexplained=unexplained,
+        )
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
         return offsets_of(
             self._admin, self._topic, self._partitions, spec, self._timeout_s, with_open_transactions=True
         )
+
+
+def _another(position: Position, topic_id: str, end: int) -> str:
+    """Return why a position is of another topic of this name; empty where it is of this one."""
+    if position.topic_id and topic_id and position.topic_id != topic_id:
+        return f"the topic's id is {topic_id}, the tracker's group stands in {position.topic_id}"
+    if position.next_offset > end:
+        return f"the log ends at {end}, the tracker's group stands at {position.next_offset}"
+    return ""

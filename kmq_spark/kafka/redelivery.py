@@ -28,7 +28,7 @@ from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.dues import Dues
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.positions import Position, ResumePoint, TrackerPositions
+from kmq_spark.kafka.positions import Heartbeat, Position, ResumePoint, TrackerPositions
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, rules_record
 from kmq_spark.kafka.read_ahead import one_ahead
 from kmq_spark.kafka.redelivery_attempt import Attempt
@@ -42,16 +42,15 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
-from kmq_spark.kafka.transaction import TransactionalProducer
+from kmq_spark.kafka.tracker_producer import TrackerProducer
 from kmq_spark.wire.marker_log import Signing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-
-    from confluent_kafka import TopicPartition
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.core.policy import QueueRules
+    from kmq_spark.core.state import Status
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
 
@@ -62,16 +61,13 @@ LARGEST_RECORD = 1_000_000_000
 
 LINGER_MS = 5
 
-NEW_PRODUCERS = 3
-"""How many new producers one transaction may take: each needs a broker that answers."""
-
 LOOK_INTERVAL_S = 3.0
 """How often a tracker looks whether the rules of its queue changed."""
 
 UNTRUSTED_LOG_INTERVAL_S = 60.0
 
-CLAIM_WAIT_S = 2.0
-"""How long a tracker that was shut out waits for its successor to sign the group's offsets."""
+HEARTBEAT_S = 5.0
+"""A tracker commits at least as often, so that those who look from outside can tell idle from dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +149,6 @@ class RedeliverySender:
         self._ruled: dict[int, QueueRules] = {}  # the newest rules that the log has from us, by markers partition
         self._looked_at_s = 0.0
         self.tracker_id = new_client_id("tracker")
-        self._producer_config = self._writing(layout, bootstrap_servers, extra)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
         self._group = make_client(Consumer, reading)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout_ms)
@@ -163,10 +158,18 @@ class RedeliverySender:
         self._tracker_positions = TrackerPositions(
             self._group, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
         )
-        self._producer: TransactionalProducer | None = None
-        self._older_ids = {""}
+        self._producer = TrackerProducer(
+            self._writing(layout, bootstrap_servers, extra),
+            self._limits.timeout_ms,
+            self._tracker_positions,
+            self.tracker_id,
+            layout.topics.queue,
+        )
         self._positions: dict[int, Position] = {}
         self._committed: dict[int, Position] = {}
+        self._topic_id = ""
+        self._statuses: dict[int, Status] = {}
+        self._is_stopping = False
         self._told: frozenset[int] = frozenset()  # partitions whose state was told since `open`
         self._committed_at_s = 0.0
         self.committed_at_epoch_s = 0.0
@@ -191,7 +194,7 @@ class RedeliverySender:
     @property
     def known_ids(self) -> frozenset[str]:
         """Ids of the trackers that had the queue up to this one, its own included; known once it is open."""
-        return frozenset({*self._older_ids, self.tracker_id})
+        return self._producer.known_ids
 
     def open(self, known_ids: Collection[str] = ()) -> ResumePoint:
         """
@@ -206,15 +209,17 @@ class RedeliverySender:
             FencedError: A newer tracker took over while this one was starting, or before it started again.
         """
         with self._lock:
-            self._take_producer(known_ids)
+            self._producer.take(known_ids)
             resume = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
+            self._topic_id = resume.topic_id
+            self._statuses = {}
             self._committed = dict(resume.positions)
             resume = resume.with_key()
             self._key = resume.key
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._told = frozenset()
-            self._older_ids |= {at.tracker_id for at in resume.positions.values()}
+            self._producer.note_older({at.tracker_id for at in resume.positions.values()})
             self._take_rules(resume)
             self._transact([], self._rules_records(), list(self._positions), Sent())
             self._rules_written()
@@ -232,7 +237,7 @@ class RedeliverySender:
         rules = self._look() if time.monotonic() - self._looked_at_s > LOOK_INTERVAL_S else None
         with self._lock:
             self._queue_rules = rules or self._queue_rules
-            records = self._rules_records() if self._producer is not None else []
+            records = self._rules_records() if self._producer.is_open else []
             if records:
                 self._transact([], records, [], Sent())
                 self._rules_written()
@@ -308,7 +313,7 @@ class RedeliverySender:
             return []
         for following in chunks:
             for partition, done_to in chunk.done_to.items():
-                position = self._positions.get(partition, Position(0, 0))
+                position = self._positions.get(partition, Position(0, 0, topic_id=self._topic_id))
                 self._positions[partition] = position._replace(tracker_id=self.tracker_id, aside_offset=done_to)
             self._transact([], chunk.records, list(chunk.done_to), sent)
             sent.set_aside += len(chunk.records)
@@ -336,25 +341,29 @@ class RedeliverySender:
                 nothing_needed = position.needed_offset == position.next_offset
                 needed_offset = next_offset if nothing_needed else position.needed_offset
                 self._positions[partition] = position._replace(next_offset=next_offset, needed_offset=needed_offset)
-            self._commit_positions()
+            # Also where nothing has moved: a heartbeat, and offsets that are not committed for a week expire.
+            self._transact([], [], list(self._positions), Sent())
 
-    def close(self) -> None:
+    def close(self, *, is_stopped: bool = False) -> None:
         """
         Commit where we stand and leave the broker.
 
         Where that fails nothing is lost: the next tracker reads a little more of the log.
+
+        Args:
+            is_stopped: Whether the tracker was asked to stop, or is done; the commit says so, and nobody takes it for
+                dead.
         """
         with self._lock:
             try:
+                self._is_stopping = is_stopped
                 self._commit_positions()
             except FencedError:
                 pass  # the newer tracker's positions stand
             except KmqError as error:
                 logger.warning("cannot commit where the tracker of %s stands: %s", self.topics.queue, error)
             finally:
-                if self._producer is not None:
-                    self._producer.close()
-                    self._producer = None
+                self._producer.close()
                 for client in (self._payloads, self._raw_markers, self._group, self._rules_reader):
                     if client is not None:
                         client.close()
@@ -420,16 +429,17 @@ class RedeliverySender:
             self._ruled = dict.fromkeys(self._positions, self._queue_rules)
 
     def _is_commit_due(self) -> bool:
-        return time.monotonic() - self._committed_at_s > self._limits.commit_interval_ms / 1000
+        return time.monotonic() - self._committed_at_s > min(self._limits.commit_interval_ms / 1000, HEARTBEAT_S)
 
     def _commit_positions(self) -> None:
-        if self._producer is not None and self._positions != self._committed:
+        if self._producer.is_open and (self._is_stopping or self._positions != self._committed):
             self._transact([], [], list(self._positions), Sent())
 
     def _advance(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
             status = outcome.status
             self._told |= {outcome.marker_partition}
+            self._statuses[outcome.marker_partition] = status
             before = self._positions.get(outcome.marker_partition)
             # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
             if before is None or status.next_marker_offset >= before.next_offset:
@@ -441,6 +451,7 @@ class RedeliverySender:
                     self.tracker_id,
                     rules=status.needed_rules,
                     signing=signing,
+                    topic_id=self._topic_id,
                 )
             self._note_untrusted(outcome)
 
@@ -485,17 +496,19 @@ class RedeliverySender:
         def work() -> None:
             nonlocal attempt
             attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
-            producer = self._opened()
+            producer = self._producer.current
             producer.send_all(attempt.records(), attempt.on_delivery)
             for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id, self._key)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
         committing = {partition: self._positions[partition] for partition in places}
-        positions = [at.to_topic_partition(self.topics.markers_topic, p) for p, at in committing.items()]
+        positions = [
+            at.to_topic_partition(self.topics.markers_topic, p, self._heartbeat(p)) for p, at in committing.items()
+        ]
         # Asked for where it is needed: it is a trip to another thread of the client.
         group = self._group.consumer_group_metadata() if positions else None
-        self._run(work, positions, group, lambda: refusals.count)
+        self._producer.run(work, positions, group, lambda: refusals.count)
         self._committed |= committing
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
@@ -505,72 +518,8 @@ class RedeliverySender:
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
 
-    def _run(
-        self, work: Callable[[], None], positions: list[TopicPartition], group: object, progress: Callable[[], int]
-    ) -> None:
-        """
-        Run one transaction, with a new producer where the old one is over and has certainly not committed it.
-
-        A batch that fails instead costs a restart of the query, which takes seconds and reads the log again. Only an
-        unknown outcome needs that.
-        """
-        for left in reversed(range(NEW_PRODUCERS + 1)):
-            producer = self._opened()
-            failure: KmqError
-            try:
-                producer.run(work, positions, group, progress)
-            except FencedError as error:
-                failure = self._by_whom(error)
-                if isinstance(failure, FencedError) or producer.may_be_committed or not left:
-                    raise failure from error
-            except KafkaClientError as error:
-                if not error.retriable or not producer.is_over or producer.may_be_committed or not left:
-                    raise
-                failure = error
-            else:
-                return
-            logger.warning(
-                "the transactional producer of %s is replaced, and its transaction sent again: %s",
-                self.tracker_id, failure, extra={"action": "producer_replaced", "queue": self.topics.queue},
-            )  # fmt: skip
-            self._take_producer(self.known_ids)
-
-    def _take_producer(self, known_ids: Collection[str]) -> None:
-        """Make a new producer, which fences older ones and aborts what they left open; keep off a newer tracker's."""
-        if self._producer is not None:
-            self._producer.close()
-        newer = self._newer_than(known_ids) if known_ids else frozenset()
-        if newer:
-            raise self._fenced_by(newer)
-        self._producer = TransactionalProducer(self._producer_config, self._limits.timeout_ms)
-
-    def _opened(self) -> TransactionalProducer:
-        if self._producer is None:
-            raise KafkaClientError("the tracker's sender is closed: got a batch; call open() first")
-        return self._producer
-
-    def _by_whom(self, error: FencedError) -> KmqError:
-        """
-        Tell a newer tracker from a transaction that the broker gave up.
-
-        After `transaction.timeout.ms` of silence (a suspended process) the broker bumps the epoch itself, and the
-        producer sees the same error. Whoever takes over signs the group's offsets first thing: the signature decides.
-        """
-        deadline_s = time.monotonic() + CLAIM_WAIT_S
-        while time.monotonic() < deadline_s:
-            newer = self._newer_than(self.known_ids)
-            if newer:
-                return self._fenced_by(newer)
-            time.sleep(0.2)
-        message = f"the broker gave up a transaction of {self.tracker_id}: {error}; opening a new one"
-        return KafkaClientError(message, code="INVALID_PRODUCER_EPOCH", retriable=True)
-
-    def _newer_than(self, known_ids: Collection[str]) -> frozenset[str]:
-        return frozenset({at.tracker_id for at in self._tracker_positions.committed().values()}).difference(known_ids)
-
-    def _fenced_by(self, newer: Collection[str]) -> FencedError:
-        message = (
-            f"tracker {self.tracker_id} of {self.topics.queue} was fenced: "
-            f"{', '.join(sorted(newer))} has taken over; stop this one"
-        )
-        return FencedError(message)
+    def _heartbeat(self, partition: int) -> Heartbeat:
+        status, now_ms = self._statuses.get(partition), int(time.time() * 1000)
+        if status is None:
+            return Heartbeat(now_ms, is_stopped=self._is_stopping)
+        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, self._is_stopping)

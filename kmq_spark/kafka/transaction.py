@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.bounded_calls import aborting, in_a_thread
 from kmq_spark.kafka.client_errors import PASSING_NAMES, advice_on
 from kmq_spark.kafka.settings import make_client
 
@@ -58,7 +57,6 @@ POLL_S = 0.05
 POLL_EACH = 500
 """Records after which their reports are looked at, where there are many."""
 
-ABORT_SLICE_S = 0.2
 ABORT_WAIT_S = 3.0
 """How long an abort may take. A new producer aborts the transaction too, so waiting longer gains nothing."""
 
@@ -283,17 +281,10 @@ class TransactionalProducer:
         the call has a thread of its own. A producer that is given up commits nothing: nobody asks it to, and the next
         one fences it.
         """
-        answer: Future[None] = Future()
-
-        def call() -> None:
-            try:
-                self._producer.send_offsets_to_transaction(positions, group, self._timeout_s)
-            except KafkaException as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(None)
-
-        threading.Thread(target=call, name="kmq-transaction-offsets", daemon=True).start()
+        answer = in_a_thread(
+            "kmq-transaction-offsets",
+            partial(self._producer.send_offsets_to_transaction, positions, group, self._timeout_s),
+        )
         try:
             answer.result(self._timeout_s)
         except TimeoutError as error:
@@ -345,26 +336,7 @@ class TransactionalProducer:
         Behind a request that has no answer the call waits for the request's time-out, and it may never return. A new
         producer of the same transactional id aborts the transaction at once.
         """
-        answer: Future[None] = Future()
-        deadline_s = time.monotonic() + ABORT_WAIT_S
-
-        def call() -> None:
-            while True:
-                try:
-                    # In slices: librdkafka waits for the reports of what it purges, which the caller's thread takes.
-                    self._producer.abort_transaction(ABORT_SLICE_S)
-                except KafkaException as error:
-                    cause = error.args[0]
-                    if cause.fatal() or not cause.retriable() or time.monotonic() > deadline_s:
-                        answer.set_exception(error)
-                        return
-                else:
-                    answer.set_result(None)
-                    return
-
-        threading.Thread(target=call, name="kmq-transaction-abort", daemon=True).start()
-        while not answer.done() and time.monotonic() < deadline_s:
-            self._producer.poll(POLL_S)
+        answer = aborting(self._producer, ABORT_WAIT_S)
         try:
             answer.result(0)
         except TimeoutError as error:

@@ -8,9 +8,12 @@ Rule 2: loopback, unless the operator names another address: the page tells name
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import defaultdict
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from kmq_spark.errors import ConfigError
 from kmq_spark.metrics.names import METRICS
@@ -30,22 +33,32 @@ LOOPBACK = "127.0.0.1"
 
 class MetricsServer:
     """
-    One HTTP endpoint, `/metrics`.
+    Two HTTP endpoints, `/metrics` and `/health`; any other path is 404.
+
+    `/health` answers 200 and `ok`, or 503 and what is wrong.
 
     Args:
         port: TCP port; 0 takes a free one, see `port`.
         host: Address to listen on.
         read: Called at each scrape, from the server's own threads: everything but the histogram.
         read_lateness: As *read*: the lateness by queue.
+        health: Returns what is wrong, empty where nothing is; called as *read*.
 
     Raises:
         ConfigError: `prometheus-client` is not installed, or the port cannot be listened on.
     """
 
-    def __init__(self, port: int, host: str, read: Read, read_lateness: ReadHistograms = tuple) -> None:
+    def __init__(
+        self,
+        port: int,
+        host: str,
+        read: Read,
+        read_lateness: ReadHistograms = tuple,
+        health: Callable[[], str] = str,
+    ) -> None:
         """Listen."""
         try:
-            from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415  # rule 1
+            from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  # rule 1
         except ImportError as error:
             message = (
                 "metrics need the package prometheus-client, which is not installed; run "
@@ -55,13 +68,16 @@ class MetricsServer:
         registry = CollectorRegistry()
         registry.register(_Collector(read, read_lateness))
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = make_server(host, port, _routed(make_wsgi_app(registry), health), _Server, _Handler)
         except (OSError, OverflowError) as error:
             message = (
                 f"cannot serve metrics: got {host!r} port {port!r}: {getattr(error, 'strerror', None) or error}; "
                 "choose another address or port"
             )
             raise ConfigError(message) from error
+
+        self._thread = threading.Thread(target=self._server.serve_forever, name="kmq-metrics-http", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -84,6 +100,40 @@ class MetricsServer:
     ) -> None:
         """Stop listening."""
         self.close()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A request has a thread of its own, which does not keep the process alive."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:  # noqa: ANN401  # as wsgiref's
+        """Listen, on an address of either family."""
+        self.address_family = socket.getaddrinfo(*address)[0][0]
+        super().__init__(address, handler)
+
+
+class _Handler(WSGIRequestHandler):
+    """A request costs no line in the log."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name of the base class
+        """Write nothing."""
+
+
+def _routed(metrics: Any, health: Callable[[], str]) -> Any:  # noqa: ANN401  # WSGI applications
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:  # noqa: ANN401  # as above
+        path = environ.get("PATH_INFO", "")
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        if path == "/health":
+            wrong = health()
+            status, text = ("503 Service Unavailable", wrong) if wrong else ("200 OK", "ok")
+        else:
+            status, text = "404 Not Found", "not found: /metrics and /health are here"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    return answer
 
 
 class _Collector:

@@ -30,6 +30,7 @@ Name = Literal[
     "kmq_markers_unreadable_total",
     "kmq_markers_untrusted_total",
     "kmq_tracker_last_commit_timestamp_seconds",
+    "kmq_tracker_tick_delay_seconds",
 ]
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -93,7 +94,10 @@ METRICS: dict[Name, Metric] = {
         "counter", ("queue",), "Markers that only a tracker writes, without a signature of the queue: ignored."
     ),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
-        "gauge", ("queue",), "When the tracker last committed, by its host's clock; an idle one has nothing to commit."
+        "gauge", ("queue",), "When the tracker last committed, by its host's clock: every five seconds, idle or not."
+    ),
+    "kmq_tracker_tick_delay_seconds": Metric(
+        "gauge", ("queue",), "For how long something is due and no TICK was written; 0 where none is missing."
     ),
 }
 

@@ -87,6 +87,8 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
         "spark.driver.bindAddress": "127.0.0.1",
         # Unix sockets instead of loopback TCP between the JVM and the Python workers: less time in each batch.
         "spark.python.unix.domain.socket.enabled": "true",
+        # PySpark's own, but without a traceback for each worker whose query has stopped.
+        "spark.python.daemon.module": "kmq_spark.spark.python_daemon",
         # Secrets must not reach the UI, the event log or error messages.
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key",
     }

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.demo.audit import audit
-from kmq_spark.service import QueueTracker, TrackerService
+from kmq_spark.service import QueueTracker
+from kmq_spark.tracker_service import TrackerService
 from tests.kafka.stage import Stage, receive_all, wait_until
 
 if TYPE_CHECKING:

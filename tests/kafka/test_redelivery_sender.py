@@ -261,33 +261,6 @@ def test_unreadable_record_is_set_aside_once(place: Place) -> None:
     assert (letter.value(), reason_of(letter)) == (b"?foreign bytes", "cannot read marker: nonsense")
 
 
-def test_flood_of_unreadable_records_is_set_aside_whole_and_once_over_a_crash(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In several transactions, each of which commits how far it got."""
-    values = [b"?%d" % number for number in range(2_500)]
-    foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
-    for value in values:
-        foreign.produce(place.layout.topics.markers_topic, value)
-    foreign.flush(10)
-    batch = [outcome(next_offset=2_500, needed_offset=2_500, unreadable=range(2_500))]
-
-    def crash(name: str) -> None:
-        if name == "tracker.chunk-committed":
-            raise KeyboardInterrupt
-
-    first = place.sender(max_transaction_messages=1_000)
-    with monkeypatch.context() as patch:
-        patch.setattr("kmq_spark.kafka.redelivery.failpoint", crash)
-        with pytest.raises(KeyboardInterrupt):
-            first.deliver(batch)
-    assert len(place.dead_letters()) == 1_000
-    first.close()
-    assert place.sender(max_transaction_messages=1_000).deliver(batch).set_aside == 1_500
-    assert sorted(record.value() or b"" for record in place.dead_letters()) == sorted(values)
-    assert place.committed().next_offset == 2_500
-
-
 def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(make_place: Callable[..., Place]) -> None:
     """The broker's limit leaves no room for our headers; the message next to it is redelivered all the same."""
     place = make_place(max_message_bytes=10_000)  # the topic takes 16 KiB more, the dead-letter topic 64 KiB more yet

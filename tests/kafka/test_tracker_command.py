@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
+
+from kmq_spark.cli.main import app
+from tests.kafka.conftest import consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,6 +146,48 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     exit_code, seconds, event = newer.wait_end(30)
     assert (exit_code, event["event"], newer.told()) == (0, "ended", [])
     assert seconds < 10
+
+
+def test_tracker_that_was_killed_is_told_from_one_that_idles_and_one_that_was_stopped(
+    queue: Queue, start: Callable[..., Tracker], tmp_path: Path
+) -> None:
+    """By its heartbeat: `tracker status` and `doctor` end with exit code 3 once it is gone."""
+    queue.send("held", "held too")
+    consumer = consumer_of(queue, lease_ms=1_000, keep_alive=False)
+    killed = start(*arguments_of(queue, tmp_path / "checkpoint"))
+    killed.wait_ready()
+    assert f"tracker of {queue.name} is ready: 1 partition, 0 in flight, took " in killed.errors()
+    exit_code, text = status(queue)
+    assert exit_code == 0
+    assert "the tracker runs, last heartbeat" in text
+    killed.process.kill()
+    killed.process.wait()
+    receive_all(consumer, 2)
+    assert wait_until(lambda: status(queue)[0] == 3, 60)
+    assert re.search(r"no tracker for \d+ s, [12] overdue", status(queue)[1])
+    exit_code, text = command(queue, "doctor", queue.name)
+    assert exit_code == 3
+    assert re.search(r"no tracker for \d+ s, 2 overdue", text)
+    consumer.close()
+    stopped = start(*arguments_of(queue, tmp_path / "checkpoint"), "--max-deliveries", "1")
+    stopped.wait_ready()
+    assert wait_until(lambda: status(queue)[0] == 0)
+    stopped.process.terminate()
+    stopped.wait_end(30)
+    assert "Failed to acquire transactional PID" not in stopped.errors()
+    assert "BrokenPipeError" not in stopped.errors()
+    assert wait_until(lambda: "the tracker was stopped" in status(queue)[1])
+
+
+def status(queue: Queue) -> tuple[int, str]:
+    """Return exit code and text of `kmq tracker status`."""
+    return command(queue, "tracker", "status", queue.name)
+
+
+def command(queue: Queue, *arguments: str) -> tuple[int, str]:
+    """Return exit code and text of a command."""
+    result = CliRunner().invoke(app, [*arguments, "--bootstrap-server", queue.bootstrap_servers], prog_name="kmq")
+    return result.exit_code, result.stdout
 
 
 def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kmq_spark.checkpoint_folder import TOPIC_ID_FILE, CheckpointFolder
 from kmq_spark.spark.session import local_checkpoint_settings
 
 if TYPE_CHECKING:
@@ -59,3 +60,21 @@ def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(
     read.close()
     assert [file.name for file in tmp_path.iterdir() if not file.name.startswith(".")] == ["7.changelog"]
     assert (tmp_path / "7.changelog").stat().st_mode & 0o777 == 0o644
+
+
+def test_checkpoint_is_named_and_renamed_on_a_file_system_of_hadoop(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a cluster's object store; a scheme that the JVM does not know is told."""
+    monkeypatch.setattr(CheckpointFolder, "_is_local", staticmethod(lambda _: False))
+    folder = CheckpointFolder(f"file://{tmp_path}/orders", spark)
+    assert folder.put_aside() is None
+    folder.note_topic_id("first")
+    assert folder.topic_id() == "first"
+    for number in (1, 2):
+        folder.note_topic_id("first")
+        assert folder.put_aside() == f"file://{tmp_path}/orders.damaged-{number}"
+        assert (tmp_path / f"orders.damaged-{number}" / TOPIC_ID_FILE).read_text() == "first"
+        assert folder.topic_id() == ""
+    assert CheckpointFolder("unheard-of://bucket/orders", spark).put_aside() is None
+    assert "move it away" in caplog.text

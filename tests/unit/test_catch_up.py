@@ -1,7 +1,8 @@
-"""A tracker that rebuilds says how far it is, and is silent where there was nothing to wait for."""
+"""A tracker that starts says how far it has read, and when it is ready."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from kmq_spark.core.state import PartitionState
 
 if TYPE_CHECKING:
     import pytest
+
+
+READY = "tracker of orders is ready: {}, 0 in flight, took 0.0 s"
 
 
 def outcome(partition: int, read_to: int) -> PartitionOutcome:
@@ -33,11 +37,13 @@ def test_what_is_left_is_told_until_the_log_is_read(
     progress.observe([outcome(1, 13)])
     assert [record.getMessage() for record in caplog.records] == [
         "tracker of orders: 800,000 markers left to read before anything is decided, 0 messages in flight",
-        "tracker of orders: the log is read to its end, 0 messages in flight",
+        READY.format("2 partitions"),
     ]
 
 
-def test_start_that_needs_one_batch_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_start_that_needs_one_batch_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    CatchUp("orders", {0: 5}).observe([outcome(0, 6)])
-    assert not caplog.records
+    progress = CatchUp("orders", {0: 5}, time.monotonic())
+    progress.observe([outcome(0, 6)])
+    progress.observe([outcome(0, 7)])
+    assert [record.getMessage() for record in caplog.records] == [READY.format("1 partition")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kmq_spark.checkpoints import is_damaged, put_aside
+from kmq_spark.checkpoint_folder import CheckpointFolder
+from kmq_spark.checkpoints import is_damaged
 from kmq_spark.errors import KafkaClientError, StateError
 
 if TYPE_CHECKING:
@@ -27,13 +28,22 @@ def test_damaged_checkpoint_is_renamed_and_kept(tmp_path: Path, caplog: pytest.L
     for number in (1, 2):
         folder = tmp_path / "orders"
         (folder / "state").mkdir(parents=True)
-        assert put_aside(str(folder)) == tmp_path / f"orders.damaged-{number}"
+        assert CheckpointFolder(str(folder)).put_aside() == str(tmp_path / f"orders.damaged-{number}")
         assert not folder.exists()
         assert (tmp_path / f"orders.damaged-{number}" / "state").is_dir()
     assert len(caplog.records) == 2  # one loud line each
-    assert put_aside(str(tmp_path / "orders")) is None
+    assert CheckpointFolder(str(tmp_path / "orders")).put_aside() is None
 
 
 def test_checkpoint_elsewhere_is_left_to_the_operator(caplog: pytest.LogCaptureFixture) -> None:
-    assert put_aside("s3://bucket/checkpoints/orders") is None
+    assert CheckpointFolder("s3://bucket/checkpoints/orders").put_aside() is None
     assert "move it away" in caplog.text
+
+
+def test_checkpoint_knows_its_topic(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path / "orders"))
+    assert folder.topic_id() == ""
+    folder.note_topic_id("first")
+    assert CheckpointFolder(f"file://{tmp_path}/orders").topic_id() == "first"
+    assert folder.put_aside()
+    assert folder.topic_id() == ""

@@ -46,6 +46,24 @@ def renewal(offset: int, at_ms: int) -> LoggedMarker:
     return LoggedMarker(offset, at_ms, Marker(MarkerType.KEEPALIVE, 0, RANGE, 30_000))
 
 
+def tick(offset: int, at_ms: int) -> LoggedMarker:
+    """Return a TICK."""
+    return LoggedMarker(offset, at_ms, Marker(MarkerType.TICK))
+
+
+def seen(ago_ms: int, *, is_stopped: bool = False) -> TrackerFacts:
+    """Return a tracker that has read everything and committed so long ago."""
+    positions = {0: 90, 1: 90}
+    return TrackerFacts(
+        "g",
+        positions,
+        positions,
+        dict.fromkeys(positions, "t-1"),
+        heartbeat_at_ms=NOW_MS - ago_ms,
+        is_stopped=is_stopped,
+    )
+
+
 def view_of(*markers: LoggedMarker) -> MarkersView:
     """Return a view that took these."""
     view = MarkersView()
@@ -108,7 +126,7 @@ def facts_of(**changes: Any) -> QueueFacts:  # noqa: ANN401  # of the facts
     well = QueueFacts(
         queue="orders",
         now_ms=NOW_MS,
-        cluster=ClusterFacts("host:9092", 1, "Kafka 4.1 or newer", can_transact=True),
+        cluster=ClusterFacts("host:9092", 1, "Kafka 4.1 or newer", can_transact=True, offsets_retention_ms=604_800_000),
         queue_topic=TopicFacts("orders", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 50, 1: 50}),
         markers_topic=TopicFacts("orders.markers", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 90, 1: 90}),
         dead_letter_topic=TopicFacts("orders.dlq", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 0, 1: 0}),
@@ -206,6 +224,30 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
     "tracker down": (
         facts_of(tracker=TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, 10, NOW_MS - 45_000)),
         Level.UNHEALTHY, "10 markers not read, the oldest for 45 s", "kmq tracker run orders",
+    ),
+    "tracker killed": (
+        facts_of(tracker=seen(23_000), views={0: view_of(start(5, NOW_MS - 31_000))}),
+        Level.UNHEALTHY, "no tracker for 23 s, 3 overdue", "kmq tracker run orders",
+    ),
+    "tracker killed, nothing in flight": (
+        facts_of(tracker=seen(23_000)),
+        Level.UNHEALTHY, "no tracker for 23 s, 0 overdue", "kmq tracker run orders",
+    ),
+    "tracker stopped": (
+        facts_of(tracker=seen(300_000, is_stopped=True)),
+        Level.WARNING, "the tracker was stopped 5 min ago, 0 overdue", "kmq tracker run orders",
+    ),
+    "tracker stopped with work left": (
+        facts_of(tracker=seen(300_000, is_stopped=True), views={0: view_of(start(5, NOW_MS - 31_000))}),
+        Level.UNHEALTHY, "the tracker was stopped 5 min ago, 3 overdue", "kmq tracker run orders",
+    ),
+    "no TICK": (
+        facts_of(tracker=seen(1_000), views={0: view_of(tick(4, NOW_MS - 90_000), start(5, NOW_MS - 90_000))}),
+        Level.UNHEALTHY, "no TICK for 1 min although something is due: partitions 0", "cannot write TICKs",
+    ),
+    "messages outlive the offsets of a group": (
+        topic(facts_of(), "queue_topic", settings={**FIT, "retention.ms": "1209600000"}),
+        Level.WARNING, "after 7 d without consumers, and orders keeps messages 14 d", "offsets.retention.minutes",
     ),
     "markers removed": (
         topic(facts_of(), "markers_topic", first={0: 95, 1: 0}, end={0: 99, 1: 90}),
@@ -336,3 +378,20 @@ def test_markers_partition_with_a_million_in_flight_is_warned_of() -> None:
     full, well = view_of(*starts), view_of(*starts[:10])
     (found,) = [finding for finding in examine(facts_of(views={0: well, 1: full})) if "more than" in finding.what]
     assert (found.level, "[1] 1100000" in found.what) == (Level.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        facts_of(tracker=seen(5_000)),
+        # Its clock is ahead of ours.
+        facts_of(tracker=seen(-5_000)),
+        # The newest TICK lies behind the deadline: the decision is on its way.
+        facts_of(tracker=seen(1_000), views={0: view_of(start(5, NOW_MS - 31_000), tick(6, NOW_MS - 900))}),
+    ],
+    ids=["idle", "clock ahead", "ticked"],
+)
+def test_tracker_that_runs_is_told_from_one_that_is_gone(facts: QueueFacts) -> None:
+    found = [finding for finding in examine(facts) if finding.check in {"tracker", "ticks"}]
+    assert [finding.level for finding in found] == [Level.OK]
+    assert "the tracker runs, last heartbeat" in found[0].what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
@@ -200,3 +201,22 @@ def test_counters_are_asked_for_their_rate_alone() -> None:
         for name, metric in METRICS.items():
             if metric.kind == "counter" and name in expression:
                 assert re.search(rf"(rate|increase)\({name}", expression), place
+
+
+def answer(server: MetricsServer, path: str) -> tuple[int, str]:
+    """Return status and text of a page."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text
+
+
+def test_health_says_what_is_wrong_and_no_other_path_answers() -> None:
+    wrong = ["tracker of orders has not committed for 23 s", ""]
+    with MetricsServer(0, "127.0.0.1", list, health=wrong.pop) as server:
+        assert answer(server, "/health") == (200, "ok\n")
+        assert answer(server, "/health") == (503, "tracker of orders has not committed for 23 s\n")
+        assert answer(server, "/metrics")[0] == 200
+        assert [answer(server, path)[0] for path in ("/", "/metrics/x", "/healthz", "/favicon.ico")] == [404] * 4

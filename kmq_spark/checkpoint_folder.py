@@ -1,0 +1,148 @@
+"""
+The folder of one query's checkpoint, on any file system that Spark's JVM can write: its topic's id, and its removal.
+
+Rule 1: nothing is deleted: a checkpoint that cannot be used is renamed.
+Rule 2: where the folder cannot be renamed, an error in the log says what to move away.
+
+Source: Hadoop's `FileSystem`, which Spark itself writes checkpoints with.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+TOPIC_ID_FILE = "kmq-topic-id"
+"""Beside Spark's own files: the id of the markers topic that the checkpoint is of."""
+
+
+class CheckpointFolder:
+    """
+    One query's checkpoint folder; it may not exist.
+
+    Args:
+        path: A path without scheme is local.
+        spark: Session whose JVM knows the file systems that are not local; None: local file systems only.
+    """
+
+    def __init__(self, path: str, spark: SparkSession | None = None) -> None:
+        """Keep what is needed; nothing is read yet."""
+        self._path = path
+        self._spark = spark
+        url = urlparse(path)
+        self._local = Path(url.path if url.scheme else path) if self._is_local(url.scheme) else None
+
+    def topic_id(self) -> str:
+        """Return the id of the markers topic that the checkpoint is of; empty where there is none, or it is unknown."""
+        try:
+            if self._local is not None:
+                file = self._local / TOPIC_ID_FILE
+                return file.read_text().strip() if file.exists() else ""
+            return _HadoopFolder(self._path, self._spark).read(TOPIC_ID_FILE).strip()
+        except (OSError, UnicodeDecodeError, Py4JError, PySparkException) as error:
+            logger.warning("cannot read %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, _first_line(error))
+            return ""
+
+    def note_topic_id(self, topic_id: str) -> None:
+        """Write the id of the markers topic that the checkpoint is of from now on."""
+        if not topic_id or self.topic_id() == topic_id:
+            return
+        try:
+            if self._local is not None:
+                self._local.mkdir(parents=True, exist_ok=True)
+                (self._local / TOPIC_ID_FILE).write_text(topic_id)
+            else:
+                _HadoopFolder(self._path, self._spark).write(TOPIC_ID_FILE, topic_id)
+        except (OSError, Py4JError, PySparkException) as error:
+            logger.warning("cannot write %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, _first_line(error))
+
+    def put_aside(self) -> str | None:
+        """
+        Rename the folder, so that the next start begins with an empty one.
+
+        Returns:
+            Its new name; None where there is nothing to rename, or it cannot be renamed from here.
+        """
+        try:
+            aside = self._renamed()
+        except (Py4JError, PySparkException) as error:
+            logger.error(  # noqa: TRY400  # a JVM's stack trace says less than this line
+                "checkpoint %s cannot be used and cannot be renamed: %s; move it away and start the tracker again: "
+                "the state is rebuilt from the markers topic",
+                self._path, _first_line(error), extra={"action": "checkpoint_damaged"},
+            )  # fmt: skip
+            return None
+        if aside is not None:
+            logger.error(
+                "checkpoint %s cannot be used: it is now %s, and the state is rebuilt from the markers topic",
+                self._path, aside, extra={"action": "checkpoint_damaged"},
+            )  # fmt: skip
+        return aside
+
+    @staticmethod
+    def _is_local(scheme: str) -> bool:
+        return scheme in ("", "file")
+
+    def _renamed(self) -> str | None:
+        if self._local is None:
+            return _HadoopFolder(self._path, self._spark).put_aside()
+        if not self._local.exists():
+            return None
+        number = 1
+        while (aside := self._local.with_name(f"{self._local.name}.damaged-{number}")).exists():
+            number += 1
+        self._local.rename(aside)
+        return str(aside)
+
+
+class _HadoopFolder:
+    """The same on a file system of Hadoop; raises what py4j and PySpark raise."""
+
+    def __init__(self, path: str, spark: SparkSession | None) -> None:
+        if spark is None or spark.sparkContext._jvm is None:  # noqa: SLF001  # no other way to Hadoop's file systems
+            message = "no JVM is at hand that knows this file system"
+            raise Py4JError(message)
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # as above
+        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._address = path.rstrip("/")
+        self._files: Any = self._path_of(path).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001  # as above
+
+    def read(self, name: str) -> str:
+        path = self._path_of(f"{self._address}/{name}")
+        if not self._files.exists(path):
+            return ""
+        stream = self._files.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        stream = self._files.create(self._path_of(f"{self._address}/{name}"), True)  # noqa: FBT003  # Hadoop's: overwrite
+        stream.write(bytearray(text.encode()))
+        stream.close()
+
+    def put_aside(self) -> str | None:
+        if not self._files.exists(self._path_of(self._address)):
+            return None
+        number = 1
+        while self._files.exists(self._path_of(aside := f"{self._address}.damaged-{number}")):
+            number += 1
+        if not self._files.rename(self._path_of(self._address), self._path_of(aside)):
+            message = f"the file system refused to rename it to {aside}"
+            raise Py4JError(message)
+        return aside
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

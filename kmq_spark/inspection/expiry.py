@@ -1,0 +1,34 @@
+"""
+Whether a consumer group that nobody used for a while would read acknowledged messages again.
+
+Rule 1: messages outlive the group's offsets only where the queue's retention is longer than the brokers' for offsets.
+With a shorter one every message that was acknowledged before the group's last member left is removed before its offsets
+expire. So the two settings are compared, and nothing has to be remembered elsewhere.
+
+Source: Kafka's documentation of `offsets.retention.minutes`; KIP-211.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.inspection.spans import span
+
+if TYPE_CHECKING:
+    from kmq_spark.inspection.facts import QueueFacts
+
+
+def expiry_finding(facts: QueueFacts) -> tuple[str, str] | None:
+    """Return what is wrong and its repair; None where nothing is, or where we may not read a setting."""
+    kept = facts.queue_topic.settings.get("retention.ms")
+    forgotten_ms = facts.cluster.offsets_retention_ms
+    if kept is None or forgotten_ms is None or 0 <= int(kept) <= forgotten_ms:
+        return None
+    kept_for = "without limit" if int(kept) < 0 else span(int(kept))
+    what = (
+        f"the brokers delete the offsets of {facts.consumers.name} after {span(forgotten_ms)} without consumers, and "
+        f"{facts.queue_topic.name} keeps messages {kept_for}: consumers that come back later read acknowledged "
+        "messages again"
+    )
+    minutes = "offsets.retention.minutes of the brokers"
+    return what, f"raise {minutes} to the queue's retention.ms or more, or keep one consumer running"
