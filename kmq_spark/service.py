@@ -33,7 +33,7 @@ from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.rests import rest_s
 from kmq_spark.spark.fold_rows import FoldSettings
-from kmq_spark.spark.progress import batch_s, read_to
+from kmq_spark.spark.progress import SNAPSHOT_LATE_BATCHES, batch_s, batches_since_snapshot, read_to
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
 from kmq_spark.tracker_parts import rules_of, sender_of, ticker_of
@@ -57,6 +57,8 @@ FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 _JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
 """What py4j raises when nobody answers; the clients of Kafka raise neither."""
+
+SNAPSHOT_WARN_INTERVAL_S = 60.0
 
 STOP_WAIT_S = 10.0
 """How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
@@ -90,6 +92,9 @@ class QueueTracker:
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
         self._ticker: Ticker | None = None
+        self._first_batch = -1
+        self._snapshot_warned_at_s = -SNAPSHOT_WARN_INTERVAL_S
+        self.snapshot_lag = 0
         self.stats = TrackerStats()
         self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
 
@@ -220,6 +225,7 @@ class QueueTracker:
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:
         self._failure = self._upkeep_failure = None
+        self._first_batch = -1
         ticker.start()
         try:
             if self._settings.tracker.trigger == "available-now":
@@ -274,6 +280,8 @@ class QueueTracker:
     ) -> Callable[[int, list[PartitionOutcome]], None]:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
             with self._batch_gate:
+                if self._first_batch < 0:
+                    self._first_batch = batch_id
                 try:
                     # The ticker first: what the next TICK should be aimed at does not depend on what is sent now.
                     ticker.observe(outcomes)
@@ -316,9 +324,22 @@ class QueueTracker:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
         try:
             sender.look_for_rules()
+            sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
+            self._warn_of_snapshots()
             sender.commit_read_to(read_to(query))
         except Exception as error:  # noqa: BLE001  # raised by `_await`: this is the ticker's thread
             self._upkeep_failure = error
+
+    def _warn_of_snapshots(self) -> None:
+        now_s = time.monotonic()
+        if self.snapshot_lag > SNAPSHOT_LATE_BATCHES and now_s - self._snapshot_warned_at_s > SNAPSHOT_WARN_INTERVAL_S:
+            self._snapshot_warned_at_s = now_s
+            logger.warning(
+                "the state of %s has no snapshot for %d batches: Spark cannot upload it to %s, and the query fails "
+                "after some 860; look at the log of its driver and at the file system",
+                self._queue, self.snapshot_lag, self._checkpoint,
+                extra={"action": "snapshot_late", "queue": self._queue},
+            )  # fmt: skip
 
     def _await(self, query: StreamingQuery, ticker: Ticker) -> None:
         """Wait for the end of the query; stop it between two batches when asked to."""

@@ -39,6 +39,7 @@ class Watched(Protocol):
     """What is used of a tracker."""
 
     on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None
+    snapshot_lag: int
 
     @property
     def queue(self) -> str:
@@ -86,7 +87,7 @@ class TrackerMetrics:
             for tracker in self._trackers:
                 numbers = self._numbers[tracker.queue]
                 numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
-                numbers.tick_late_s = tracker.tick_late_s
+                numbers.tick_late_s, numbers.snapshot_lag = tracker.tick_late_s, tracker.snapshot_lag
                 found += samples_of(self._labels[tracker.queue], numbers, time.time())
         return found
 

@@ -96,6 +96,7 @@ class TrackerFacts:
         unread_since_ms: Append time of the oldest marker that it has not read; None where it has read all.
         heartbeat_at_ms: When it last committed, clock of its host; None where it left no heartbeat.
         is_stopped: Whether it was asked to stop.
+        snapshot_lag: Batches since the last snapshot of its state was uploaded.
     """
 
     group: str
@@ -106,6 +107,7 @@ class TrackerFacts:
     unread_since_ms: int | None = None
     heartbeat_at_ms: int | None = None
     is_stopped: bool = False
+    snapshot_lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

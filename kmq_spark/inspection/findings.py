@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.expiry import expiry_finding
-from kmq_spark.inspection.liveness import Life, described, life_of
+from kmq_spark.inspection.liveness import Life, described, life_of, snapshots_late
 from kmq_spark.inspection.replication import replication_findings
 from kmq_spark.inspection.spans import counted, span
 
@@ -212,6 +212,8 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
     if life is Life.GONE or life is Life.STOPPED:
         level = Level.WARNING if life is Life.STOPPED and not overdue else Level.UNHEALTHY
         yield Finding("tracker", level, described(tracker, overdue, facts.now_ms), run)
+    if (late := snapshots_late(tracker)) is not None:
+        yield Finding("tracker", Level.UNHEALTHY, *late)
     late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
     if tracker.unread and late_ms > TRACKER_LATE_MS:
         yield Finding(

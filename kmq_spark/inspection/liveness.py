@@ -20,6 +20,10 @@ HEARTBEAT_LATE_MS = 15_000
 """A tracker whose newest heartbeat is older does not run: three of them are missing."""
 
 
+SNAPSHOT_LATE_BATCHES = 300
+"""As the tracker's own bound; Spark fails at some 860."""
+
+
 class Life(StrEnum):
     """What the heartbeat says."""
 
@@ -65,3 +69,11 @@ def described(tracker: TrackerFacts, overdue: int, now_ms: int) -> str:
     if life is Life.RUNNING:
         return f"the tracker runs, last heartbeat {ago} ago"
     return ""
+
+
+def snapshots_late(tracker: TrackerFacts) -> tuple[str, str] | None:
+    """Return what is wrong with the snapshots of the tracker's state, and its repair; None where nothing is."""
+    if tracker.snapshot_lag <= SNAPSHOT_LATE_BATCHES:
+        return None
+    what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after some 860"
+    return what, "look at the checkpoint's file system and at the tracker's log"

@@ -134,6 +134,7 @@ class QueueInspector:
             backlog.oldest_at_ms,
             None if newest is None else newest.at_ms,
             newest is not None and newest.is_stopped,
+            0 if newest is None else newest.snapshot_lag,
         )
 
     def look(self, told: Callable[[int], None] | None = None) -> dict[int, MarkersView]:

@@ -43,16 +43,20 @@ class Heartbeat(NamedTuple):
         in_flight: Messages in flight.
         due_at_ms: Earliest deadline of them, broker clock; None where nothing falls due.
         is_stopped: Whether the tracker was asked to stop and this is its last commit.
+        snapshot_lag: Batches since the last snapshot of the state was uploaded.
     """
 
     at_ms: int
     in_flight: int = 0
     due_at_ms: int | None = None
     is_stopped: bool = False
+    snapshot_lag: int = 0
 
     def metadata(self) -> dict[str, object]:
         """Return the fields of a commit's metadata."""
         told: dict[str, object] = {"at": self.at_ms, "in_flight": self.in_flight, "due_at": self.due_at_ms}
+        if self.snapshot_lag:
+            told["snapshot_lag"] = self.snapshot_lag
         return told | {"stopped": True} if self.is_stopped else told
 
     @classmethod
@@ -66,6 +70,7 @@ class Heartbeat(NamedTuple):
                 int(told.get("in_flight", 0)),
                 None if due_at_ms is None else int(due_at_ms),
                 bool(told.get("stopped", False)),
+                int(told.get("snapshot_lag", 0)),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -170,6 +170,7 @@ class RedeliverySender:
         self._topic_id = ""
         self._statuses: dict[int, Status] = {}
         self._is_stopping = False
+        self.snapshot_lag = 0  # batches since the last snapshot of the state, told with the heartbeat
         self._told: frozenset[int] = frozenset()  # partitions whose state was told since `open`
         self._committed_at_s = 0.0
         self.committed_at_epoch_s = 0.0
@@ -521,5 +522,5 @@ class RedeliverySender:
     def _heartbeat(self, partition: int) -> Heartbeat:
         status, now_ms = self._statuses.get(partition), int(time.time() * 1000)
         if status is None:
-            return Heartbeat(now_ms, is_stopped=self._is_stopping)
-        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, self._is_stopping)
+            return Heartbeat(now_ms, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag)
+        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, self._is_stopping, self.snapshot_lag)

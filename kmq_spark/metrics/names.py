@@ -30,6 +30,7 @@ Name = Literal[
     "kmq_markers_unreadable_total",
     "kmq_markers_untrusted_total",
     "kmq_tracker_last_commit_timestamp_seconds",
+    "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
 ]
 
@@ -95,6 +96,9 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
         "gauge", ("queue",), "When the tracker last committed, by its host's clock: every five seconds, idle or not."
+    ),
+    "kmq_tracker_batches_since_snapshot": Metric(
+        "gauge", ("queue",), "Batches since a snapshot of the state was uploaded; the query fails at some 860."
     ),
     "kmq_tracker_tick_delay_seconds": Metric(
         "gauge", ("queue",), "For how long something is due and no TICK was written; 0 where none is missing."

@@ -21,6 +21,33 @@ def read_to(query: StreamingQuery) -> dict[int, int]:
     return {int(partition): int(offset) for offsets in by_topic.values() for partition, offset in offsets.items()}
 
 
+SNAPSHOT_METRIC = "SnapshotLastUploaded."
+"""How Spark's instance metrics of a state store begin that name the newest version whose snapshot was uploaded."""
+
+
+SNAPSHOT_LATE_BATCHES = 300
+"""Batches without a snapshot from which on something is wrong: Spark uploads one every ten seconds or so."""
+
+
+def batches_since_snapshot(query: StreamingQuery, first_batch: int) -> int:
+    """
+    Return how many batches the state's oldest newest snapshot lies behind; on any file system.
+
+    Args:
+        query: A query.
+        first_batch: Number of the first batch since the query was started, -1 before it; Spark forgets earlier uploads.
+    """
+    progress = query.lastProgress
+    if progress is None or not progress.stateOperators:
+        return 0
+    metrics = progress.stateOperators[0].customMetrics
+    if first_batch < 0:
+        return 0
+    uploaded = [version for name, version in metrics.items() if name.startswith(SNAPSHOT_METRIC)]
+    newest = max(min(uploaded, default=first_batch), first_batch)
+    return max(0, progress.batchId + 1 - newest)
+
+
 def batch_s(query: StreamingQuery, rests_s: Mapping[int, float]) -> float | None:
     """
     Return how long the newest batch worked, seconds; None before the first.

@@ -40,4 +40,8 @@ def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_remove
             ),
             60,
         )
+        # The tracker sees it itself, on any file system: else nobody would know before the query fails.
+        assert wait_until(
+            lambda: another_batch(tracker.stats.batches) and 0 < tracker.snapshot_lag < tracker.stats.batches - 10, 60
+        )
         assert tracker.stats.restarts == 0

@@ -241,6 +241,10 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         facts_of(tracker=seen(300_000, is_stopped=True), views={0: view_of(start(5, NOW_MS - 31_000))}),
         Level.UNHEALTHY, "the tracker was stopped 5 min ago, 3 overdue", "kmq tracker run orders",
     ),
+    "no snapshots": (
+        facts_of(tracker=replace(seen(1_000), snapshot_lag=400)),
+        Level.UNHEALTHY, "no snapshot of the tracker's state for 400 batches", "file system",
+    ),
     "no TICK": (
         facts_of(tracker=seen(1_000), views={0: view_of(tick(4, NOW_MS - 90_000), start(5, NOW_MS - 90_000))}),
         Level.UNHEALTHY, "no TICK for 1 min although something is due: partitions 0", "cannot write TICKs",
