@@ -53,6 +53,16 @@ class CheckpointFolder:
             logger.warning("cannot read %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, _first_line(error))
             return ""
 
+    def has_batches(self) -> bool:
+        """Return whether a batch was committed there: without one it says nothing of what was read."""
+        try:
+            if self._local is not None:
+                return any(file.name.isdigit() for file in (self._local / "commits").glob("*"))
+            return _HadoopFolder(self._path, self._spark).has_files("commits")
+        except (OSError, Py4JError, PySparkException) as error:
+            logger.warning("cannot look into checkpoint %s: %s", self._path, _first_line(error))
+            return False
+
     def note_topic_id(self, topic_id: str) -> None:
         """Write the id of the markers topic that the checkpoint is of from now on."""
         if not topic_id or self.topic_id() == topic_id:
@@ -126,6 +136,10 @@ class _HadoopFolder:
             return bytes(stream.readAllBytes()).decode()
         finally:
             stream.close()
+
+    def has_files(self, name: str) -> bool:
+        folder = self._path_of(f"{self._address}/{name}")
+        return bool(self._files.exists(folder)) and len(self._files.listStatus(folder)) > 0
 
     def write(self, name: str, text: str) -> None:
         stream = self._files.create(self._path_of(f"{self._address}/{name}"), True)  # noqa: FBT003  # Hadoop's: overwrite

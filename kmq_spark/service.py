@@ -216,7 +216,7 @@ class QueueTracker:
         known_id = folder.topic_id()
         is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_another
         if self._settings.tracker.fail_on_removed_markers:
-            resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic)
+            resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
         if not is_of_topic and (known_id or resume.is_another or resume.is_anew):
             # Spark looks at offsets alone: where the new topic is as long as the old one was, it waits forever, and
             # where it is longer, it passes over what lies below.

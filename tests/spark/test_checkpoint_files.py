@@ -71,6 +71,10 @@ def test_checkpoint_is_named_and_renamed_on_a_file_system_of_hadoop(
     assert folder.put_aside() is None
     folder.note_topic_id("first")
     assert folder.topic_id() == "first"
+    assert not folder.has_batches()
+    (tmp_path / "orders" / "commits").mkdir()
+    (tmp_path / "orders" / "commits" / "0").write_text("v1")
+    assert folder.has_batches()
     for number in (1, 2):
         folder.note_topic_id("first")
         assert folder.put_aside() == f"file://{tmp_path}/orders.damaged-{number}"

@@ -45,5 +45,9 @@ def test_checkpoint_knows_its_topic(tmp_path: Path) -> None:
     assert folder.topic_id() == ""
     folder.note_topic_id("first")
     assert CheckpointFolder(f"file://{tmp_path}/orders").topic_id() == "first"
+    assert not folder.has_batches()
+    (tmp_path / "orders" / "commits").mkdir()
+    (tmp_path / "orders" / "commits" / "0").write_text("v1")
+    assert folder.has_batches()
     assert folder.put_aside()
     assert folder.topic_id() == ""
