@@ -138,7 +138,13 @@ def _dataset(location: Location, table: str) -> Any:  # noqa: ANN401  # pyarrow'
         raise nothing_there(location, table)
     try:
         found = DeltaTable(folder / table)
-        check_version(name, found.metadata().configuration.get(VERSION_PROPERTY))
+        properties = found.metadata().configuration
+        check_version(name, properties.get(VERSION_PROPERTY))
+        if properties.get("delta.columnMapping.mode", "none") != "none":
+            # An Arrow dataset finds columns by their names, which are others in the files then.
+            raise LedgerError(
+                f"cannot read {name} without Spark: got a table with column mapping; use `--engine spark`"
+            )
         check_columns(table, name, {field.name: _sql_type(field.type) for field in found.schema().fields})
         return found.to_pyarrow_dataset()
     except (DeltaError, OSError) as error:
