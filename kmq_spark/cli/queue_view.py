@@ -79,6 +79,9 @@ def peek(
 
 
 def _row(queue: str, settings: Settings) -> dict[str, Any]:
+    from kmq_spark.kafka.queue_rules import read_rules  # noqa: PLC0415  # `kmq --help` must not load the client
+
+    stored = read_rules(queue, **settings.kafka.reach())
     with inspector_of(queue, settings) as inspector:
         topics = inspector.topics
         queue_topic, markers, letters = inspector.cluster.topics(topics.all_topics).values()
@@ -91,11 +94,12 @@ def _row(queue: str, settings: Settings) -> dict[str, Any]:
             "consumers": len(group.members),
             "dead_letters": inspector.dead_letters(letters).count,
             "tracker_lag": tracker.unread if tracker.positions else None,
+            "rules": f"version {stored.version}" if stored is not None else "settings",
         }
 
 
 def _queues(rows: list[dict[str, Any]]) -> Table:
-    heads = ("QUEUE", ">PARTITIONS", ">READY", ">CONSUMERS", ">DEAD LETTERS", ">TRACKER LAG")
+    heads = ("QUEUE", ">PARTITIONS", ">READY", ">CONSUMERS", ">DEAD LETTERS", ">TRACKER LAG", "RULES")
     return table(heads, [["never ran" if value is None else str(value) for value in row.values()] for row in rows])
 
 

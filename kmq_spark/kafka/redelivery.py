@@ -64,6 +64,9 @@ LINGER_MS = 5
 LOOK_INTERVAL_S = 3.0
 """How often a tracker looks whether the rules of its queue changed."""
 
+RULES_AGAIN_S = 30.0
+"""How long a tracker waits until it writes its rules again where the log says otherwise."""
+
 UNTRUSTED_LOG_INTERVAL_S = 60.0
 
 HEARTBEAT_S = 5.0
@@ -147,7 +150,7 @@ class RedeliverySender:
         self._untrusted: dict[int, int] = {}
         self._untrusted_told_s = -UNTRUSTED_LOG_INTERVAL_S
         self._ruled: dict[int, QueueRules] = {}  # the newest rules that the log has from us, by markers partition
-        self._looked_at_s = 0.0
+        self._ruled_at_s = self._looked_at_s = 0.0
         self.tracker_id = new_client_id("tracker")
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
         self._group = make_client(Consumer, reading)
@@ -428,6 +431,7 @@ class RedeliverySender:
     def _rules_written(self) -> None:
         if self._queue_rules is not None:
             self._ruled = dict.fromkeys(self._positions, self._queue_rules)
+            self._ruled_at_s = time.monotonic()
 
     def _is_commit_due(self) -> bool:
         return time.monotonic() - self._committed_at_s > min(self._limits.commit_interval_ms / 1000, HEARTBEAT_S)
@@ -455,6 +459,17 @@ class RedeliverySender:
                     topic_id=self._topic_id,
                 )
             self._note_untrusted(outcome)
+            self._note_other_rules(outcome)
+
+    def _note_other_rules(self, outcome: PartitionOutcome) -> None:
+        """
+        Write the rules again where the log has others, long after they were written: somebody copied an older marker.
+
+        A batch of a tracker that catches up may not have come to our marker yet: hence not at once.
+        """
+        is_settled = time.monotonic() - self._ruled_at_s > RULES_AGAIN_S
+        if is_settled and self._queue_rules is not None and outcome.status.rules != self._queue_rules:
+            self._ruled.pop(outcome.marker_partition, None)
 
     def _note_untrusted(self, outcome: PartitionOutcome) -> None:
         """Log markers that claim to be a tracker's and are not, at most once a minute."""

@@ -61,7 +61,7 @@ def test_list_tells_what_is_ready(own_broker: EmbeddedBroker) -> None:
         create_queue(name, bootstrap_servers=servers, partitions=1)
         Queue(name, servers).send(*values)
     rows = [json.loads(line) for line in kmq(servers, "queue", "list", "-o", "jsonl").stdout.splitlines()]
-    common = {"partitions": 1, "consumers": 0, "dead_letters": 0, "tracker_lag": None}
+    common = {"partitions": 1, "consumers": 0, "dead_letters": 0, "tracker_lag": None, "rules": "settings"}
     assert rows == [{"queue": "emails", "ready": 0, **common}, {"queue": "orders", "ready": 2, **common}]
 
 
