@@ -97,14 +97,19 @@ class Soak:
         for thread in threads:
             thread.start()
         ends_s = time.monotonic() + 60 * minutes
-        while time.monotonic() < ends_s and not self.failures:
-            time.sleep(min(SAMPLE_S, max(0.0, ends_s - time.monotonic())))
-            self._sample()
-        self._sending.set()
-        threads[0].join()
-        time.sleep(DRAIN_S)
-        self._receiving.set()
-        threads[1].join()
+        try:
+            while time.monotonic() < ends_s and not self.failures:
+                time.sleep(min(SAMPLE_S, max(0.0, ends_s - time.monotonic())))
+                self._sample()
+            self._sending.set()
+            threads[0].join()
+            time.sleep(DRAIN_S)
+        finally:
+            # Else they go on, against a broker that is gone, and this process never ends.
+            self._sending.set()
+            self._receiving.set()
+            for thread in threads:
+                thread.join()
         if self.tracker.stop():
             self.failures.append(f"the tracker ended with {self.tracker.exit_code}: {self.tracker.last_words()}")
 
@@ -203,11 +208,12 @@ def live_heap_mib(pid: int) -> int:
             time.sleep(0.05)
         asked.unlink(missing_ok=True)
     _ask(answers, "GC.run")
-    used = re.search(r"heap\s+total \d+K, used (\d+)K", _ask(answers, "GC.heap_info"))
-    if used is None:
+    # One line of the whole heap or one a generation, after the collector.
+    used = re.findall(r"total \d+K, used (\d+)K", _ask(answers, "GC.heap_info"))
+    if not used:
         message = f"cannot read the heap of JVM {pid}: its answer names no used heap"
         raise ValueError(message)
-    return int(used[1]) // 1024
+    return sum(map(int, used)) // 1024
 
 
 def _ask(answers: Path, command: str) -> str:
