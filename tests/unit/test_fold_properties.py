@@ -65,13 +65,16 @@ MARKERS = st.one_of(
         due_at_ms=st.sampled_from([0, 0, 40, 200]),
     ),
     st.builds(
-        lambda covered, **fields: keep_alive(**covered, **fields),
+        # Only a failed delivery carries the text of an exception on the wire.
+        lambda covered, release, reason, **fields: keep_alive(
+            **covered, release=release, reason=reason if release is Release.FAILED else "", **fields
+        ),
         COVERED,
+        st.sampled_from(Release),
+        st.sampled_from(["", "ValueError: bad"]),
         at_ms=st.just(0),
         lease_ms=LEASES,
         never_handed_out=st.booleans(),
-        release=st.sampled_from(Release),
-        reason=st.sampled_from(["", "ValueError: bad"]),
     ),
     st.builds(
         lambda covered, **fields: end(**covered, **fields),
