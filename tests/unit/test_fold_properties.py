@@ -276,7 +276,8 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
     """
     A tracker that lost its checkpoint folds the whole log, with the ENDs of its forerunner in it, and decides nothing.
 
-    What is in flight afterwards is what the forerunner had in flight; even with another limit of deliveries.
+    With another limit of deliveries it decides nothing either. With the same limit it has the same in flight; another
+    limit moves deadlines, since a failed last delivery is due at once.
     """
     rules = replace(rules, decide_from_marker_offset=0)
     state, written = PartitionState.empty(), []
@@ -286,7 +287,8 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
         ends = log(*confirmations(result, rules), first=result.state.next_marker_offset)
         written += [*placed, *ends]
         state = fold(result.state, ends, rules).state
-    resumed = replace(rules, max_deliveries=2, decide_from_marker_offset=state.next_marker_offset)
+    resumed = replace(rules, decide_from_marker_offset=state.next_marker_offset)
+    assert not len(fold(PartitionState.empty(), written, replace(resumed, max_deliveries=2)).decisions)
     replayed = fold(PartitionState.empty(), written, resumed)
     assert not len(replayed.decisions)
     state.counters, state.decided_at = replayed.state.counters, replayed.state.decided_at
