@@ -187,7 +187,8 @@ def hostile(campaign: Campaign) -> Stage:
     """F28: markers of a hostile writer: 100,000 unknown messages each, past the end, in the year 9999, forged ENDs."""
     stage = campaign.stage("f28", poison=0.0)
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
-    tracker = stage.tracker()
+    # A hundred thousand decisions in transactions of a hundred would measure the harness.
+    tracker = stage.tracker(max_transaction_messages=None)
     if tracker.wait_ready() < 0:
         stage.fail(f"the tracker did not get ready: {tracker.last_words()}")
     stage.send(rate=100)

@@ -161,6 +161,8 @@ class TrackerChild(Child):
         folder: Of the queue: logs, and checkpoints unless *checkpoint_dir* says otherwise.
         checkpoint_dir: Where Spark keeps its state.
         max_deliveries: Limit.
+        max_transaction_messages: A small number by default, so that a batch is often cut into several transactions;
+            None for the tracker's own default.
         options: See `Child`.
     """
 
@@ -174,6 +176,7 @@ class TrackerChild(Child):
         *,
         checkpoint_dir: Path | None = None,
         max_deliveries: int = 3,
+        max_transaction_messages: int | None = 100,
         **options: Any,  # noqa: ANN401  # of Child
     ) -> None:
         """Start it; `wait_ready` waits until it tracks."""
@@ -187,9 +190,9 @@ class TrackerChild(Child):
         settings = {
             "KMQ_TRACKER__STATE_PARTITIONS": "2",
             "KMQ_TRACKER__COMMIT_INTERVAL_MS": "1000",
-            # Small ones, so that a batch is often cut into several transactions.
-            "KMQ_TRACKER__MAX_TRANSACTION_MESSAGES": "100",
         }
+        if max_transaction_messages is not None:
+            settings["KMQ_TRACKER__MAX_TRANSACTION_MESSAGES"] = str(max_transaction_messages)
         super().__init__(command, log, settings, **options)
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
