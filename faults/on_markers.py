@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from faults.campaign import Campaign
     from faults.stage import Stage
 
+HOSTILE_LATE_MS = 60_000
+"""I8: so long a hostile writer may hold up redeliveries: the tracker reads and ends whatever the markers name."""
+
 HOSTILE_GROWTH_MIB = 200
 """I13: by so much the Python processes of a tracker may grow under hostile markers."""
 
@@ -186,6 +189,7 @@ def many_at_once(campaign: Campaign) -> Stage:
 def hostile(campaign: Campaign) -> Stage:
     """F28: markers of a hostile writer: 100,000 unknown messages each, past the end, in the year 9999, forged ENDs."""
     stage = campaign.stage("f28", poison=0.0)
+    stage.judge(late_ms=HOSTILE_LATE_MS)
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
     # A hundred thousand decisions in transactions of a hundred would measure the harness.
     tracker = stage.tracker(max_transaction_messages=None)
