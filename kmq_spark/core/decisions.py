@@ -50,7 +50,7 @@ class Decisions:
         tick_at_ms: Append time of that TICK, epoch milliseconds, broker clock, int64.
         start_marker_offset: Marker offset of its last START, int64.
         is_silent: Whether its lease just ran out, so that nobody said a word: not released, deferred or rejected. bool.
-        reasons: Why it is dead-lettered; empty for a redelivery.
+        reasons: Why it is dead-lettered; of a redelivery the exception of the delivery that failed, empty for none.
     """
 
     queue_partition: NDArray[np.int32]

@@ -227,16 +227,18 @@ class _Folding:
         state, table = self.state, self.state.in_flight
         due = table.columns.take(rows)
         reasons: list[str] = []
-        for key, deadline_at_ms, delivery_count in zip(
-            due.key.tolist(), due.deadline_at_ms.tolist(), due.delivery_count.tolist(), strict=True
+        is_dead_letter = np.zeros(len(rows), dtype=np.bool_)
+        for row, (key, deadline_at_ms, delivery_count) in enumerate(
+            zip(due.key.tolist(), due.deadline_at_ms.tolist(), due.delivery_count.tolist(), strict=True)
         ):
-            if deadline_at_ms == REJECTED:
-                reasons.append(table.reasons.get(key) or "rejected")
-            elif is_exhausted(delivery_count, self._rules):
-                reasons.append(exhausted_reason(delivery_count, self._rules, table.reasons.get(key, "")))
-            else:
-                reasons.append("")
-        is_dead_letter = np.fromiter(map(bool, reasons), dtype=np.bool_, count=len(reasons))
+            text = table.reasons.get(key, "")
+            is_rejected = deadline_at_ms == REJECTED
+            is_dead_letter[row] = is_rejected or is_exhausted(delivery_count, self._rules)
+            if is_rejected:
+                text = text or "rejected"
+            elif is_dead_letter[row]:
+                text = exhausted_reason(delivery_count, self._rules, text)
+            reasons.append(text)
         dead_letters = int(np.count_nonzero(is_dead_letter))
         state.counters.dead_lettered += dead_letters
         state.counters.redelivered += len(rows) - dead_letters

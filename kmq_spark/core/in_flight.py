@@ -125,7 +125,7 @@ class InFlight:
 
     Attributes:
         columns: One row a message.
-        reasons: Reason of each rejected message, exception of each whose last delivery failed, by key.
+        reasons: Reason of each rejected message, exception of each whose delivery failed, by key.
     """
 
     columns: Columns = field(default_factory=Columns)

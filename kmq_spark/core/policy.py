@@ -134,6 +134,9 @@ class Rules:
         )
 
 
+_LAST_ERROR = "; last error: "
+
+
 def is_exhausted(delivery_count: int, rules: Rules) -> bool:
     """Return whether a message must not be delivered again."""
     return 0 < rules.max_deliveries <= delivery_count
@@ -141,5 +144,9 @@ def is_exhausted(delivery_count: int, rules: Rules) -> bool:
 
 def exhausted_reason(delivery_count: int, rules: Rules, last_error: str = "") -> str:
     """Return the text that a dead letter carries for it; with what the handler of the last delivery raised."""
-    reason = f"delivery limit reached: {delivery_count} of {rules.max_deliveries}"
-    return f"{reason}; last error: {last_error}" if last_error else reason
+    return with_last_error(f"delivery limit reached: {delivery_count} of {rules.max_deliveries}", last_error)
+
+
+def with_last_error(reason: str, last_error: str) -> str:
+    """Return the reason of a dead letter with an exception, where there is one and the reason has none yet."""
+    return f"{reason}{_LAST_ERROR}{last_error}" if last_error and _LAST_ERROR not in reason else reason

@@ -84,7 +84,7 @@ class _Values(NamedTuple):
     """
     Deadline, delivery count and `given_back` of each lease after its last event.
 
-    `failed_by`: marker by which the handler of a last delivery said that it failed, -1 where there is none.
+    `failed_by`: marker by which the handler said that the delivery failed, -1 where there is none.
     """
 
     deadline_at_ms: NDArray[np.int64]
@@ -294,13 +294,13 @@ def _lease_values(
         # One less and not below 0, for each of them: the same as all of them less and not below 0.
         uncounted = np.bincount(of_lease[is_uncounted], minlength=len(delivery_count))
         delivery_count = np.maximum(delivery_count - uncounted, 0)
+        failed_by[of_lease] = source
+        failed_by[~has_failed] = -1
         if rules.max_deliveries:
             # A last delivery that failed: there is nothing to rest for, it becomes a dead letter.
             is_over = has_failed & (delivery_count >= rules.max_deliveries)
             deadline_at_ms[is_over] -= delay_ms[is_over]
             rests &= ~is_over
-            failed_by[of_lease] = source
-            failed_by[~is_over] = -1
     if rules.backoff.kind:
         rests = np.flatnonzero(rests)
         deadline_at_ms[rests] += rules.backoff.delays_ms(leases.key[rests], delivery_count[rests])
@@ -311,7 +311,7 @@ def _lease_values(
 def _final_reasons(
     table: InFlight, leases: _Leases, ends: _Ends, events: Events, failed_by: NDArray[np.int64]
 ) -> dict[int, str]:
-    """Return the reasons of the messages that are rejected, or failed for the last time, after all events."""
+    """Return the reasons of the messages that are rejected, the exceptions of those that failed, after all events."""
     last = np.flatnonzero(leases.is_last)
     failed = last[(ends.after[last] == LEASED) & (failed_by[last] >= 0)]
     rejected = last[(ends.after[last] == REFUSED) & (ends.end[last] < len(leases.source))]

@@ -7,8 +7,8 @@ a row costs as much as one that holds one. Where no two are neighbours a message
 
 The blob: magic, version, number of counters, CRC-32 of all that follows; clock, append time of the last record, next
 marker offset, offset of the last TICK that decided, counters; then twice, for what is in flight and what is
-unconfirmed: the runs as packed columns, the reasons of rejected messages; then the queue's rules, by the marker from
-which they hold. Little-endian.
+unconfirmed: the runs as packed columns, the reasons of rejected messages and of failed deliveries, each text once; then
+the queue's rules, by the marker from which they hold. Little-endian.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _RULES_COUNT = struct.Struct("<I")
@@ -274,8 +274,11 @@ def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
         pieces += pack_column(column)
     # By key: the same state has the same bytes, in whatever order batches brought the reasons.
     keys = sorted(table.reasons)
-    texts = [table.reasons[key].encode() for key in keys]
+    # Each text once: where what the handlers call is down, all of them raise the same.
+    number_of = {text: number for number, text in enumerate(dict.fromkeys(table.reasons[key] for key in keys))}
+    texts = [text.encode() for text in number_of]
     pieces += pack_column(np.array(keys, dtype=np.int64))
+    pieces += pack_column(np.array([number_of[table.reasons[key]] for key in keys], dtype=np.int64))
     pieces += pack_column(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
     return pieces + texts
 
@@ -326,11 +329,11 @@ def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog]:
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
     """Read a table, and return the place behind it."""
     columns = []
-    for _ in range(8):
+    for _ in range(9):
         column, at = unpack_column(view, at)
         columns.append(column)
-    lengths, key, *others, flags, reason_keys, reason_lengths = columns
-    if any(len(column) != len(lengths) for column in (key, *others, flags)) or len(reason_keys) != len(reason_lengths):
+    lengths, key, *others, flags, reason_keys, reason_numbers, reason_lengths = columns
+    if any(len(column) != len(lengths) for column in (key, *others, flags)) or len(reason_keys) != len(reason_numbers):
         raise StateError(f"columns of unequal length: got {[len(column) for column in columns]!r}")
     given_back = flags.astype(np.bool_)
     if np.any(lengths != 1):
@@ -339,10 +342,13 @@ def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
         key = np.repeat(key, lengths) + within
         others = [np.repeat(column, lengths) for column in others]
         given_back = np.repeat(given_back, lengths)
-    reasons = {}
-    for reason_key, length in zip(reason_keys.tolist(), reason_lengths.tolist(), strict=True):
-        reasons[reason_key] = str(view[at : at + length], "utf-8")
+    texts = []
+    for length in reason_lengths.tolist():
+        texts.append(str(view[at : at + length], "utf-8"))
         at += length
+    if len(reason_numbers) and not 0 <= reason_numbers.min() <= reason_numbers.max() < len(texts):
+        raise StateError(f"reasons contradict each other: got number {reason_numbers.max()} of {len(texts)} texts")
+    reasons = {key: texts[number] for key, number in zip(reason_keys.tolist(), reason_numbers.tolist(), strict=True)}
     deadline_at_ms, delivery_count, start_marker_offset = others
     rows = Columns(key, deadline_at_ms, delivery_count, start_marker_offset, given_back)
     return InFlight(rows, reasons), at

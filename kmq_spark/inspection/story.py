@@ -169,7 +169,8 @@ def _what(marker: Marker, at_ms: int) -> str:
 
 def _released(marker: Marker, after: str) -> str:
     if marker.release is Release.FAILED:
-        return f"handler failed, again after {after} and the backoff"
+        error = f": {marker.reason}" if marker.reason else ""
+        return f"handler failed{error}, again after {after} and the backoff"
     if marker.never_handed_out:
         return "given back unseen"
     if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms:

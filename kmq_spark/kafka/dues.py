@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kmq_spark.core.in_flight import REJECTED
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import DecisionAction
 
@@ -38,7 +39,7 @@ class Due(NamedTuple):
         message_offset: Where the message lies.
         delivery_count: Deliveries so far.
         outcome: REDELIVERED, DEAD_LETTERED, or EXPIRED, for which nothing but the END is sent.
-        reason: Why it is dead-lettered.
+        reason: Why it is dead-lettered; of a redelivery the exception of the delivery that failed, empty for none.
         deadline_at_ms: When its lease ended, epoch milliseconds, as the broker's clock showed it at the deciding TICK.
         tick_at_ms: Append time of the deciding TICK, epoch milliseconds, broker clock.
         is_silent: Whether the delivery ended without a word.
@@ -58,6 +59,11 @@ class Due(NamedTuple):
     def is_dead_letter(self) -> bool:
         """Whether a dead letter is to be written."""
         return self.outcome is Outcome.DEAD_LETTERED
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the fold decided that the message has used its deliveries."""
+        return self.is_dead_letter and self.deadline_at_ms != REJECTED
 
 
 class Dues:

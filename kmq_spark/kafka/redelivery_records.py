@@ -14,7 +14,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
-from kmq_spark.core.policy import exhausted_reason, is_exhausted
+from kmq_spark.core.policy import exhausted_reason, is_exhausted, with_last_error
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import (
@@ -25,6 +25,7 @@ from kmq_spark.wire.headers import (
     delivery_count_of,
     expires_at_ms_of,
     first_sent_ms_of,
+    last_error_of,
     redelivery_headers,
 )
 from kmq_spark.wire.signature import signed
@@ -111,10 +112,13 @@ def _judged(due: Due, message: Message, rules: Rules) -> Due:
     if due.is_silent and due.delivery_count <= (counted := delivery_count_of(headers)):
         # kafka-mq-go's START has no count; ours has this one. One that was given back may not count, as the fold knows.
         due = due._replace(delivery_count=counted + 1)
+    if due.is_exhausted:
+        # What an earlier delivery raised, where the last one ended without a text.
+        due = due._replace(reason=with_last_error(due.reason, last_error_of(headers)))
     if due.outcome is not Outcome.REDELIVERED:
         return due
     if is_exhausted(due.delivery_count, rules):
-        reason = exhausted_reason(due.delivery_count, rules)
+        reason = exhausted_reason(due.delivery_count, rules, due.reason or last_error_of(headers))
         return due._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
     if not headers:
         return due
@@ -173,6 +177,7 @@ def outgoing_record(
         group=topics.group,
         max_deliveries=max_deliveries,
         decided_at_ms=due.tick_at_ms,
+        last_error=due.reason,
     )
     # The same queue partition as before: the key decided it once, and a partition count may have changed since.
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)

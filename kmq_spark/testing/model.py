@@ -179,9 +179,8 @@ class ModelTracker:
             lease.deadline_at_ms += self._backoff_ms(message_id, lease.delivery_count)
         limit = self._rules_now().max_deliveries
         is_failed = marker.release is Release.FAILED and not marker.never_handed_out
-        lease.reason = ""
+        lease.reason = marker.reason[:300] if is_failed else ""
         if is_failed and 0 < limit <= lease.delivery_count:
-            lease.reason = marker.reason[:300]
             lease.deadline_at_ms = self._clock_ms  # nothing to rest for: it becomes a dead letter
         # Once given back it stays so: a renewal behind it is a straggler.
         lease.given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
@@ -233,7 +232,7 @@ class ModelTracker:
         lease = self.unconfirmed[message_id] = self.in_flight.pop(message_id)
         self._decided_at = tick_marker_offset
         limit = self._rules_now().max_deliveries
-        action, reason = DecisionAction.REDELIVER, ""
+        action, reason = DecisionAction.REDELIVER, lease.reason
         if lease.is_rejected:
             action, reason = DecisionAction.DEAD_LETTER, lease.reason or "rejected"
         elif limit and lease.delivery_count >= limit:

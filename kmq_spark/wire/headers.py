@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MessageId
+from kmq_spark.core.markers import MAX_DELIVERY_COUNT, MAX_ERROR_CHARS, MessageId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +50,8 @@ SILENT_COUNT = "kmq-silent-count"
 """Deliveries that ended without a word: the lease ran out, as it does when a handler takes its process down."""
 MAX_DELIVERIES = "kmq-max-deliveries"
 """The queue's limit of deliveries, beside a `SILENT_COUNT`: how many are left decides how it is handed out."""
+LAST_ERROR = "kmq-last-error"
+"""What the handler raised in the last delivery that failed with a text; later silent deliveries leave it."""
 
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
@@ -70,7 +72,7 @@ _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
 _ENDS_WITH_DEATH = frozenset(
     {
         # What was counted and timed starts again.
-        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT, MAX_DELIVERIES),
+        *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT, MAX_DELIVERIES, LAST_ERROR),
         # Whoever redrives wants it handed out, and now: its time was before its death, and a TTL would end it at once.
         *(DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
         # Of the group that the dead letter goes back to, which its redriver names.
@@ -159,6 +161,11 @@ def silent_count_of(headers: Given) -> int:
     return min(read_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
+def last_error_of(headers: Given) -> str:
+    """Return what the handler raised in the last delivery that failed with a text; empty for nothing."""
+    return text_of(headers, LAST_ERROR)[:MAX_ERROR_CHARS]
+
+
 def first_sent_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """Return the append time of a message's first copy, epoch milliseconds, from any copy; None where unknown."""
     first_sent_ms = read_number(_last(headers, FIRST_SENT_MS))
@@ -195,6 +202,7 @@ def redelivery_headers(
     group: str = "",
     max_deliveries: int = 0,
     decided_at_ms: int = 2**63 - 1,
+    last_error: str = "",
 ) -> Headers:
     """
     Return the headers of the next copy of a message.
@@ -209,6 +217,7 @@ def redelivery_headers(
         group: Group of consumers that the copy is meant for; empty leaves that as it was.
         max_deliveries: The queue's limit of deliveries, 0 for none; told where one of them ended without a word.
         decided_at_ms: Append time of the TICK that decided, epoch milliseconds.
+        last_error: What the handler raised in that delivery; empty leaves the header of an earlier one.
 
     Returns:
         Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
@@ -223,6 +232,8 @@ def redelivery_headers(
         ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1) if SILENT_COUNT in known else b"1"
     if max_deliveries and (is_silent or SILENT_COUNT in known):
         ours[MAX_DELIVERIES] = b"%d" % max_deliveries
+    if last_error:
+        ours[LAST_ERROR] = _bytes(last_error)
     if group:
         ours[GROUP] = _bytes(group)
     if not _ENDS_WITH_DELIVERY.isdisjoint(known):

@@ -48,7 +48,7 @@ def rows_of(state: PartitionState) -> list[list[int]]:
     return [column.tolist() for column in named]
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 5) -> bytes:
+def sealed(counter_count: int, rest: bytes, version: int = 6) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -152,16 +152,16 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 5 with up to 15"),
-        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 5 with up to 15"),
-        (sealed(99, bytes(400)), "version 5 with 99 counters, this build reads version 5 with up to 15"),
+        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 6 with up to 15"),
+        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 6 with up to 15"),
+        (sealed(99, bytes(400)), "version 6 with 99 counters, this build reads version 6 with up to 15"),
         (sealed(15, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(32)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
-        (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(7 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(32 + 16 * 24 + 4) + b"x"), "length differs: got 421 bytes, 420 expected"),
+        (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(8 * 24)), "columns of unequal length"),
+        (sealed(0, bytes(32 + 18 * 24 + 4) + b"x"), "length differs: got 469 bytes, 468 expected"),
     ],
 )
 def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
@@ -189,7 +189,7 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     # clock, append time of the last record, next marker offset, last TICK that decided, started, renewed
     numbers = struct.pack("<qqqqqq", 5_000, 4_000, 42, -1, 3, 1)
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(16 * 24 + 4)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(18 * 24 + 4)))
     assert (state.clock_ms, state.appended_at_ms, state.next_marker_offset) == (5_000, 4_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 

@@ -137,6 +137,17 @@ def test_dead_letter_says_what_the_handler_of_the_last_delivery_raised(later: tu
     ]
 
 
+def test_redelivery_has_the_exception_of_the_delivery_that_failed() -> None:
+    """For the header of the copy; what just ran out has none."""
+    failure = keep_alive(release=Release.FAILED, reason="TimeoutError: no answer")
+    result = folded(start(8), start(), failure, tick(FOREVER_MS))
+    found = {row.message_offset: (row.action, row.reason) for row in result.decisions.rows()}
+    assert found == {
+        7: (DecisionAction.REDELIVER, "TimeoutError: no answer"),
+        8: (DecisionAction.REDELIVER, ""),
+    }
+
+
 def test_end_during_the_backoff_still_wins() -> None:
     """The lease is over, the message rests: whoever finishes it now has finished it."""
     assert not len(folded(start(), end(at_ms=6_900), tick(FOREVER_MS), rules=RESTING).decisions)

@@ -35,6 +35,7 @@ from kmq_spark.wire.headers import (
     EXPIRES_AT_MS,
     FIRST_SENT_MS,
     GROUP,
+    LAST_ERROR,
     MAX_DELIVERIES,
     NOT_BEFORE_MS,
     ORIGIN,
@@ -98,6 +99,30 @@ def due(
 def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
     """Return headers by name."""
     return dict(headers)
+
+
+def test_copy_keeps_the_last_exception_until_a_newer_one_replaces_it() -> None:
+    first = outgoing_record(Item(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
+    silent = outgoing_record(Item(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
+    newer = outgoing_record(Item(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
+    found = [headers_of(each.headers).get(LAST_ERROR) for each in (first, silent, newer)]
+    assert found == [b"TimeoutError: no answer", b"TimeoutError: no answer", b"KeyError: 'id'"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "deadline_at_ms", "expected"),
+    [
+        ("delivery limit reached: 3 of 3", 5_000, "delivery limit reached: 3 of 3; last error: OSError: disk"),
+        ("delivery limit reached: 3 of 3; last error: KeyError: 1", 5_000, None),
+        ("rejected by hand", -1, None),
+    ],
+)
+def test_dead_letter_whose_last_delivery_had_no_text_names_the_exception_before(
+    reason: str, deadline_at_ms: int, expected: str | None
+) -> None:
+    dead = due(is_dead_letter=True, reason=reason)._replace(deadline_at_ms=deadline_at_ms)
+    settled = settle(Item(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3))
+    assert settled.due.reason == (expected or reason)
 
 
 def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
