@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kmq_spark.config import plain
+from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import PartitionState, fold
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.failpoints import failpoint
@@ -28,8 +29,6 @@ from kmq_spark.tracker_stats import TrackerStats
 from kmq_spark.wire.marker_log import MarkerLog, Signing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from confluent_kafka import Message
 
     from kmq_spark.config import Settings
@@ -87,8 +86,7 @@ def _fold_and_send(
 ) -> TrackerStats:
     stats, topics, kafka = TrackerStats(), layout.topics, settings.kafka
     reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
-    at_start = resume.rules
-    states = {each: PartitionState.empty(at_start.get(each)) for each in range(layout.partition_count)}
+    states: dict[int, PartitionState] = {}
     records = read_to_end(reading, topics.markers_topic, layout.partition_count, resume.starting_offsets)
     while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
         outcomes = []
@@ -96,7 +94,13 @@ def _fold_and_send(
             own = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
             mine = [record for record in batch if _partition(record) == partition]
             log = MarkerLog(topics.markers_topic, partition, resume.signing.get(partition, Signing()))
-            states[partition], outcome = _folded(log, states[partition], mine, own)
+            for record in mine:
+                log.read(record.offset() or 0, record.timestamp()[1], record.value())
+            before = states.get(partition)
+            if before is None:
+                rules_at_start, clock = resume.rules.get(partition), resume.clocks.get(partition, ClockStart())
+                before = PartitionState.rebuilding(rules_at_start, clock, log.markers)
+            states[partition], outcome = _folded(log, before, own)
             outcomes.append(outcome)
         failpoint("tracker.batch")
         stats.add(outcomes, sender.deliver(outcomes))
@@ -104,12 +108,8 @@ def _fold_and_send(
     return stats
 
 
-def _folded(
-    log: MarkerLog, before: PartitionState, records: Sequence[Message], rules: Rules
-) -> tuple[PartitionState, PartitionOutcome]:
-    """Fold records of one partition, as the tracker's state function does."""
-    for record in records:
-        log.read(record.offset() or 0, record.timestamp()[1], record.value())
+def _folded(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
+    """Fold what was read of one partition, as the tracker's state function does."""
     result = fold(before, log.markers, rules)
     unreadable = tuple(UnreadableRecord(*each) for each in log.unreadable)
     return result.state, PartitionOutcome(log.marker_partition, result.status, result.decisions, unreadable)

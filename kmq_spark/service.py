@@ -259,6 +259,7 @@ class QueueTracker:
             decide_from=dict(resume.decide_from),
             rules_at_start=resume.rules,
             signing=resume.signing,
+            clock_at_start=resume.clocks,
         )
         trigger: dict[str, object] = (
             {"availableNow": True}

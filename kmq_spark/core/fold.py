@@ -96,7 +96,7 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -
     for logged in sorted(markers, key=itemgetter(0)):
         folding.take(*logged)
     folding.bring_up_to_date()
-    folding.state.forget_old_rules()
+    folding.state.forget_the_old()
     return FoldResult(folding.state, Decisions.concatenated(folding.decided), folding.state.status())
 
 
@@ -130,6 +130,7 @@ class _Folding:
         if appended_at_ms >= 0:
             state.clock_ms = advanced(state.clock_ms, state.appended_at_ms, appended_at_ms)
             state.appended_at_ms = appended_at_ms
+            state.note_ahead(marker_offset)
         if marker is None:
             state.counters.unreadable += 1
         elif not marker.is_trusted:

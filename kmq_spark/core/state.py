@@ -8,7 +8,8 @@ a row costs as much as one that holds one. Where no two are neighbours a message
 The blob: magic, version, number of counters, CRC-32 of all that follows; clock, append time of the last record, next
 marker offset, offset of the last TICK that decided, counters; then twice, for what is in flight and what is
 unconfirmed: the runs as packed columns, the reasons of rejected messages and of failed deliveries, each text once; then
-the queue's rules, by the marker from which they hold. Little-endian.
+the queue's rules, by the marker from which they hold; how far the clock was ahead, by the marker from which it was.
+Little-endian.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.core.rules_log import RulesLog
+from kmq_spark.core.rules_log import BEFORE_ALL, RulesLog
 from kmq_spark.errors import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
+
+    from kmq_spark.core.events import LoggedMarker
 
 STATE_VERSION = 6
 _MAGIC = b"KMQS"
@@ -110,6 +114,7 @@ class Status:
         behind_ms: How far the append time of the last record was behind the clock; more than 0 after the broker's clock
             was set back.
         unconfirmed: Messages that are decided and whose END was not read back: what the tracker has yet to send.
+        needed_ahead_ms: How far the clock was ahead at `needed_marker_offset`.
     """
 
     next_marker_offset: int
@@ -123,6 +128,13 @@ class Status:
     needed_rules: QueueRules | None = None
     behind_ms: int = 0
     unconfirmed: int = 0
+    needed_ahead_ms: int = 0
+
+    @property
+    def needed_clock(self) -> ClockStart:
+        """The clock of a rebuild from `needed_marker_offset` on."""
+        # Where nothing is in flight that marker is the next one, whose append time is not known yet.
+        return ClockStart(self.needed_ahead_ms, -1 if self.in_flight else self.appended_at_ms)
 
     @property
     def appended_at_ms(self) -> int:
@@ -161,6 +173,8 @@ class PartitionState:
         decided_at: Marker offset of the last TICK that decided something; -1 before the first.
         rules_log: The queue's rules, by the marker from which they hold.
         appended_at_ms: Append time of the last record, epoch milliseconds, broker clock; 0 before the first.
+        ahead: Marker offset and milliseconds of each change of `behind_ms`, ascending, from the oldest marker that is
+            needed on; 0 before the first.
     """
 
     in_flight: InFlight = field(default_factory=InFlight)
@@ -171,6 +185,7 @@ class PartitionState:
     decided_at: int = -1
     rules_log: RulesLog = field(default_factory=RulesLog)
     appended_at_ms: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def empty(cls, rules: QueueRules | None = None) -> PartitionState:
@@ -182,11 +197,41 @@ class PartitionState:
         """
         return cls(rules_log=RulesLog.beginning_with(rules))
 
-    def forget_old_rules(self) -> None:
-        """Drop rules that no marker in flight needs; a decision may be taken back, so unconfirmed ones count."""
+    @classmethod
+    def rebuilding(cls, rules: QueueRules | None, clock: ClockStart, markers: Iterable[LoggedMarker]) -> PartitionState:
+        """
+        Return the state before the first marker that a rebuild reads.
+
+        Args:
+            rules: As for `empty`.
+            clock: As the tracker before has committed it.
+            markers: Those of the first batch, in any order.
+        """
+        state, appended_at_ms = cls.empty(rules), clock.appended_at_ms
+        if appended_at_ms < 0:
+            timed = (each[:2] for each in markers if each[1] >= 0)
+            appended_at_ms = min(timed, default=(0, 0))[1]
+        state.clock_ms, state.appended_at_ms = appended_at_ms + clock.ahead_ms, appended_at_ms
+        state.ahead = ((BEFORE_ALL, clock.ahead_ms),) if clock.ahead_ms else ()
+        return state
+
+    def note_ahead(self, marker_offset: int) -> None:
+        """Keep how far the clock is ahead at a marker, where that changed."""
+        if self.behind_ms != (self.ahead[-1][1] if self.ahead else 0):
+            self.ahead = (*self.ahead, (marker_offset, self.behind_ms))
+
+    def _ahead_at(self, marker_offset: int) -> int:
+        return next((ahead_ms for offset, ahead_ms in reversed(self.ahead) if offset <= marker_offset), 0)
+
+    def forget_the_old(self) -> None:
+        """Drop rules and clocks that no marker needs; a decision may be taken back, so unconfirmed messages count."""
         starts = (self.in_flight.smallest_start_marker_offset(), self.unconfirmed.smallest_start_marker_offset())
         needed = min((start for start in starts if start is not None), default=self.next_marker_offset)
         self.rules_log = self.rules_log.needed_from(needed)
+        if self.ahead:
+            ahead_ms = self._ahead_at(needed)
+            first = ((BEFORE_ALL, ahead_ms),) if ahead_ms else ()
+            self.ahead = (*first, *(change for change in self.ahead if change[0] > needed))
 
     @property
     def behind_ms(self) -> int:
@@ -217,6 +262,7 @@ class PartitionState:
             needed_rules=self.rules_log.at(needed),
             behind_ms=self.behind_ms,
             unconfirmed=len(self.unconfirmed),
+            needed_ahead_ms=self._ahead_at(needed),
         )
 
     def to_bytes(self) -> bytes:
@@ -227,6 +273,8 @@ class PartitionState:
         pieces += _pieces_of(self.in_flight)
         pieces += _pieces_of(self.unconfirmed)
         pieces += _pieces_of_rules(self.rules_log)
+        for column in zip(*self.ahead, strict=True) if self.ahead else ((), ()):
+            pieces += pack_column(np.array(column, dtype=np.int64))
         checksum = 0
         for piece in pieces:
             checksum = zlib.crc32(piece, checksum)
@@ -257,13 +305,13 @@ class PartitionState:
             raise StateError(f"cannot read tracker state: {len(view)} bytes with a wrong checksum; {_AGAIN}")
         try:
             numbers = struct.unpack_from(f"<{4 + counter_count}q", rest)
-            in_flight, unconfirmed, rules_log = _parts_of(rest, 8 * len(numbers))
+            in_flight, unconfirmed, rules_log, ahead = _parts_of(rest, 8 * len(numbers))
         except (StateError, struct.error, ValueError, MemoryError) as error:
             raise StateError(f"cannot read tracker state: {error}; {_AGAIN}") from error
         clock_ms, appended_at_ms, next_marker_offset, decided_at, *counts = numbers
         counters = Counters(**dict(zip(_COUNTER_NAMES, counts, strict=False)))
         return cls(
-            in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at, rules_log, appended_at_ms
+            in_flight, clock_ms, next_marker_offset, counters, unconfirmed, decided_at, rules_log, appended_at_ms, ahead
         )
 
 
@@ -309,8 +357,8 @@ def _pieces_of_rules(log: RulesLog) -> list[bytes]:
     return pieces
 
 
-def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog]:
-    """Read what is in flight, what is unconfirmed and the queue's rules, up to the last byte."""
+def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, tuple[tuple[int, int], ...]]:
+    """Read what is in flight, what is unconfirmed, the queue's rules and the clock's changes, up to the last byte."""
     in_flight, at = _table_of(view, at)
     unconfirmed, at = _table_of(view, at)
     (count,) = _RULES_COUNT.unpack_from(view, at)
@@ -321,9 +369,12 @@ def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog]:
         backoff = Backoff(BackoffKind(kind), initial_ms, max_ms, jitter)
         changes.append((marker_offset, QueueRules(version, limit, backoff, expired)))
         at += _RULES.size
+    offsets, at = unpack_column(view, at)
+    aheads_ms, at = unpack_column(view, at)
     if at != len(view):
         raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
-    return in_flight, unconfirmed, RulesLog(tuple(changes))
+    ahead = tuple(zip(offsets.tolist(), aheads_ms.tolist(), strict=True))
+    return in_flight, unconfirmed, RulesLog(tuple(changes)), ahead
 
 
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TopicPartition
 
+from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import until_answered
@@ -90,6 +91,7 @@ class Position(NamedTuple):
         topic_id: Of the markers topic that is meant: a topic made anew has another one. Empty where unknown.
         is_after_gap: Whether markers below it were removed and nothing says that a tracker had read them; until
             something from there on was folded.
+        clock: That of the partition at `needed_offset`, for a rebuild.
     """
 
     next_offset: int
@@ -100,6 +102,7 @@ class Position(NamedTuple):
     signing: Signing = Signing()
     topic_id: str = ""
     is_after_gap: bool = False
+    clock: ClockStart = ClockStart()
 
     @property
     def set_aside_to(self) -> int:
@@ -119,6 +122,8 @@ class Position(NamedTuple):
             metadata["aside"] = self.aside_offset
         if self.rules is not None:
             metadata["rules"] = self.rules.to_dict()
+        if self.clock != ClockStart():
+            metadata["clock"] = self.clock
         if self.signing.key:
             metadata["key"], metadata["key_since"] = self.signing.key.hex(), self.signing.since
         return TopicPartition(topic, partition, self.next_offset, json.dumps(metadata))
@@ -135,8 +140,10 @@ class Position(NamedTuple):
             signing = Signing(bytes.fromhex(metadata.get("key", "")), int(metadata.get("key_since", 0)))
             needed_offset, tracker_id = int(metadata["needed"]), str(metadata["by"])
             topic_id, is_after_gap = str(metadata.get("topic", "")), bool(metadata.get("gap", False))
+            ahead_ms, appended_at_ms = metadata.get("clock") or ClockStart()
+            clock = ClockStart(int(ahead_ms), int(appended_at_ms))
             return cls(
-                committed.offset, needed_offset, tracker_id, aside_offset, rules, signing, topic_id, is_after_gap
+                committed.offset, needed_offset, tracker_id, aside_offset, rules, signing, topic_id, is_after_gap, clock
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls(committed.offset, 0)
@@ -201,6 +208,11 @@ class ResumePoint:
     def rules(self) -> dict[int, QueueRules | None]:
         """The queue's rules in force where a rebuild begins, by markers partition."""
         return {partition: position.rules for partition, position in self.positions.items()}
+
+    @property
+    def clocks(self) -> dict[int, ClockStart]:
+        """The clock where a rebuild begins, by markers partition."""
+        return {partition: position.clock for partition, position in self.positions.items()}
 
     def check_nothing_removed(self, topic: str, *, has_checkpoint: bool = False) -> None:
         """

@@ -457,6 +457,7 @@ class RedeliverySender:
                     rules=status.needed_rules,
                     signing=signing,
                     topic_id=self._topic_id,
+                    clock=status.needed_clock,
                 )
             self._note_untrusted(outcome)
             self._note_other_rules(outcome)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pandas as pd
 
+from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import fold
 from kmq_spark.core.policy import Rules
 from kmq_spark.core.state import PartitionState
@@ -86,6 +87,7 @@ class FoldSettings:
         markers_topic: For error texts.
         local_rules: Rules of the tracker, but for where TICKs begin to decide; RULES markers go before them.
         rules_at_start: Rules of the queue in force where a rebuild begins, by markers partition.
+        clock_at_start: The clock where a rebuild begins, by markers partition.
         signing: How the trackers of the queue sign, by markers partition.
         decide_from: Marker offset by markers partition; TICKs below it decide nothing. Partitions that are not named
             are new: they decide from 0.
@@ -96,6 +98,7 @@ class FoldSettings:
     decide_from: dict[int, int] = field(default_factory=dict)
     rules_at_start: dict[int, QueueRules | None] = field(default_factory=dict)
     signing: dict[int, Signing] = field(default_factory=dict)
+    clock_at_start: dict[int, ClockStart] = field(default_factory=dict)
 
     def rules(self, marker_partition: int) -> Rules:
         """Return the rules of one markers partition."""
@@ -118,14 +121,15 @@ def fold_rows(
         One frame with the columns of `OUTPUT_SCHEMA`.
     """
     marker_partition = int(key[0])
-    if state.exists:
-        before = PartitionState.from_bytes(state.get[0])
-    else:
-        before = PartitionState.empty(settings.rules_at_start.get(marker_partition))
     log = MarkerLog(settings.markers_topic, marker_partition, settings.signing.get(marker_partition, Signing()))
     for frame in frames:
         for row in zip(frame["marker_offset"].tolist(), frame["appended_at_ms"].tolist(), frame["value"], strict=True):
             log.read(*row)
+    if state.exists:
+        before = PartitionState.from_bytes(state.get[0])
+    else:
+        clock = settings.clock_at_start.get(marker_partition, ClockStart())
+        before = PartitionState.rebuilding(settings.rules_at_start.get(marker_partition), clock, log.markers)
     result = fold(before, log.markers, settings.rules(marker_partition))
     blob = result.state.to_bytes()
     state.update((blob,))

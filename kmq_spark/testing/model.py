@@ -58,6 +58,7 @@ class ModelTracker:
         self._decided_at = -1
         self._clock_ms = 0
         self._appended_at_ms = 0
+        self._ahead_ms = [(-1, 0)]  # by marker
         self._next_marker_offset = 0
         self._counters = Counters()
 
@@ -78,6 +79,7 @@ class ModelTracker:
                 continue
             self._next_marker_offset = marker_offset + 1
             self._pass_time(appended_at_ms)
+            self._ahead_ms.append((marker_offset, self._clock_ms - self._appended_at_ms))
             if marker is None:
                 self._counters.unreadable += 1
             elif not marker.is_trusted:
@@ -107,6 +109,7 @@ class ModelTracker:
             needed_rules=[rules for offset, rules in self._queue_rules if offset <= needed][-1],
             behind_ms=self._clock_ms - self._appended_at_ms,
             unconfirmed=len(self.unconfirmed),
+            needed_ahead_ms=[ahead_ms for offset, ahead_ms in self._ahead_ms if offset <= needed][-1],
         )
 
     def _rules_now(self) -> Rules:

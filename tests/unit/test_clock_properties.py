@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmq_spark.core.clock import LONGEST_STEP_MS
+from kmq_spark.core.clock import LONGEST_STEP_MS, ClockStart
 from kmq_spark.core.fold import Decision, LoggedMarker, PartitionState, Rules, fold
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.testing import ModelTracker, end, keep_alive, start, tick
+from kmq_spark.kafka.positions import Position
+from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,3 +167,30 @@ def test_lease_ends_on_time_while_the_clock_runs_and_markers_come(
             is_steady = steady_from <= set_at.logged.marker_offset
             is_due = is_steady and timed.real_ms - set_at.real_ms > lease_ms
             assert not is_due or decided.get(message_id, len(history)) <= offset
+
+
+@pytest.mark.parametrize(("is_known", "early"), [(True, 0), (False, 1)])
+def test_rebuild_after_a_step_back_ends_no_lease_early_when_the_clock_is_set_forward(
+    is_known: bool,  # noqa: FBT001
+    early: int,
+) -> None:
+    """The clock travels with the offsets of the tracker's group; without it the lease would end an hour early."""
+    back_ms = BEGIN_MS - HOUR_MS
+    markers = log(tick(BEGIN_MS), start(at_ms=back_ms, lease_ms=30_000), tick(BEGIN_MS + 500))
+    status = fold(PartitionState.empty(), markers[:2], RULES).status
+    assert (status.needed_marker_offset, status.needed_clock) == (1, ClockStart(HOUR_MS))
+    written = Position(status.next_marker_offset, status.needed_marker_offset, clock=status.needed_clock)
+    read = Position.from_topic_partition(written.to_topic_partition("orders.markers", 0))
+    assert read == written
+    clock = written.clock if is_known else ClockStart()
+    rebuilt = PartitionState.rebuilding(None, clock, markers[1:])
+    assert len(fold(rebuilt, markers[1:], RULES).decisions) == early
+
+
+def test_clock_travels_where_nothing_is_in_flight() -> None:
+    """The broker's clock may be set back between the last marker of the first run and the first one of the rebuild."""
+    markers = log(tick(BEGIN_MS), start(at_ms=BEGIN_MS - HOUR_MS, lease_ms=30_000), tick(BEGIN_MS + 500))
+    status = fold(PartitionState.empty(), markers[:1], RULES).status
+    assert status.needed_clock == ClockStart(0, BEGIN_MS)
+    rebuilt = PartitionState.rebuilding(None, status.needed_clock, markers[1:])
+    assert not len(fold(rebuilt, markers[1:], RULES).decisions)

@@ -161,7 +161,7 @@ def test_outcome_of_a_batch_is_a_value() -> None:
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(8 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(32 + 18 * 24 + 4) + b"x"), "length differs: got 469 bytes, 468 expected"),
+        (sealed(0, bytes(32 + 20 * 24 + 4) + b"x"), "length differs: got 517 bytes, 516 expected"),
     ],
 )
 def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
@@ -189,7 +189,7 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     # clock, append time of the last record, next marker offset, last TICK that decided, started, renewed
     numbers = struct.pack("<qqqqqq", 5_000, 4_000, 42, -1, 3, 1)
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(18 * 24 + 4)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(20 * 24 + 4)))
     assert (state.clock_ms, state.appended_at_ms, state.next_marker_offset) == (5_000, 4_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 
