@@ -42,6 +42,9 @@ NAMES = {outcome: outcome.name.lower() for outcome in Outcome}
 ENDED = ("acked", "expired", "redelivered", "dead_lettered")
 """How a lease ends for the tracker; a rejected one is in flight until it is dead-lettered."""
 
+NONEXISTENT = "nonexistent"
+"""What a TICK took out since it lies past the end of the queue topic: no lease of the log is such a one."""
+
 _NONE: frozenset[str] = frozenset()
 
 
@@ -153,7 +156,7 @@ class Account:
                 perhaps["started"] += 1
                 surely["started"] += NOT_ITS_OWN not in each
                 surely.update(each if len(each) == 1 else ())
-        return {name: (surely[name], perhaps[name]) for name in ("started", IN_FLIGHT, *ENDED)}
+        return {name: (surely[name], perhaps[name]) for name in ("started", IN_FLIGHT, *ENDED, NONEXISTENT)}
 
 
 def read_account(
@@ -279,7 +282,7 @@ def untrue(status: Status, account: Account) -> Iterator[str]:
         account: Of the log, from where the tracker's state began.
     """
     counts = {IN_FLIGHT: status.in_flight, **status.counters}
-    ended = sum(counts[name] for name in (IN_FLIGHT, *ENDED))
+    ended = sum(counts[name] for name in (IN_FLIGHT, *ENDED, NONEXISTENT))
     if counts["started"] != ended:
         yield f"the tracker counts {counts['started']} started, {ended} accounted for"
     for name, (least, most) in account.bounds(status.next_marker_offset).items():

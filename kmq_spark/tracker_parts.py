@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.config import plain
 from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.queue_ends import QueueEnds
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
-from kmq_spark.kafka.settings import marker_producer_config, new_client_id, reader_config
+from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_client_id, reader_config
 from kmq_spark.kafka.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> Redelivery
 def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Ticker:
     """Return the ticker of a queue, not yet started; with the key by which its TICKs are signed, empty for none."""
     kafka = settings.kafka
+    asking = admin_config(kafka.bootstrap_servers, new_client_id("ends"), plain(kafka.extra))
     return Ticker(
         marker_producer_config(kafka.bootstrap_servers, extra=plain(kafka.extra), delivery_timeout_ms=5_000),
         layout.topics.markers_topic,
         layout.partition_count,
         settings.tracker.tick_interval_ms,
         key,
+        ends=QueueEnds(asking, layout.topics.queue_topic),
     )

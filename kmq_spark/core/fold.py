@@ -6,7 +6,8 @@ Rule 2: no clock of ours, no Kafka, no Spark: time is what the append times of t
 Rule 3: an END below a TICK always wins over that TICK.
 Rule 4: a TICK that cannot decide anything costs a comparison; columns are touched where something is due.
 Rule 5: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
-Rule 6: what was decided is decided once: until its END is read back, no marker of a consumer brings a message back.
+Rule 6: a TICK that carries the ends of the queue topic takes out what lies past them and was started before.
+Rule 7: what was decided is decided once: until its END is read back, no marker of a consumer brings a message back.
 
 Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`; differs in that time is a marker and
 never silence, and in that a second START after the deadline is welcome.
@@ -136,7 +137,7 @@ class _Folding:
         elif not marker.is_trusted:
             state.counters.untrusted += 1
         elif marker.type is MarkerType.TICK:
-            self._tick(marker_offset)
+            self._tick(marker_offset, marker)
         elif marker.type is MarkerType.RULES:
             self._change_rules(marker_offset, marker.rules)
         else:
@@ -183,9 +184,11 @@ class _Folding:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
         return _NEVER if earliest_ms is None else earliest_ms
 
-    def _tick(self, marker_offset: int) -> None:
+    def _tick(self, marker_offset: int, marker: Marker) -> None:
         state = self.state
         state.counters.ticks += 1
+        if marker.queue_ends:
+            self._drop_nonexistent(np.array(marker.queue_ends, dtype=np.int64), marker.ends_as_of)
         if marker_offset < self._rules.decide_from_marker_offset:
             return
         if len(state.unconfirmed) and state.decided_at < self._rules.decide_from_marker_offset:
@@ -197,6 +200,26 @@ class _Folding:
         if len(rows):
             self.decided.append(self._decide(rows, marker_offset))
         self._earliest_ms = self._table_earliest_ms()
+
+    def _drop_nonexistent(self, queue_ends: NDArray[np.int64], ends_as_of: int) -> None:
+        """
+        Drop messages at or past the end of the queue topic: their STARTs name what does not exist.
+
+        A START below `ends_as_of` was in the log before the ends were read, and its consumer had fetched the message
+        before it wrote the START. So a message that exists lies below the end.
+        """
+        self.bring_up_to_date()
+        state, columns = self.state, self.state.in_flight.columns
+        rows = np.flatnonzero(columns.start_marker_offset < ends_as_of)
+        queue_partition = columns.key[rows] >> KEY_BITS
+        end = np.full(len(rows), -1, dtype=np.int64)
+        is_listed = queue_partition < len(queue_ends)
+        end[is_listed] = queue_ends[queue_partition[is_listed]]
+        rows = rows[(end >= 0) & (columns.key[rows] & MAX_MESSAGE_OFFSET >= end)]
+        if len(rows):
+            state.counters.nonexistent += len(rows)
+            state.in_flight = state.in_flight.without(rows)
+            self._earliest_ms = self._table_earliest_ms()
 
     def _take_back(self) -> None:
         """

@@ -123,6 +123,8 @@ class Marker:
         due_at_ms: START of a deferral: no deadline before this instant of the broker's clock, epoch milliseconds; 0 =
             none.
         rules: RULES: the queue's rules from this marker on.
+        queue_ends: TICK: end of each partition of the queue topic, from partition 0 on; -1 where it is not known.
+        ends_as_of: TICK: marker offset of an earlier TICK, which was in the log before the ends were read.
         is_trusted: False for what only a tracker writes and no tracker of the queue has: counted, and changes nothing.
     """
 
@@ -139,3 +141,5 @@ class Marker:
     due_at_ms: int = 0
     rules: QueueRules | None = None
     is_trusted: bool = True
+    queue_ends: tuple[int, ...] = ()
+    ends_as_of: int = 0

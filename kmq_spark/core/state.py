@@ -49,7 +49,7 @@ class Counters:
     """
     What was folded since the state began; messages unless said otherwise.
 
-    Always: started = in flight + acked + expired + redelivered + dead_lettered.
+    Always: started = in flight + acked + expired + redelivered + dead_lettered + nonexistent.
 
     Attributes:
         started: STARTs of messages that were not in flight, and decisions that were taken back (`core.fold`).
@@ -68,6 +68,7 @@ class Counters:
         repeated: Markers that had been folded before.
         unreadable: Records that are no markers.
         untrusted: Markers that only a tracker writes, and that no tracker of the queue has written.
+        nonexistent: Taken out by a TICK with the ends of the queue topic: started, and at or past the end.
     """
 
     started: int = 0
@@ -85,6 +86,7 @@ class Counters:
     repeated: int = 0
     unreadable: int = 0
     untrusted: int = 0
+    nonexistent: int = 0
 
     def to_dict(self) -> dict[str, int]:
         """Return the counters by name."""

@@ -5,6 +5,7 @@ Rule 1: only the broker's append time counts; what this thread believes of the t
 due. A wrong belief costs lateness or a TICK too many, nothing else.
 Rule 2: at most one TICK each `interval_ms` and partition, none where nothing is in flight. While the broker's clock is
 behind that of the partition (`core.clock`) there is one every `BEHIND_INTERVAL_S`, since no time passes without.
+Every `ENDS_INTERVAL_S` a partition with new STARTs gets one that carries the ends of the queue topic.
 Rule 3: no lock is held while a record is produced.
 Rule 4: a producer that met a fatal error is replaced. A thread that ends by an exception keeps it as `failure`, and the
 tracker fails its query then.
@@ -26,11 +27,10 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.core.clock import LONGEST_STEP_MS
-from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
-from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.codec import encode_marker, tick_marker
 from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.queue_ends import QueueEnds
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ queue waits as long. No more are needed: the batch's end brings one, at which al
 
 LONGEST_WAIT_S = 1.0
 
-_TICK = Marker(type=MarkerType.TICK)
+ENDS_INTERVAL_S = 5.0
+"""Between two readings of the ends of the queue topic, while something was started that no such reading covers."""
+
+ENDS_POLL_S = 0.05
 
 REPORT_POLL_S = 0.005
 
@@ -92,8 +96,31 @@ class _Clockwork:
     """Marker offset behind what the newest batch has read."""
     ticked_at: int = -1
     """Marker offset of the newest TICK that is known to be in the log."""
+    worth_reading: int = -1
+    """That of the newest one that may decide something; one for the sake of the ends alone can wait."""
     wanted_since_s: float | None = None  # monotonic; None where it has its TICK or wants none
+    starts: int = 0
+    """STARTs that the newest batch has counted."""
+    started_below: int = 0
+    """Marker offset below which all of them lie."""
+    checked_below: int = 0
+    """Marker offset below which STARTs were compared with the ends of the queue topic."""
+    asked_as_of: int = -1
+    """`ticked_at` when the ends were asked for that are being read; -1 where they were not asked for this partition."""
+    queue_ends: tuple[int, ...] = ()
+    """Ends that the next TICK is to carry."""
+    ends_as_of: int = 0
     wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether something is in flight that may not have been compared with the ends of the queue topic."""
+        return self.in_flight > 0 and self.checked_below < self.started_below
+
+    @property
+    def has_its_tick(self) -> bool:
+        """Whether its newest TICK is known to be in the log."""
+        return self.ticked_at >= 0 and not self.wants_tick and self.wanted_since_s is None
 
     def learn(self, broker_ahead_ms: float) -> None:
         """Take in that the broker's clock is at least so far ahead: a record that was read has that append time."""
@@ -125,6 +152,7 @@ class Ticker(threading.Thread):
         partition_count: Markers partitions.
         interval_ms: Shortest time between two TICKs of a partition.
         key: By which TICKs are signed; empty for none.
+        ends: Reads the ends of the queue topic; None for TICKs without them.
 
     Attributes:
         on_pause: Called about once a second from this thread, for upkeep that must go on without batches.
@@ -138,6 +166,8 @@ class Ticker(threading.Thread):
         partition_count: int,
         interval_ms: int,
         key: bytes = b"",
+        *,
+        ends: QueueEnds | None = None,
     ) -> None:
         """Connect lazily; `start` begins to tick."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
@@ -154,6 +184,8 @@ class Ticker(threading.Thread):
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._key = key
+        self._ends = ends
+        self._ends_asked_s = -ENDS_INTERVAL_S
         self._warned_at_s = self._replaced_at_s = -WARN_INTERVAL_S
         self._first_reported: set[int] = set()
         self._all_reported = threading.Event()
@@ -171,6 +203,10 @@ class Ticker(threading.Thread):
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
                 clockwork.most_ticks = clockwork.ticks_left = _most_ticks(outcome)
                 clockwork.read_to = outcome.status.next_marker_offset
+                counters = outcome.status.counters
+                starts = counters.get("started", 0) + counters.get("renewed", 0)
+                if starts != clockwork.starts:
+                    clockwork.starts, clockwork.started_below = starts, clockwork.read_to
         self._changed.set()
 
     def batch_ends(self) -> None:
@@ -183,7 +219,7 @@ class Ticker(threading.Thread):
 
     def rest(self, longest_s: float) -> None:
         """
-        Wait until a TICK is in the log that no batch has read, at most *longest_s*.
+        Wait until a TICK that may decide something is in the log and no batch has read it, at most *longest_s*.
 
         Between two TICKs nothing is decided: a batch there would cost as much as any other, for nobody.
         """
@@ -231,6 +267,8 @@ class Ticker(threading.Thread):
         paused_at_s = time.monotonic()
         while not self._stopping.is_set():
             now_s = time.monotonic()
+            if self._ends is not None:
+                self._look_at_ends(self._ends, now_s)
             for partition in self._due(now_s):
                 self._write(partition)
             self._producer.poll(0)
@@ -243,6 +281,28 @@ class Ticker(threading.Thread):
             self._changed.clear()
         if self._fatal is None:  # after a fatal error confluent-kafka's flush raises SystemError
             self._producer.flush(2)
+
+    def _look_at_ends(self, ends: QueueEnds, now_s: float) -> None:
+        """Ask for the ends of the queue topic, or give the answer to the partitions for whose TICKs it is."""
+        if ends.is_asking:
+            found = ends.take()
+            if found is None:
+                return
+            with self._lock:
+                for clockwork in self._partitions.values():
+                    if clockwork.asked_as_of >= 0:
+                        clockwork.queue_ends, clockwork.ends_as_of = found, clockwork.asked_as_of
+                        clockwork.wants_tick, clockwork.asked_as_of = True, -1
+        elif now_s - self._ends_asked_s >= ENDS_INTERVAL_S:
+            with self._lock:
+                # The TICK is in the log before the ends are asked for: `core.fold` relies on that.
+                unchecked = [each for each in self._partitions.values() if each.is_unchecked and each.has_its_tick]
+                for clockwork in unchecked:
+                    clockwork.asked_as_of = clockwork.ticked_at
+                partition_count = len(self._partitions)
+            if unchecked:
+                self._ends_asked_s = now_s
+                ends.ask(partition_count)
 
     def _replace_producer(self, fatal: KafkaError) -> None:
         """Take a new client: one that met a fatal error refuses every record from then on."""
@@ -265,7 +325,7 @@ class Ticker(threading.Thread):
     def _may_go_on(self) -> bool:
         if self._stopping.is_set() or self.failure is not None:
             return True
-        return any(each.ticked_at >= each.read_to for each in self._partitions.values())
+        return any(each.worth_reading >= each.read_to for each in self._partitions.values())
 
     def _due(self, now_s: float) -> list[int]:
         """Return the partitions that want a TICK now, and note that they get it."""
@@ -299,11 +359,17 @@ class Ticker(threading.Thread):
             nearest_s = min((self._due_in_s(c, now_s) for c in self._partitions.values()), default=LONGEST_WAIT_S)
         # A delivery report waits until it is polled for, and it carries the broker's clock.
         longest_s = REPORT_POLL_S if len(self._producer) else LONGEST_WAIT_S
+        if self._ends is not None and self._ends.is_asking:
+            longest_s = min(longest_s, ENDS_POLL_S)
         return min(max(nearest_s, 0.001), longest_s)
 
     def _write(self, partition: int) -> None:
-        on_delivery = partial(self._report, time.monotonic())
-        tick = signed(encode_marker(_TICK), partition, self._key)
+        with self._lock:
+            clockwork = self._partitions[partition]
+            marker = tick_marker(clockwork.queue_ends, clockwork.ends_as_of)
+            clockwork.queue_ends = ()
+        on_delivery = partial(self._report, time.monotonic(), marker.ends_as_of)
+        tick = signed(encode_marker(marker), partition, self._key)
         try:
             self._producer.produce(self._topic, value=tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
@@ -312,7 +378,7 @@ class Ticker(threading.Thread):
             self._look_again(error)
         failpoint("ticker.tick-sent")
 
-    def _report(self, sent_s: float, error: KafkaError | None, tick: Message) -> None:
+    def _report(self, sent_s: float, ends_as_of: int, error: KafkaError | None, tick: Message) -> None:
         """Learn the broker's clock from a TICK that arrived; ask for another one where it did not."""
         if error is not None:
             self._note_fatal(error)
@@ -326,6 +392,10 @@ class Ticker(threading.Thread):
                 # The append lies between the sending and this report; half way is off by half a round trip at most.
                 clockwork.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
                 clockwork.ticked_at = max(clockwork.ticked_at, tick.offset() or 0)
+                next_ms = clockwork.next_deadline_at_ms
+                if not ends_as_of or (next_ms is not None and next_ms < appended_at_ms):
+                    clockwork.worth_reading = clockwork.ticked_at
+                clockwork.checked_below = max(clockwork.checked_below, ends_as_of)
                 clockwork.wanted_since_s = None
             self._ticked.notify_all()
         self._first_reported.add(tick.partition() or 0)

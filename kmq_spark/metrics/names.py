@@ -29,6 +29,7 @@ Name = Literal[
     "kmq_tracker_marker_lag",
     "kmq_markers_unreadable_total",
     "kmq_markers_untrusted_total",
+    "kmq_starts_nonexistent_total",
     "kmq_tracker_last_commit_timestamp_seconds",
     "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
@@ -93,6 +94,9 @@ METRICS: dict[Name, Metric] = {
     "kmq_markers_unreadable_total": Metric("counter", ("queue",), "Records of the markers topic that are no markers."),
     "kmq_markers_untrusted_total": Metric(
         "counter", ("queue",), "Markers that only a tracker writes, without a signature of the queue: ignored."
+    ),
+    "kmq_starts_nonexistent_total": Metric(
+        "counter", ("queue",), "Started and taken out again: at or past the end of the queue topic is no message."
     ),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
         "gauge", ("queue",), "When the tracker last committed, by its host's clock: every five seconds, idle or not."

@@ -128,9 +128,19 @@ def end(
     return LoggedMarker(marker_offset, at_ms, marker)
 
 
-def tick(at_ms: int = 10_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
-    """Return a TICK appended at *at_ms*."""
-    return LoggedMarker(marker_offset, at_ms, tick_marker())
+def tick(
+    at_ms: int = 10_000, *, queue_ends: Sequence[int] = (), ends_as_of: int = 0, marker_offset: int = UNPLACED
+) -> LoggedMarker:
+    """
+    Return a TICK.
+
+    Args:
+        at_ms: Append time, epoch milliseconds.
+        queue_ends: End of each partition of the queue topic, -1 where it is not known; none for a TICK without them.
+        ends_as_of: Marker offset of the TICK that was in the log before the ends were read.
+        marker_offset: Place in the log.
+    """
+    return LoggedMarker(marker_offset, at_ms, tick_marker(queue_ends, ends_as_of))
 
 
 def rules(queue_rules: QueueRules, at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:

@@ -49,13 +49,19 @@ _RELEASES = {int(release): release for release in Release}
 _MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a markers topic"
 
 
-def tick_marker() -> Marker:
+def tick_marker(queue_ends: Sequence[int] = (), ends_as_of: int = 0) -> Marker:
     """
     Return the marker that moves the clock of a markers partition.
 
+    Args:
+        queue_ends: End of each partition of the queue topic, from partition 0 on; -1 where it is not known.
+        ends_as_of: Marker offset of a TICK that was in the log before the ends were read.
+
     Source: ours; kafka-mq-go takes its clock from the other markers, and the host's where there are none.
     """
-    return _TICK
+    if not queue_ends:
+        return _TICK
+    return Marker(MarkerType.TICK, queue_ends=tuple(queue_ends), ends_as_of=ends_as_of)
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -80,6 +86,8 @@ def encode_marker(marker: Marker) -> bytes:
         message.message_id.offset = -1
         if marker.type is MarkerType.RULES:
             _put_rules(message, marker.rules)
+        message.queue_ends.extend(marker.queue_ends)
+        message.ends_as_of = marker.ends_as_of
         return _bytes_of(message)
     fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms, marker.due_at_ms)
     if fault:
@@ -197,10 +205,17 @@ def _without_messages(message: marker_pb2.Marker, marker_type: MarkerType) -> Ma
         raise MalformedRecordError(
             f"a {marker_type.name} that covers messages: got message id {got!r}, allowed (-1, -1); {_MALFORMED}"
         )
-    rules = _rules_of(message) if marker_type is MarkerType.RULES else None
-    if rules is None and not message.consumer_id:
+    consumer_id = message.consumer_id[:MAX_TEXT_CHARS]
+    if marker_type is MarkerType.RULES:
+        return Marker(marker_type, consumer_id=consumer_id, rules=_rules_of(message))
+    if not message.queue_ends and not consumer_id:
         return _TICK
-    return Marker(marker_type, consumer_id=message.consumer_id[:MAX_TEXT_CHARS], rules=rules)
+    if len(message.queue_ends) > MAX_QUEUE_PARTITION + 1:
+        raise MalformedRecordError(
+            f"too many ends: got {len(message.queue_ends)!r}, maximum {MAX_QUEUE_PARTITION + 1}; {_MALFORMED}"
+        )
+    ends = tuple(message.queue_ends)
+    return Marker(marker_type, consumer_id=consumer_id, queue_ends=ends, ends_as_of=message.ends_as_of if ends else 0)
 
 
 def _put_rules(message: marker_pb2.Marker, rules: QueueRules | None) -> None:

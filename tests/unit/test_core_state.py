@@ -152,9 +152,9 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 6 with up to 15"),
-        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 6 with up to 15"),
-        (sealed(99, bytes(400)), "version 6 with 99 counters, this build reads version 6 with up to 15"),
+        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 6 with up to 16"),
+        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 6 with up to 16"),
+        (sealed(99, bytes(400)), "version 6 with 99 counters, this build reads version 6 with up to 16"),
         (sealed(15, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(32)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),

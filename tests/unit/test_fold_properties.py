@@ -85,6 +85,12 @@ MARKERS = st.one_of(
         reason=st.sampled_from(["", "bad", "worse"]),
     ),
     st.builds(tick, st.just(0)),
+    st.builds(
+        tick,
+        st.just(0),
+        queue_ends=st.lists(st.sampled_from([-1, 0, 1, 3, 6, 32]), min_size=1, max_size=3).map(tuple),
+        ends_as_of=st.integers(0, 40),
+    ),
     st.builds(unreadable, st.just(0)),
     st.builds(rules_marker, QUEUE_RULES, st.just(0)),
 )
@@ -204,7 +210,7 @@ def test_every_started_message_is_in_flight_or_ended_or_decided(markers: list[Lo
     """And nothing else."""
     _, state = folded([markers], rules)
     counters = state.counters
-    gone = counters.acked + counters.expired + counters.redelivered + counters.dead_lettered
+    gone = counters.acked + counters.expired + counters.redelivered + counters.dead_lettered + counters.nonexistent
     assert counters.started == len(state.in_flight) + gone
 
 

@@ -54,6 +54,12 @@ OURS = {
     ),
     # type 3; message_id: 22 bytes, partition -1, offset -1
     "tick": (f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01", tick_marker()),
+    # type 3; message_id as above; queue_ends (field 17, tag 8a 01), 12 bytes: 300, -1; ends_as_of (field 18, tag 90 01)
+    # 1,000
+    "tick with ends": (
+        f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01 8a01 0c ac02 {'ff' * 9}01 9001 e807",
+        tick_marker((300, -1), 1_000),
+    ),
     # type 4; message_id as of a tick; rules (field 15, tag 7a), 24 bytes: version 2, max_deliveries 3, backoff 3,
     # backoff_initial_ms 300, backoff_max_ms 30,000, backoff_jitter 0.5 (kind 1, 8 bytes), dead_letters_expired 1
     "rules": (
