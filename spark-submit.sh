@@ -45,7 +45,10 @@ else
     set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"
 fi
 case $master in
-    local | 'local['*) ;;
+    local | 'local['*)
+        # PySpark's own daemon prints a traceback for each worker whose query stops. Executors have only PySpark's.
+        set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
+        ;;
     *)
         archive=$("$python" -m kmq_spark.local.archive)
         # First, so that a --py-files of your own goes before it.

@@ -230,7 +230,7 @@ def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_
     queue = f"shared.{time.time_ns()}"
     create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     # Two topics of these three are those of the group.
-    create_queue(f"{queue}.group-billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    create_queue(f"{queue}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
     topics = QueueTopics(queue, "billing")
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     producer.produce(queue, b"value", partition=0)

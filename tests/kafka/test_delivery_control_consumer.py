@@ -277,7 +277,7 @@ def test_each_group_sees_every_message_once_and_a_copy_for_one_is_passed_over_by
     names = ["billing", "audit"]
     for name in names:
         # what `kmq queue create <queue>@<group>` makes, with what exists today
-        create_queue(f"{queue.name}.group-{name}", bootstrap_servers=queue.bootstrap_servers, partitions=1)
+        create_queue(f"{queue.name}@{name}", bootstrap_servers=queue.bootstrap_servers, partitions=1)
     queue.send(*"abc")
     write(queue, "again", group="billing", delivery_count=1)
     write(queue, "last")

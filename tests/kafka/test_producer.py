@@ -88,7 +88,7 @@ def test_largest_message_fits_into_the_topic(queue: Queue) -> None:
 def test_value_of_another_type_is_refused(queue: Queue, value: Any) -> None:  # noqa: ANN401  # wrong on purpose
     with (
         QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
-        pytest.raises(ConfigError, match=f"got {type(value).__name__}, bytes, str or None"),
+        pytest.raises(ConfigError, match=f"expected bytes, str or None, got {type(value).__name__}"),
     ):
         producer.send(value)
 

@@ -313,10 +313,10 @@ def test_commands_tell_what_they_would_do_do_it_and_show_what_there_is(letters: 
     assert (as_json["value"], as_json["key_hex"], as_json["id"]) == ("a\x1b[31m\n", "ff00", "0:0")
     assert DELIVERY_COUNT in {header["name"] for header in as_json["headers"]}
     dry = letters.kmq("redrive", "--reason", "customer")
-    assert "would redrive 1 dead letters" in dry.stdout
+    assert "would redrive 1 dead letter," in dry.stdout
     assert "add --execute" in dry.stdout
     assert letters.back() == []
-    assert "redriven 1 dead letters" in letters.kmq("redrive", "--id", "0:0", "--execute").stdout
+    assert "redriven 1 dead letter" in letters.kmq("redrive", "--id", "0:0", "--execute").stdout
     assert letters.back() == [b"a\x1b[31m\n"]
     missing = letters.kmq("redrive", "--id", "0:9", "--execute")
     assert missing.exit_code == 1
