@@ -247,12 +247,26 @@ def _reading(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     }
 
 
+MEMBER_KEYS = frozenset(
+    {
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+    }
+)
+"""Settings of a member of a consumer group. librdkafka checks them against each other even where no group is joined."""
+
+
 def reader_config(
     bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a consumer that assigns its partitions itself and commits nothing."""
+    """Return the settings of a consumer that assigns its partitions itself, joins no group and commits nothing."""
     config = {**_reading(bootstrap_servers, client_id or new_client_id("reader")), "group.id": group}
-    return _finish(config, extra)
+    return _finish(config, {key: value for key, value in (extra or {}).items() if key not in MEMBER_KEYS})
 
 
 GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
