@@ -55,6 +55,9 @@ SEVEN_DAYS_MS = 7 * 24 * 60 * 60 * 1000
 
 DEFAULT_TIMEOUT_MS = 15_000
 
+NEW_SETTINGS_S = 5.0
+"""How long the brokers of a cluster may take to learn of topics and settings that were just made."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueTopics:
@@ -258,7 +261,15 @@ def create_queue(
             _require_quorum(
                 admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout_ms
             )
-    return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+    until = time.monotonic() + (NEW_SETTINGS_S if missing else 0.0)
+    while True:
+        try:
+            return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+        except TopicError:
+            # Each broker learns of new topics and settings in its own time, and any of them may answer.
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 def check_queue(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.topics import check_queue, create_queue
+from tests.kafka.stage import wait_until
 from tests.kafka.three_brokers import ThreeBrokers
 
 if TYPE_CHECKING:
@@ -30,11 +31,20 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
         made.close()
 
 
-def setting(brokers: ThreeBrokers, topic: str, key: str) -> str:
-    """Return a setting of a topic."""
-    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
+def setting(bootstrap_servers: str, topic: str, key: str) -> str:
+    """Return a setting of a topic, as a client that starts at this broker sees it."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     (future,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
     return str(future.result(20)[key].value)
+
+
+def has_setting(brokers: ThreeBrokers, topic: str, key: str, value: str) -> bool:
+    """Wait until every broker says so: each learns of a change in its own time."""
+    found = AdminClient({"bootstrap.servers": brokers.bootstrap_servers}).list_topics(timeout=10).brokers.values()
+    return all(
+        wait_until(lambda at=f"{each.host}:{each.port}": setting(at, topic, key) == value, 10)  # type: ignore[misc]
+        for each in found
+    )
 
 
 def change(brokers: ThreeBrokers, topic: str, key: str, value: str) -> None:
@@ -43,6 +53,7 @@ def change(brokers: ThreeBrokers, topic: str, key: str, value: str) -> None:
     entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
     (future,) = admin.incremental_alter_configs([ConfigResource("topic", topic, incremental_configs=[entry])]).values()
     future.result(20)
+    assert has_setting(brokers, topic, key, value)
 
 
 @pytest.mark.parametrize("replication_factor", [-1, 3])
@@ -55,8 +66,8 @@ def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
         name, bootstrap_servers=brokers.bootstrap_servers, partitions=1, replication_factor=replication_factor
     )
     for topic in (*layout.topics.all_topics, layout.topics.redrive_topic):
-        assert setting(brokers, topic, "min.insync.replicas") == "2", topic
-        assert setting(brokers, topic, "unclean.leader.election.enable") == "false", topic
+        assert has_setting(brokers, topic, "min.insync.replicas", "2"), topic
+        assert has_setting(brokers, topic, "unclean.leader.election.enable", "false"), topic
 
 
 @pytest.mark.parametrize(
