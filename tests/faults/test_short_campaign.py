@@ -62,6 +62,7 @@ def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a broker forgets offsets after a minute at the earliest, and does so twice
 @pytest.mark.parametrize(
     ("scenario", "injections"),
     [

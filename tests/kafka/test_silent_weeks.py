@@ -64,6 +64,7 @@ def remove_markers(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path) -> None:
     """
     Offsets of a living idle tracker do not expire, those of a dead one do; then nothing is passed over in silence.
