@@ -62,12 +62,12 @@ def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a broker forgets offsets after a minute at the earliest, and does so twice
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("scenario", "injections"),
     [
         (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
-        (on_brokers.offsets_expired, 2), (on_markers.hostile, 6),
+        (on_markers.hostile, 6),
     ],
 )  # fmt: skip
 def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:
