@@ -9,7 +9,7 @@ from faults.stage import BROKER_SETTINGS, Stage
 from kmq_spark.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ class Campaign:
         seed: Of everything that is chosen.
         scale: Share of the full number of injections, in each fault.
         broker: A running one; one of its own by default.
-        spark: A running session; one of its own by default.
+        spark: Returns a running session; one of its own by default.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Campaign:
         seed: int,
         scale: float = 1.0,
         broker: EmbeddedBroker | None = None,
-        spark: SparkSession | None = None,
+        spark: Callable[[], SparkSession] | None = None,
     ) -> None:
         """Start nothing yet but the broker."""
         self.folder = folder
@@ -45,8 +45,8 @@ class Campaign:
         self.scale = scale
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
-        self._owns_spark = spark is None
-        self._spark = spark
+        self._shared_spark = spark
+        self._own_spark: SparkSession | None = None
         self._stages: list[Stage] = []
 
     def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
@@ -68,19 +68,21 @@ class Campaign:
 
     def spark(self) -> SparkSession:
         """Return the session, started with the first call."""
-        if self._spark is None:
+        if self._shared_spark is not None:
+            return self._shared_spark()
+        if self._own_spark is None:
             from kmq_spark.local.jars import jar_paths  # noqa: PLC0415  # not every fault needs Spark here
             from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
 
             settings = session_settings(jar_paths("spark"), "1g")
-            self._spark = build_session("kmq-faults", master="local[2]", settings=settings)
-        return self._spark
+            self._own_spark = build_session("kmq-faults", master="local[2]", settings=settings)
+        return self._own_spark
 
     def close(self) -> None:
         """End everything that was started here."""
         for stage in self._stages:
             stage.close()
-        if self._owns_spark and self._spark is not None:
-            self._spark.stop()
+        if self._own_spark is not None:
+            self._own_spark.stop()
         if self._owns_broker:
             self.broker.close()

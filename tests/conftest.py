@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, write_groups
+from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, longest_first, write_groups
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -61,6 +61,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     """Spread tests by group where the command line says `--dist loadgroup`."""
     is_ours = config.getoption("dist") == "loadgroup"
     return GroupScheduling(config, log, _groups_file(config)) if is_ours else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start what takes longest first, where several processes share the tests."""
+    if GROUPS_FILE in getattr(config, "workerinput", {}):
+        items[:] = longest_first(items, float(config.getini("timeout")))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,7 +3,8 @@ How tests are spread over processes (pytest-xdist), and what ends one that hangs
 
 Rule 1: tests that share something expensive, such as a Spark session, form a group; a group runs in one process.
 Rule 2: every other test runs in whichever process is free.
-Rule 3: a process that dies fails the test that it ran, and that test is not run again; the rest of its group goes on.
+Rule 3: what takes longest starts first, so that no process works on alone at the end.
+Rule 4: a process that dies fails the test that it ran, and that test is not run again; the rest of its group goes on.
 """
 
 from __future__ import annotations
@@ -41,6 +42,21 @@ def group_of(item: pytest.Item) -> str:
     return item.nodeid.split("::")[0] if {"module", "class"} & set(shared) else item.nodeid
 
 
+def longest_first(items: Sequence[pytest.Item], default_limit_s: float) -> list[pytest.Item]:
+    """
+    Sort tests so that the groups which may take longest come first; the order within a group stays.
+
+    The time limit of a test says how long it may take: who sets a longer one than the default has a reason.
+    """
+    limits_s: dict[str, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0]) if marker is not None and marker.args else default_limit_s
+        # Tests without a limit of their own are short.
+        limits_s[group_of(item)] = limits_s.get(group_of(item), 0.0) + (limit_s if limit_s > default_limit_s else 1.0)
+    return sorted(items, key=lambda item: -limits_s[group_of(item)])
+
+
 def write_groups(items: Sequence[pytest.Item], file: Path) -> None:
     """Write down the group of each test; all workers write the same, and a reader sees a whole file."""
     unfinished = file.with_suffix(f".{os.getpid()}")
@@ -50,7 +66,7 @@ def write_groups(items: Sequence[pytest.Item], file: Path) -> None:
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
     """
-    Groups of tests over workers, the largest first.
+    Groups of tests over workers, in the order in which their first tests were collected.
 
     xdist's own `loadgroup` puts the group into the test's id, which pytest 9.2 does not let it, and runs a test that
     killed its worker again and again.
@@ -59,6 +75,7 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says 
     def __init__(self, config: pytest.Config, log: Any, groups_file: Path) -> None:  # noqa: ANN401  # xdist's own
         """Take what LoadScopeScheduling takes, and where the workers write their groups."""
         super().__init__(config, log)
+        config.option.loadscopereorder = False  # xdist would sort the groups by their numbers of tests
         self._groups_file = groups_file
         self._groups: dict[str, str] = {}
 

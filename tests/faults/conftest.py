@@ -1,4 +1,4 @@
-"""A small campaign on the broker and the Spark session of all tests."""
+"""A small campaign on the broker of all tests, and on their Spark session where a fault needs one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from faults.campaign import Campaign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
+    from pathlib import Path
 
     from kmq_spark.local.broker import EmbeddedBroker
 
 
 @pytest.fixture(scope="session")
-def campaign(
-    broker: EmbeddedBroker, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Campaign]:
-    """The least of every fault: one injection of each kind."""
-    campaign = Campaign(tmp_path_factory.mktemp("faults"), seed=1, scale=0.0, broker=broker, spark=spark)
+def campaign(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[Campaign]:
+    """
+    The least of every fault: one injection of each kind.
+
+    A test with a tracker in this process asks for the fixture `spark`, which makes it run where that session is.
+    """
+    folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("faults")
+    campaign = Campaign(folder, seed=1, scale=0.0, broker=broker, spark=lambda: request.getfixturevalue("spark"))
     try:
         yield campaign
     finally:

@@ -13,7 +13,10 @@ from faults.run import Scenario, run_scenario
 if TYPE_CHECKING:
     from faults.campaign import Campaign
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(480)]
+
+IN_PROCESS = pytest.mark.usefixtures("spark")
+"""The tracker runs in this process; the others start processes of their own."""
 
 MOST_TELLING = ("tracker.before-commit", "tracker.committed")
 """Nothing is committed; all is, and nobody knows."""
@@ -30,6 +33,7 @@ def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
     assert result.injections >= injections, result.notes
 
 
+@IN_PROCESS
 def test_consumer_killed_at_every_step(campaign: Campaign) -> None:
     """Whatever a consumer was doing: its messages come again once, after their lease."""
     run(campaign, on_consumers.killed, len(on_consumers.CONSUMER_POINTS))
@@ -46,21 +50,25 @@ def test_newer_tracker_fences_the_older_one(campaign: Campaign) -> None:
     run(campaign, on_trackers.two_at_once, 1)
 
 
+@IN_PROCESS
 def test_markers_twice_late_and_out_of_order(campaign: Campaign) -> None:
     """Every order of markers is folded as the model folds it."""
     run(campaign, on_markers.disordered, 5)
 
 
+@IN_PROCESS
 def test_records_that_are_no_markers(campaign: Campaign) -> None:
     """Each is set aside, none stops the tracker."""
     run(campaign, on_markers.corrupted, len(on_markers.NOT_MARKERS))
 
 
+@IN_PROCESS
 def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
     """KeyboardInterrupt and other exceptions at random moments: the loop goes on, and nothing is lost."""
     run(campaign, on_consumers.interrupted, 10)
 
 
+@IN_PROCESS
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

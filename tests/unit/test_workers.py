@@ -47,6 +47,10 @@ def test_after(shared, name):
 @pytest.mark.parametrize("number", range(3))
 def test_alone(number):
     ran(f"alone-{number}")
+
+@pytest.mark.timeout(200)
+def test_long():
+    ran("long")
 """
 
 
@@ -61,11 +65,13 @@ def test_process_that_dies_fails_its_test_once_and_the_rest_of_its_group_goes_on
         [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "-ra"],
         cwd=tmp_path, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
-    assert re.search(r"^=+ 2 failed, 6 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert re.search(r"^=+ 2 failed, 7 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert re.search(r"^FAILED test_group.py::test_dies", done.stdout, re.MULTILINE)
     assert re.search(r"^FAILED test_group.py::test_hangs", done.stdout, re.MULTILINE)
     lines = (tmp_path / "ran").read_text().splitlines()
     by_name = {line.split()[0]: line.split()[1] for line in lines}
-    assert len(lines) == len(by_name) == 8  # none ran again
+    assert len(lines) == len(by_name) == 9  # none ran again
     assert by_name["first"] == by_name["dies"]
     assert by_name["hangs"] == by_name["after"] == by_name["and-after"] != by_name["dies"]
+    order = list(by_name)
+    assert order.index("long") < min(order.index(f"alone-{number}") for number in range(3))  # its limit is the longest
