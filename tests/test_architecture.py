@@ -16,7 +16,7 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if not path.name.endswith("_pb2.py")
 )
-CORE = sorted((ROOT / "kmq_spark" / "core").glob("*.py"))
+CORE = sorted((ROOT / "kmq_spark" / "core").rglob("*.py"))
 
 HEAVY = ("pyspark", "pandas", "pyarrow", "confluent_kafka", "delta")
 IMPURE = {"logging", "time", "datetime", "os", "socket", "threading", "random", "pathlib", "subprocess"}

@@ -1,0 +1,360 @@
+"""What the codec of the coordination topic writes, accepts and refuses."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.coordination.records import (
+    MAX_CAPACITY,
+    MAX_ENTRIES,
+    MAX_HEARTBEAT_MS,
+    MAX_INSTANCE_CHARS,
+    MAX_METADATA_BYTES,
+    MAX_NAME_CHARS,
+    MAX_OFFSET,
+    MAX_PART_BYTES,
+    MAX_PAUSE_MS,
+    MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_SEQUENCE,
+    MAX_SNAPSHOT_PARTS,
+    MIN_HEARTBEAT_MS,
+    Assignment,
+    HeldPosition,
+    Record,
+    RecordType,
+    SnapshotPart,
+    is_group,
+)
+from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, WireError
+from kmq_spark.wire import coordination_pb2
+from kmq_spark.wire.coordination import decode_record, encode_record
+
+CLIENT = {"client_id": "a", "instance": "i1"}
+
+GOLDEN: dict[str, tuple[Record, str]] = {
+    "join": (
+        Record(
+            RecordType.JOIN,
+            "a",
+            "i1",
+            1,
+            metadata=b"m",
+            capacity=3,
+            heartbeat_ms=2_000,
+            fast_reclaim=True,
+        ),
+        "10011a016122026931280132016d380340d00f4801",
+    ),
+    "heartbeat": (
+        Record(RecordType.HEARTBEAT, "a", "i1", 2, positions=(HeldPosition("r/0", 7, 300),)),
+        "10021a0161220269312802520a0a03722f30100718ac02",
+    ),
+    "leave": (Record(RecordType.LEAVE, "a", "i1", 3), "10031a0161220269312803"),
+    "claim": (Record(RecordType.CLAIM, "a", "i1", 4, resource="r/0"), "10041a01612202693128045a03722f30"),
+    "release": (
+        Record(RecordType.RELEASE, "a", "i1", 5, resource="r/0", epoch=7, position=0),
+        "10051a01612202693128055a03722f3060076800",
+    ),
+    "release without position": (
+        Record(RecordType.RELEASE, "a", "i1", 5, resource="r/0", epoch=7),
+        "10051a01612202693128055a03722f306007",
+    ),
+    "claim messages": (
+        Record(RecordType.CLAIM_MESSAGES, "a", "i1", 6, resource="r/0", epoch=7, position=300),
+        "10061a01612202693128065a03722f30600768ac02",
+    ),
+    "pause group": (
+        Record(RecordType.PAUSE_GROUP, "a", "i1", 7, duration_ms=600_000),
+        "10071a016122026931280770c0cf24",
+    ),
+    "resume group": (Record(RecordType.RESUME_GROUP, "a", "i1", 8), "10081a0161220269312808"),
+    "set position": (
+        Record(RecordType.SET_POSITION, "a", "i1", 9, resource="r/0", position=5),
+        "10091a01612202693128095a03722f306805",
+    ),
+    "add task": (
+        Record(RecordType.ADD_TASK, "a", "i1", 10, resource="t", payload=b"p"),
+        "100a1a016122026931280a5a01747a0170",
+    ),
+    "remove task": (Record(RecordType.REMOVE_TASK, "a", "i1", 11, resource="t"), "100b1a016122026931280b5a0174"),
+    "drain": (Record(RecordType.DRAIN, "a", "i1", 12, member="b"), "100c1a016122026931280c82010162"),
+    "assign": (
+        Record(RecordType.ASSIGN, "a", "i1", 13, generation=9, assignments=(Assignment("t", "b"), Assignment("u", ""))),
+        "100d1a016122026931280d880109920106" + "0a01741201629201030a0175",
+    ),
+    "snapshot": (
+        Record(RecordType.SNAPSHOT, "a", "i1", 14, snapshot=SnapshotPart(11, 0, 2, b"w")),
+        "100e1a016122026931280e9a0107080b1802220177",
+    ),
+}
+
+
+@pytest.mark.parametrize(("record", "written"), GOLDEN.values(), ids=GOLDEN)
+def test_record_has_these_bytes(record: Record, written: str) -> None:
+    """Bytes in topics outlive this build: they never change for a version."""
+    assert encode_record(record).hex() == written
+    assert decode_record(bytes.fromhex(written)) == record
+
+
+def test_every_type_has_golden_bytes() -> None:
+    """A type that is added needs them too."""
+    assert {record.type for record, _ in GOLDEN.values()} == set(RecordType)
+
+
+def test_numbers_of_the_types_are_those_of_the_proto() -> None:
+    """The enum of the core is the one on the wire."""
+    types = coordination_pb2.Coordination.Type
+    assert {name: number for name, number in types.items() if number} == {kind.name: int(kind) for kind in RecordType}
+
+
+NAMES = st.text(
+    st.characters(blacklist_categories=["Cs", "Cc"]),
+    min_size=1,
+    max_size=12,
+)
+OFFSETS = st.integers(0, MAX_OFFSET)
+HEADS: dict[str, Any] = {
+    "client_id": NAMES,
+    "instance": NAMES,
+    "sequence": st.integers(0, MAX_SEQUENCE),
+}
+
+
+def records_of(kind: RecordType, **fields: Any) -> st.SearchStrategy[Record]:  # noqa: ANN401  # strategies of fields
+    """Return records of one type."""
+    return st.builds(Record, st.just(kind), **HEADS, **fields)
+
+
+RECORDS = st.one_of(
+    records_of(
+        RecordType.JOIN,
+        metadata=st.binary(max_size=20),
+        capacity=st.integers(0, MAX_CAPACITY),
+        heartbeat_ms=st.integers(MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS),
+        fast_reclaim=st.booleans(),
+    ),
+    records_of(
+        RecordType.HEARTBEAT,
+        positions=st.lists(st.builds(HeldPosition, NAMES, OFFSETS, OFFSETS), max_size=4).map(tuple),
+    ),
+    records_of(RecordType.LEAVE),
+    records_of(RecordType.CLAIM, resource=NAMES),
+    records_of(RecordType.RELEASE, resource=NAMES, epoch=OFFSETS, position=st.none() | OFFSETS),
+    records_of(RecordType.CLAIM_MESSAGES, resource=NAMES, epoch=OFFSETS, position=OFFSETS),
+    records_of(RecordType.PAUSE_GROUP, duration_ms=st.integers(1, MAX_PAUSE_MS)),
+    records_of(RecordType.RESUME_GROUP),
+    records_of(RecordType.SET_POSITION, resource=NAMES, position=st.none() | OFFSETS),
+    records_of(RecordType.ADD_TASK, resource=NAMES, payload=st.binary(max_size=20)),
+    records_of(RecordType.REMOVE_TASK, resource=NAMES),
+    records_of(RecordType.DRAIN, member=NAMES),
+    records_of(
+        RecordType.ASSIGN,
+        generation=OFFSETS,
+        assignments=st.lists(st.builds(Assignment, NAMES, NAMES | st.just("")), max_size=4).map(tuple),
+    ),
+    records_of(
+        RecordType.SNAPSHOT,
+        snapshot=st.builds(SnapshotPart, OFFSETS, st.integers(0, 2), st.integers(3, 9), st.binary(max_size=20)),
+    ),
+)
+
+
+@given(RECORDS)
+def test_record_survives_the_wire(record: Record) -> None:
+    """What is written is what is read."""
+    assert decode_record(encode_record(record)) == record
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_but_wire_errors(value: bytes) -> None:
+    """Foreign records never stop a member."""
+    with contextlib.suppress(WireError):
+        decode_record(value)
+
+
+@given(RECORDS, st.data())
+def test_damaged_record_is_read_within_bounds_or_refused(record: Record, data: st.DataObject) -> None:
+    """A record with any byte changed can be written again, or it is refused."""
+    value = bytearray(encode_record(record))
+    value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        damaged = decode_record(bytes(value))
+    except WireError:
+        return
+    assert decode_record(encode_record(damaged)) == damaged
+
+
+@given(RECORDS, RECORDS)
+def test_fields_of_other_types_are_not_read(record: Record, other: Record) -> None:
+    """A record with the fields of two types is read as its own type alone."""
+    message = coordination_pb2.Coordination.FromString(encode_record(other))
+    message.MergeFromString(encode_record(record))
+    if record.type is other.type:
+        return
+    read = decode_record(message.SerializeToString())
+    assert decode_record(encode_record(read)) == read
+    assert read.type is record.type
+
+
+def bytes_of(kind: int, **fields: object) -> bytes:
+    """Return the bytes of a record, with fields that may be wrong."""
+    given_fields = {**CLIENT, "type": kind, **fields}
+    value: bytes = coordination_pb2.Coordination(**given_fields).SerializeToString()  # type: ignore[arg-type]  # wrong on purpose
+    return value
+
+
+REFUSED: dict[str, tuple[bytes | None, str]] = {
+    "no value": (None, "the record has no value"),
+    "empty value": (b"", "the record is empty"),
+    "no protobuf": (b"\xff\xff\xff", "got 3 bytes that are no Coordination message"),
+    "text that is not UTF-8": (b"\x10\x03\x1a\x01\xff", "got 5 bytes that are no Coordination message"),
+    "large record": (
+        b"\x32" + bytes(MAX_RECORD_BYTES),
+        "the record is too large: got 1000001 bytes, allowed 1 to 1000000",
+    ),
+    "no type": (bytes_of(0), "a record without type: got 0, allowed 1 to 14"),
+    "no client id": (bytes_of(3, client_id=""), "LEAVE: client id is empty: got '', allowed 1 to 255 characters"),
+    "long client id": (bytes_of(3, client_id="c" * 300), "LEAVE: client id is too long: got 300 characters ('ccc"),
+    "control character": (bytes_of(3, client_id="a\nb"), "LEAVE: client id has a control character: got 'a\\nb'"),
+    "long instance": (bytes_of(3, instance="i" * 65), "LEAVE: instance is too long: got 65 characters"),
+    "large sequence": (bytes_of(3, sequence=2**63), "LEAVE: sequence is out of bounds: got 9223372036854775808"),
+    "large metadata": (
+        bytes_of(1, heartbeat_ms=2_000, metadata=bytes(MAX_METADATA_BYTES + 1)),
+        "JOIN: metadata is too large: got 4097 bytes, allowed 0 to 4096",
+    ),
+    "large capacity": (
+        bytes_of(1, heartbeat_ms=2_000, capacity=MAX_CAPACITY + 1),
+        "JOIN: capacity is out of bounds: got 1000001, allowed 0 to 1000000",
+    ),
+    "short interval": (
+        bytes_of(1, heartbeat_ms=99),
+        "JOIN: heartbeat interval in ms is out of bounds: got 99, allowed 100 to 60000",
+    ),
+    "long interval": (bytes_of(1, heartbeat_ms=60_001), "JOIN: heartbeat interval in ms is out of bounds: got 60001"),
+    "many positions": (
+        bytes_of(2, positions=[{"resource": "r"}] * (MAX_ENTRIES + 1)),
+        "HEARTBEAT: too many positions: got 10001, allowed 0 to 10000",
+    ),
+    "position of no resource": (bytes_of(2, positions=[{"position": 1}]), "HEARTBEAT: resource is empty"),
+    "negative epoch": (
+        bytes_of(2, positions=[{"resource": "r", "epoch": -1}]),
+        "HEARTBEAT: epoch is out of bounds: got -1, allowed 0 to 9223372036854775807",
+    ),
+    "negative position": (
+        bytes_of(2, positions=[{"resource": "r", "position": -1}]),
+        "HEARTBEAT: position is out of bounds: got -1",
+    ),
+    "claim of nothing": (bytes_of(4), "CLAIM: resource is empty"),
+    "long resource": (bytes_of(4, resource="r" * 256), "CLAIM: resource is too long: got 256 characters"),
+    "release of a negative epoch": (bytes_of(5, resource="r", epoch=-1), "RELEASE: epoch is out of bounds: got -1"),
+    "negative position of a release": (bytes_of(5, resource="r", position=-1), "RELEASE: position is out of bounds"),
+    "messages up to nowhere": (
+        bytes_of(6, resource="r"),
+        "CLAIM_MESSAGES: position is missing: got None, allowed 0 to the end of the messages",
+    ),
+    "no pause": (bytes_of(7), "PAUSE_GROUP: pause in ms is out of bounds: got 0, allowed 1 to 604800000"),
+    "large payload": (
+        bytes_of(10, resource="t", payload=bytes(MAX_PAYLOAD_BYTES + 1)),
+        "ADD_TASK: payload is too large: got 4097 bytes, allowed 0 to 4096",
+    ),
+    "drain of nobody": (bytes_of(12), "DRAIN: member is empty"),
+    "assignment of no task": (bytes_of(13, assignments=[{"client_id": "a"}]), "ASSIGN: task is empty"),
+    "long assignee": (
+        bytes_of(13, assignments=[{"task": "t", "client_id": "c" * 300}]),
+        "ASSIGN: client id is too long",
+    ),
+    "many assignments": (
+        bytes_of(13, assignments=[{"task": "t"}] * (MAX_ENTRIES + 1)),
+        "ASSIGN: too many assignments: got 10001, allowed 0 to 10000",
+    ),
+    "negative generation": (bytes_of(13, generation=-1), "ASSIGN: generation is out of bounds: got -1"),
+    "no snapshot": (bytes_of(14), "SNAPSHOT: snapshot is missing: got None, allowed a part of a snapshot"),
+    "snapshot of the past": (
+        bytes_of(14, snapshot={"as_of": -1, "parts": 1}),
+        "SNAPSHOT: as_of is out of bounds: got -1",
+    ),
+    "snapshot without parts": (
+        bytes_of(14, snapshot={"as_of": 1}),
+        f"SNAPSHOT: parts is out of bounds: got 0, allowed 1 to {MAX_SNAPSHOT_PARTS}",
+    ),
+    "part past the last one": (
+        bytes_of(14, snapshot={"as_of": 1, "part": 2, "parts": 2}),
+        "SNAPSHOT: part is out of bounds: got 2, allowed 0 to 1",
+    ),
+    "large part": (
+        bytes_of(14, snapshot={"as_of": 1, "parts": 1, "data": bytes(MAX_PART_BYTES + 1)}),
+        "SNAPSHOT: part of a snapshot is too large: got 524289 bytes, allowed 0 to 524288",
+    ),
+}
+
+
+@pytest.mark.parametrize(("value", "finding"), REFUSED.values(), ids=REFUSED)
+def test_malformed_record_is_refused_with_its_place_and_finding(value: bytes | None, finding: str) -> None:
+    """The error says where the record lies and what is wrong with it, as text and as attributes."""
+    with pytest.raises(MalformedRecordError) as caught:
+        decode_record(value, topic="kmq.coordination", partition=3, offset=18)
+    error = caught.value
+    assert str(error).startswith(f"cannot read coordination record at kmq.coordination[3]@18: {finding}")
+    assert (error.topic, error.partition, error.offset) == ("kmq.coordination", 3, 18)
+
+
+@pytest.mark.parametrize(
+    ("value", "finding"),
+    [
+        (bytes_of(3, version=9), "version 9, this build reads up to 0"),
+        (bytes_of(15), "type 15, this build reads up to 14"),
+    ],
+    ids=["version", "type"],
+)
+def test_record_of_a_later_build_is_told_apart_from_a_malformed_one(value: bytes, finding: str) -> None:
+    """A member that meets one cannot know the world any more, and has to stop."""
+    with pytest.raises(UnsupportedVersionError) as caught:
+        decode_record(value)
+    assert str(caught.value).startswith(f"cannot read coordination record: {finding}; upgrade every member")
+
+
+@pytest.mark.parametrize("name", ["é" * MAX_NAME_CHARS, "topic/3", "a b", "日本", "\u2028"])
+def test_names_of_any_alphabet_are_accepted(name: str) -> None:
+    """The bound counts characters; what is refused does not depend on a table of Unicode."""
+    record = Record(RecordType.CLAIM, name, "i" * MAX_INSTANCE_CHARS, resource=name)
+    assert decode_record(encode_record(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("record", "finding"),
+    [
+        (Record(RecordType.CLAIM, "a", "i", resource="r" * 300), "cannot write CLAIM: resource is too long: got 300"),
+        (Record(RecordType.LEAVE, "\ud800", "i"), "cannot write LEAVE: client id has a control character"),
+        (Record(RecordType.SNAPSHOT, "a", "i"), "cannot write SNAPSHOT: snapshot is missing"),
+        (
+            Record(
+                RecordType.HEARTBEAT,
+                "a",
+                "i",
+                positions=(HeldPosition("é" * MAX_NAME_CHARS, 0, 0),) * 2_000,
+            ),
+            "cannot write HEARTBEAT: the record is too large: got 1032008 bytes",
+        ),
+    ],
+    ids=["name", "surrogate", "snapshot", "size"],
+)
+def test_record_that_no_reader_accepts_is_not_written(record: Record, finding: str) -> None:
+    """The caller gets the error, not the readers."""
+    with pytest.raises(MalformedRecordError) as caught:
+        encode_record(record)
+    assert str(caught.value).startswith(finding)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("fleet-1.a_b", True), ("", False), ("g" * 201, False), ("a/b", False), (b"fleet", False)],
+)
+def test_groups_are_named_like_queues(name: object, expected: bool) -> None:  # noqa: FBT001  # the expectation
+    """They reach labels of metrics and names of consumer groups."""
+    assert is_group(name) is expected
