@@ -78,10 +78,17 @@ class Campaign:
             self._own_spark = build_session("kmq-faults", master="local[2]", settings=settings)
         return self._own_spark
 
+    def end_stages(self) -> None:
+        """End what the stages so far have left running, so that the next fault has the machine; the broker runs on."""
+        # A scenario that broke off may have left the broker suspended or dead.
+        self.broker.resume()
+        self.broker.start()
+        while self._stages:
+            self._stages.pop().close()
+
     def close(self) -> None:
         """End everything that was started here."""
-        for stage in self._stages:
-            stage.close()
+        self.end_stages()
         if self._own_spark is not None:
             self._own_spark.stop()
         if self._owns_broker:

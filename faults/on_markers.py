@@ -126,7 +126,7 @@ def _start_after_end(stage: Stage, generator: random.Random) -> None:
 
 
 def _start_of_no_partition(stage: Stage, generator: random.Random) -> None:
-    """A message of a queue partition that does not exist: becomes a dead letter that says so."""
+    """A message of a queue partition that does not exist: its lease ends, and nothing else comes of it."""
     covered = OffsetRange(generator.randrange(1_000), 2)
     write_marker(stage, Marker(MarkerType.START, 999, (covered,), redeliver_after_ms=300), partition=0)
 

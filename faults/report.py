@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from faults.checker import Violation
 
-MOST_TOLD = 20
-"""Violations told one by one; past it they are only counted."""
+MOST_TOLD = 5
+"""Violations of one promise that are listed; the others are counted."""
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, ma
         seed: Of this run.
         machine: Where it ran.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     faults = {number: _fault(number, seed, scenarios) for number, scenarios in _by_fault(results).items()}
     ordered = sorted(faults.values(), key=lambda fault: int(fault["id"][1:]))
@@ -79,6 +80,18 @@ def percentiles(lateness_ms: Iterable[int]) -> dict[str, int]:
         return {}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": int(p50), "p99": int(p99), "max": max(values)}
+
+
+def told_violations(violations: Iterable[Violation], most: int = MOST_TOLD) -> list[str]:
+    """Return the first violations of each promise, and how many more there are: many of one do not hide another."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for invariant, what in violations:
+        found[invariant].append(f"{invariant}: {what}")
+    lines: list[str] = []
+    for invariant, each in found.items():
+        lines += each[:most]
+        lines += [f"{invariant}: and {len(each) - most} more"] if len(each) > most else []
+    return lines
 
 
 def _by_fault(results: Iterable[FaultResult]) -> dict[str, list[FaultResult]]:
@@ -104,7 +117,7 @@ def _fault(number: str, seed: int, scenarios: Sequence[FaultResult]) -> dict[str
         "took_s": round(sum(scenario.took_s for scenario in scenarios)),
         "counts": dict(counts),
         "notes": [note for scenario in scenarios for note in scenario.notes],
-        "found": [f"{one.invariant}: {one.what}" for scenario in scenarios for one in scenario.violations][:MOST_TOLD],
+        "found": told_violations(one for scenario in scenarios for one in scenario.violations),
     }
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from faults import on_brokers, on_consumers, on_markers, on_trackers
 from faults.campaign import Campaign
 from faults.checker import Violation
-from faults.report import FaultResult, percentiles, write_results
+from faults.report import FaultResult, percentiles, told_violations, write_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,20 +74,16 @@ def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultRes
     _say(f"{fault:>4}  {result.what}")
     try:
         stages = scenario(campaign)
+        if stages is None:
+            result.notes.append(f"{result.what}: not injected, there is no C compiler here")
+        for stage in stages if isinstance(stages, list) else [stages] if stages else []:
+            _add(result, stage)
     except Exception as error:
         # The other faults are worth their time all the same; a scenario that broke off has proved nothing.
         logger.exception("%s broke off", fault)
-        campaign.broker.start()
         result.violations.append(Violation("harness", f"broke off: {error!r}"))
-        return result
-    if stages is None:
-        result.notes.append(f"{result.what}: not injected, there is no C compiler here")
-        return result
-    stages = stages if isinstance(stages, list) else [stages]
-    for stage in stages:
-        _add(result, stage)
-    for stage in stages:
-        stage.close()
+    finally:
+        campaign.end_stages()
     result.took_s = time.monotonic() - began_s
     return result
 
@@ -153,8 +149,8 @@ def _tell(result: FaultResult) -> None:
         f"{result.fault:>4}  {result.injections:4} injections  {len(result.violations):3} violations  "
         f"{result.took_s:5.0f} s  lateness {late}  {dict(result.counts)}",
     )
-    for one in result.violations[:20]:
-        _say(f"      {one.invariant}: {one.what}")
+    for line in told_violations(result.violations):
+        _say(f"      {line}")
     for note in result.notes:
         _say(f"      note: {note}")
 

@@ -283,6 +283,8 @@ class Stage:
 
     def close(self) -> None:
         """End whatever still runs, a broker of its own included."""
+        for sender in self._senders:
+            sender.stop()
         for child in self._children:
             if child.is_running:
                 child.resume()

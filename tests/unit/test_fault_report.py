@@ -1,0 +1,33 @@
+"""The report of the fault campaign: a flood of one violation does not hide another one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from faults.checker import Violation
+from faults.report import FaultResult, told_violations, write_results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_each_invariant_is_told() -> None:
+    violations = [Violation("I1", f"message {number} is open") for number in range(1_000)]
+    violations.append(Violation("I4", "two copies"))
+    assert told_violations(violations, most=2) == [
+        "I1: message 0 is open",
+        "I1: message 1 is open",
+        "I1: and 998 more",
+        "I4: two copies",
+    ]
+
+
+def test_results_have_all_invariants_and_their_folder_is_made(tmp_path: Path) -> None:
+    result = FaultResult("F2", "a fault")
+    result.violations = [Violation("I1", "open")] * 1_000 + [Violation("I12", "not fenced")]
+    write_results([result], tmp_path / "new", seed=1, machine="here")
+    (fault,) = json.loads((tmp_path / "new" / "results.json").read_text())["faults"]
+    assert fault["violations"] == 1_001
+    assert "I12: not fenced" in fault["found"]
+    assert "- F2: I12: not fenced" in (tmp_path / "new" / "results.md").read_text()
