@@ -52,6 +52,12 @@ MAX_DELIVERIES = "kmq-max-deliveries"
 """The queue's limit of deliveries, beside a `SILENT_COUNT`: how many are left decides how it is handed out."""
 LAST_ERROR = "kmq-last-error"
 """What the handler raised in the last delivery that failed with a text; later silent deliveries leave it."""
+PRODUCER = "kmq-producer"
+"""Id of the producer that sent the message, where it has one."""
+GENERATION = "kmq-generation"
+"""Which life of that producer sent it; the first is 1."""
+SEQUENCE = "kmq-sequence"
+"""Number of the message among all that the producer has committed; the first is 1, without a gap."""
 
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
@@ -105,6 +111,35 @@ class Death(NamedTuple):
     first_sent_ms: int | None
     attempts_ms: tuple[int, ...]
     queue: str
+
+
+class Sender(NamedTuple):
+    """
+    Which producer with an id sent a message.
+
+    Attributes:
+        producer_id: Its id.
+        generation: Which life of it, from 1.
+        sequence: Number of the message among all of that producer, from 1.
+    """
+
+    producer_id: str
+    generation: int
+    sequence: int
+
+
+def sender_of(headers: Given) -> Sender | None:
+    """Return who sent a message, from any copy of it; None where the sender has no id or a header is unreadable."""
+    known = headers if isinstance(headers, dict) else by_name(headers)
+    producer_id = text_of(known, PRODUCER)
+    generation, sequence = read_number(known.get(GENERATION)), read_number(known.get(SEQUENCE))
+    return Sender(producer_id, generation, sequence) if producer_id and generation and sequence else None
+
+
+def is_first_copy(headers: Given) -> bool:
+    """Return whether a record of the queue topic is a message as it was sent: no redelivery, and not redriven."""
+    known = headers if isinstance(headers, dict) else by_name(headers)
+    return ORIGIN not in known
 
 
 def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
