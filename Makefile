@@ -40,8 +40,8 @@ bench: .venv/.dev .venv/.jars ## measure everything, about forty minutes; writes
 bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
-faults: .venv/.dev .venv/.jars ## break things for forty minutes; writes faults/results.json and results.md
-	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run
+faults: .venv/.dev .venv/.jars ## break things for forty minutes; EVIDENCE=FOLDER keeps what the checker judged
+	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run $(if $(EVIDENCE),--evidence $(EVIDENCE))
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
 	@$(PYTEST) $(SPREAD) -m "faults and not slow"

@@ -28,6 +28,7 @@ class Campaign:
         scale: Share of the full number of injections, in each fault.
         broker: A running one; one of its own by default.
         spark: Returns a running session; one of its own by default.
+        evidence: Folder in which each stage leaves what its verdict was made from; None for none.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Campaign:
         scale: float = 1.0,
         broker: EmbeddedBroker | None = None,
         spark: Callable[[], SparkSession] | None = None,
+        evidence: Path | None = None,
     ) -> None:
         """Start nothing yet but the broker."""
         self.folder = folder
         self.seed = seed
         self.scale = scale
+        self.evidence = evidence
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
         self._shared_spark = spark
@@ -53,7 +56,8 @@ class Campaign:
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
         # Only the name of a queue: it must be new on this broker, and say when it was made.
         queue = f"{name}.{time.time_ns() // 1_000_000}"
-        options |= {"owns_broker": broker is not None}
+        evidence = None if self.evidence is None else self.evidence / queue
+        options |= {"owns_broker": broker is not None, "evidence": evidence}
         stage = Stage(broker or self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
         self._stages.append(stage)
         return stage

@@ -79,6 +79,13 @@ class MovableClock:
         self._path.write_bytes(_MOVED_MS.pack(0))
         self.epochs = [Epoch(time.time_ns() // 1_000_000, 0)]
 
+    @classmethod
+    def moved(cls, epochs: Sequence[Epoch]) -> MovableClock:
+        """Return a clock that was moved, to judge by: it cannot be moved any more."""
+        clock = cls.__new__(cls)
+        clock.epochs = list(epochs)
+        return clock
+
     def environment(self) -> dict[str, str]:
         """Return the variables under which a process has this clock."""
         return {"LD_PRELOAD": str(_library()), "KMQ_FALSE_CLOCK_FILE": str(self._path)}

@@ -1,5 +1,5 @@
 """
-Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--folder DIR]`.
+Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--evidence DIR]`.
 
 Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some.
 A row of the stored results comes from a whole run and never from one of single faults: with `--only` the results go to
@@ -106,6 +106,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scale-of", action="append", default=[], metavar="F2=0.34", help="the same for one fault")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats a run's choices")  # noqa: S311  # a seed, no secret
     parser.add_argument("--results", type=Path, help="where results.json and results.md go")
+    parser.add_argument("--evidence", type=Path, help="where each verdict's evidence goes; see `faults.judge`")
     parser.add_argument("--keep", action="store_true", help="keep logs and event files")
     return parser.parse_args(arguments)
 
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     scales = {fault: float(scale) for fault, _, scale in (text.partition("=") for text in options.scale_of)}
     results: list[FaultResult] = []
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    campaign = Campaign(folder, seed=options.seed, scale=options.scale)
+    campaign = Campaign(folder, seed=options.seed, scale=options.scale, evidence=options.evidence)
     try:
         for fault, scenario in SCENARIOS:
             if wanted and fault not in wanted:

@@ -15,16 +15,18 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from faults.checker import Verdict, check, open_messages
 from faults.conservation import Told
 from faults.events import EventFile, read_events
+from faults.evidence import RECORDS, REMEMBERED, RecordFile, keep_rest
 from faults.leases import Session, read_leases
 from faults.processes import NEVER_MS, TrackerChild, WorkerChild
 from faults.sender import Sender
-from faults.topics import read_dump
+from faults.topics import read_dump, without
 from faults.waits import Bounds, Stretch, gaps
 from faults.worker import Profile
 from kmq_spark.config import load_settings
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from faults.clocks import FalseClock, MovableClock
+    from faults.evidence import RawRecord
     from faults.topics import Dump, Record
     from kmq_spark.core.markers import MessageId
     from kmq_spark.core.state import Status
@@ -92,6 +95,7 @@ class Stage:
         spark: For a tracker in this process.
         clock: Of the broker, where it may be moved.
         owns_broker: Whether the broker ends with the stage.
+        evidence: Folder for what the verdict is made from; None where it is not kept.
         profile: Values that its workers have unlike the default.
     """
 
@@ -107,6 +111,7 @@ class Stage:
         spark: Callable[[], SparkSession] | None = None,
         clock: MovableClock | None = None,
         owns_broker: bool = False,
+        evidence: Path | None = None,
         **profile: Any,  # noqa: ANN401  # fields of Profile
     ) -> None:
         """Make the queue."""
@@ -125,7 +130,7 @@ class Stage:
         self.bounds = Bounds()
         self.injected_markers: set[tuple[int, int]] = set()
         self.hostile_markers: set[tuple[int, int]] = set()
-        self._clock, self._owns_broker = clock, owns_broker
+        self._clock, self._owns_broker, self._evidence = clock, owns_broker, evidence
         self._away: list[Stretch] = []
         self._tracked: list[Stretch] = []
         self._began_ms = _now_ms()
@@ -135,6 +140,7 @@ class Stage:
         self.recovery_s: list[float] = []
         self._spark = spark
         self._children: list[WorkerChild | TrackerChild] = []
+        self._crew: list[WorkerChild] = []
         self._senders: list[Sender] = []
         self._told: tuple[Path, Mapping[int, Status]] | None = None
         self._lock = threading.Lock()
@@ -250,6 +256,7 @@ class Stage:
         profile = _workers_idle_profile(self.profile)
         fresh = 0 if survivors else workers
         crew = [WorkerChild(replace(profile, name=f"drain{n}"), self.folder) for n in range(fresh)]
+        self._crew += crew
         began_s = time.monotonic()
         self.is_drained = True
         try:
@@ -279,7 +286,10 @@ class Stage:
 
     def remember(self) -> None:
         """Read the queue topic for the verdict, before records of it are removed."""
-        self._removed |= {record.place: record for record in read_dump(self.queue, self.bootstrap_servers).messages}
+        kept = RecordFile(self._evidence and self._evidence / REMEMBERED)
+        dump = read_dump(self.queue, self.bootstrap_servers, kept.keep)
+        kept.close()
+        self._removed |= {record.place: record for record in dump.messages}
 
     def close(self) -> None:
         """End whatever still runs, a broker of its own included."""
@@ -294,7 +304,9 @@ class Stage:
 
     def verdict(self, *, is_drained: bool = True) -> Verdict:
         """Read the topics and the event files, and check them."""
-        dump = self._dump()
+        kept = RecordFile(self._evidence and self._evidence / RECORDS)
+        dump = self._dump(kept.keep)
+        kept.close()
         present = {record.place: record for record in dump.messages}
         dump.messages = list((self._removed | present).values())
         dump.removed = self._removed.keys() - present.keys()
@@ -311,27 +323,65 @@ class Stage:
         for failure in self.failures:
             invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
             found.add(invariant, what)
+        if self._evidence is not None:
+            facts = partial(self._facts, is_drained=is_drained)
+            keep_rest(self._evidence, self.folder, facts, {"violations": found.violations, "counts": found.counts})
         return found
 
-    def _dump(self) -> Dump:
+    def _facts(self, *, is_drained: bool) -> dict[str, Any]:
+        """Return everything that the verdict takes besides the topics and the event files, as JSON holds it."""
+        topics = self.layout.topics
+        return {
+            "queue": self.queue,
+            "topics": [topics.markers_topic, topics.queue_topic, topics.dead_letter_topic],
+            "seed": self.seed,
+            "max_deliveries": self.max_deliveries,
+            "is_drained": is_drained,
+            "profile": asdict(self.profile),
+            "injections": self.injections,
+            "injected_markers": sorted(self.injected_markers),
+            "hostile_markers": sorted(self.hostile_markers),
+            "sessions": self.sessions(),
+            "told": {
+                partition: (begins_at, status.to_dict()) for partition, (begins_at, status) in self.told().items()
+            },
+            "bounds": asdict(self._true_bounds()),
+            "clock_epochs": None if self._clock is None else self._clock.epochs,
+            "failures": self.failures,
+            "notes": self.notes,
+            "recovery_s": self.recovery_s,
+            "began_ms": self._began_ms,
+            "ended_ms": _now_ms(),
+            "processes": [
+                {
+                    "kind": type(child).__name__,
+                    "log": child.log.name,
+                    "exit_code": child.exit_code,
+                    "is_ended_by_us": child.is_ended_by_us,
+                    "ended_at_ms": child.ended_at_ms,
+                }
+                for child in (*self._children, *self._crew)
+            ],
+        }
+
+    def _dump(self, keep: Callable[[RawRecord], None] | None = None) -> Dump:
         """Read the topics, as though what is hostile had not been written: it must change nothing."""
-        dump = read_dump(self.queue, self.bootstrap_servers)
+        dump = read_dump(self.queue, self.bootstrap_servers, keep)
         dump.injected = self.injected_markers
-        for partition, log in dump.markers.items():
-            hostile = {offset for place, offset in self.hostile_markers if place == partition}
-            # As a record that is no marker: it has its offset and its append time, and says nothing.
-            dump.markers[partition] = [
-                logged._replace(marker=None) if logged.marker_offset in hostile else logged for logged in log
-            ]
+        without(dump, self.hostile_markers)
         return dump
 
     def _whole_bounds(self, dump: Dump) -> Bounds:
+        """Return the bounds of this fault, instants of a clock that was moved made true."""
+        bounds = self._true_bounds()
+        return bounds if self._clock is None else self._clock.corrected(bounds, dump)
+
+    def _true_bounds(self) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
         present = [*self._tracked, *(stretch for stretch in children if stretch is not None)]
         away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
-        bounds = replace(self.bounds, away=away)
-        return bounds if self._clock is None else self._clock.corrected(bounds, dump)
+        return replace(self.bounds, away=away)
 
     def told(self) -> dict[int, Told]:
         """Return the last word of the last tracker that said one, by markers partition."""

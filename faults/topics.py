@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
+from faults.evidence import RawRecord
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import WireError
@@ -20,9 +21,7 @@ from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from confluent_kafka import Message
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from kmq_spark.core.markers import Marker
 
@@ -84,14 +83,42 @@ def place_of(header: bytes | None) -> MessageId | None:
     return MessageId(int(partition), int(offset)) if partition.isdigit() and offset.isdigit() else None
 
 
-def read_dump(queue: str, bootstrap_servers: str) -> Dump:
-    """Read the topics of a queue from beginning to end."""
+def read_dump(queue: str, bootstrap_servers: str, keep: Callable[[RawRecord], None] | None = None) -> Dump:
+    """
+    Read the topics of a queue from beginning to end.
+
+    Args:
+        queue: Queue.
+        bootstrap_servers: Broker.
+        keep: Is given every record as it is read.
+    """
     layout = check_queue(queue, bootstrap_servers=bootstrap_servers)
-    topics, dump = layout.topics, Dump()
+    topics = layout.topics
     config = reader_config(bootstrap_servers, f"{topics.consumer_group}.checker")
-    dump.markers = _markers(config, topics.markers_topic, layout.partition_count)
-    dump.messages = list(_records(config, topics.queue_topic, layout.partition_count))
-    for record in _records(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
+
+    def records(topic: str, partition_count: int) -> Iterator[RawRecord]:
+        for message in read_to_end(config, topic, partition_count):
+            record = RawRecord.of(message)
+            if keep is not None:
+                keep(record)
+            yield record
+
+    return dump_of(
+        records(topics.markers_topic, layout.partition_count),
+        records(topics.queue_topic, layout.partition_count),
+        records(topics.dead_letter_topic, layout.dead_letter_partition_count),
+    )
+
+
+def dump_of(markers: Iterable[RawRecord], messages: Iterable[RawRecord], dead_letters: Iterable[RawRecord]) -> Dump:
+    """Return what the records of the three topics say."""
+    dump = Dump()
+    by_partition: defaultdict[int, list[LoggedMarker]] = defaultdict(list)
+    for raw in markers:
+        by_partition[raw.partition].append(LoggedMarker(raw.offset, raw.timestamp_ms, _decoded(raw.value)))
+    dump.markers = dict(by_partition)
+    dump.messages = list(map(_record, messages))
+    for record in map(_record, dead_letters):
         if record.previous is None:
             dump.set_aside += 1
         else:
@@ -99,12 +126,13 @@ def read_dump(queue: str, bootstrap_servers: str) -> Dump:
     return dump
 
 
-def _markers(config: Mapping[str, object], topic: str, partition_count: int) -> dict[int, list[LoggedMarker]]:
-    found: defaultdict[int, list[LoggedMarker]] = defaultdict(list)
-    for record in read_to_end(config, topic, partition_count):
-        logged = LoggedMarker(record.offset() or 0, record.timestamp()[1], _decoded(record.value()))
-        found[record.partition() or 0].append(logged)
-    return dict(found)
+def without(dump: Dump, markers: Collection[tuple[int, int]]) -> None:
+    """Take some markers out, by partition and offset: an offset and an append time is left, and says nothing."""
+    for partition, log in dump.markers.items():
+        hostile = {offset for place, offset in markers if place == partition}
+        dump.markers[partition] = [
+            logged._replace(marker=None) if logged.marker_offset in hostile else logged for logged in log
+        ]
 
 
 def _decoded(value: bytes | None) -> Marker | None:
@@ -114,12 +142,5 @@ def _decoded(value: bytes | None) -> Marker | None:
         return None
 
 
-def _records(config: Mapping[str, object], topic: str, partition_count: int) -> Iterator[Record]:
-    for record in read_to_end(config, topic, partition_count):
-        yield _record(record)
-
-
-def _record(record: Message) -> Record:
-    place = MessageId(record.partition() or 0, record.offset() or 0)
-    headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
-    return Record(place, record.timestamp()[1], record.key(), record.value(), tuple(headers))
+def _record(raw: RawRecord) -> Record:
+    return Record(MessageId(raw.partition, raw.offset), raw.timestamp_ms, raw.key, raw.value, raw.headers)
