@@ -13,7 +13,7 @@ from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.cli.queue import Name
 from kmq_spark.cli.tracker import app
-from kmq_spark.inspection.spans import span
+from kmq_spark.inspection.spans import counted, span
 
 if TYPE_CHECKING:
     from kmq_spark.inspection.facts import TrackerFacts
@@ -84,5 +84,6 @@ def _summary(name: str, tracker: TrackerFacts, overdue: int, late_ms: int, now_m
     state = described(tracker, overdue, now_ms)
     if tracker.unread_since_ms is None:
         return f"{state}; has read all markers" if state else "has read all markers"
-    unread = f"{tracker.unread} markers not read, the oldest for {span(late_ms)}; `kmq doctor {name}` says more"
+    markers = counted(tracker.unread, "marker")
+    unread = f"{markers} not read, the oldest for {span(late_ms)}; `kmq doctor {name}` says more"
     return f"{state}; {unread}" if state else unread

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PARTITIONS = 4
-WORK_TIMEOUT_S = 150.0
-SETTLE_TIMEOUT_S = 30.0
+WORK_TIMEOUT_S = 600.0
+SETTLE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ class Demo:
         began_s = time.monotonic()
         tracker = TrackerProcess(stage.bootstrap_servers, stage.layout.topics.queue, self._folder)
         stack.callback(tracker.stop)
-        tracker.wait_ready()
+        # Shown on a terminal only: the longest silence of the demo.
+        with self._out.status("tracker   Spark is starting"):
+            tracker.wait_ready()
         self._say("tracker", f"one Spark streaming job, ready in {time.monotonic() - began_s:.1f} s")
 
     def _send(self, stage: Stage, files: dict[str, bytes]) -> None:

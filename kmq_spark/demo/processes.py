@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STOP_TIMEOUT_S = 40.0
-TRACKER_START_TIMEOUT_S = 120.0
+TRACKER_START_TIMEOUT_S = 300.0
 
 
 class TrackerProcess:
@@ -42,12 +42,14 @@ class TrackerProcess:
         Wait for its first batch.
 
         Raises:
-            SetupError: It ended before, or did not get there in two minutes.
+            SetupError: It ended before, or did not get there in five minutes.
         """
         first_line = next(_lines_within(self._process, TRACKER_START_TIMEOUT_S), "")
         if not first_line or json.loads(first_line).get("event") != "ready":
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
-            message = f"the tracker did not start: got exit code {self._process.poll()!r}; see {self.log}\n{tail}"
+            code = self._process.poll()
+            got = f"not ready after {TRACKER_START_TIMEOUT_S:g} s" if code is None else f"exit code {code}"
+            message = f"the tracker did not start: got {got}; see {self.log}\n{tail}"
             raise SetupError(message)
 
     def stop(self) -> None:

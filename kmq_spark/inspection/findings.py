@@ -215,15 +215,16 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
     if (late := snapshots_late(tracker)) is not None:
         yield Finding("tracker", Level.UNHEALTHY, *late)
     late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
+    unread = counted(tracker.unread, "marker")
     if tracker.unread and late_ms > TRACKER_LATE_MS:
         yield Finding(
             "tracker",
             Level.UNHEALTHY,
-            f"{tracker.unread} markers not read, the oldest for {span(late_ms)}: the tracker is down or stuck",
+            f"{unread} not read, the oldest for {span(late_ms)}: the tracker is down or stuck",
             f"look whether it runs, and at its log; else {run}",
         )
     elif tracker.unread_since_ms is not None:
-        yield Finding("tracker", Level.OK, f"{tracker.unread} markers behind, {span(late_ms)}")
+        yield Finding("tracker", Level.OK, f"{unread} behind, {span(late_ms)}")
     else:
         newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
         told = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""

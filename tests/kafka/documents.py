@@ -42,6 +42,11 @@ RUNS_ON = re.compile(
 ASK = "import sys; from kmq_spark import ledger; print(ledger.connect('ledger').execute(sys.argv[1]).fetchall())"
 """Runs a query on the ledger in the folder, by DuckDB."""
 
+CHECK = re.compile(r"^(?:ok|WARN|FAIL) +(\w+(?: \w+)?)  ", re.MULTILINE)
+"""A line of `kmq doctor`: the check."""
+
+CHECKS_WITH_A_FINDING_ONLY = {"workers", "ticks", "markers", "checkpoint"}
+
 UNHEALTHY_IS_AN_ANSWER = re.compile(r"kmq (doctor|tracker status)")
 """Commands whose exit code 3 is an answer."""
 
@@ -176,6 +181,9 @@ class Reader:
             if re.fullmatch(r"\s*[A-Z][A-Z /]+", head) or re.fullmatch(r"[a-z_]+(  +[a-z_0-9]+)+", head):
                 assert printed, f"`{command}` printed nothing"
                 assert set(head.split()) <= set(printed[0].split()), f"`{command}`: {printed[0]!r}, shown {head!r}"
+            if command.startswith("kmq doctor"):
+                done, named = set(CHECK.findall("\n".join(printed))), set(CHECK.findall(shown))
+                assert done - CHECKS_WITH_A_FINDING_ONLY <= named <= done | CHECKS_WITH_A_FINDING_ONLY, command
 
     def _run_python(self, text: str, until: dict[str, Callable[[str], bool]], kills: Collection[str]) -> None:
         """Run a block as a file of its own."""
@@ -196,10 +204,7 @@ class Reader:
 
     def _run_sql(self, text: str) -> None:
         """Run a query on the ledger in the folder, by DuckDB."""
-        program = (
-            "import sys; from kmq_spark import ledger; print(ledger.connect('ledger').execute(sys.argv[1]).fetchall())"
-        )
-        found = self.run(f"python -c {shlex.quote(program)} {shlex.quote(text)}")
+        found = self.run(f"python -c {shlex.quote(ASK)} {shlex.quote(text)}")
         assert found.strip() != "[]", f"no row: {text}"
 
     def _start(self, command: str, is_complete: Callable[[str], bool] | None = None) -> Running:

@@ -1,4 +1,9 @@
-"""The pages of docs, typed as they stand: each in a fresh folder, on a broker of its own."""
+"""
+The pages of docs, typed as they stand: each in a fresh folder, on a broker of its own.
+
+The pages that are not here have no block that runs (`test_documents.py` counts them). `test_document_commands.py` and
+`test_document_settings.py` check the commands and settings that prose names.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +78,7 @@ def test_operations_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: 
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # a tracker's JVM
 @pytest.mark.timeout(900)
 def test_go_workers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     reader = make_reader(own_broker.port)
@@ -82,7 +88,7 @@ def test_go_workers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: 
 
 @pytest.mark.spark
 @pytest.mark.slow  # a JVM for each command that writes
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_ledger_page_runs_as_typed(
     own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader], spark: SparkSession
 ) -> None:

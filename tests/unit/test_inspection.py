@@ -225,6 +225,10 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         facts_of(tracker=TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, 10, NOW_MS - 45_000)),
         Level.UNHEALTHY, "10 markers not read, the oldest for 45 s", "kmq tracker run orders",
     ),
+    "tracker down, one marker": (
+        facts_of(tracker=TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, 1, NOW_MS - 45_000)),
+        Level.UNHEALTHY, "1 marker not read, the oldest for 45 s", "kmq tracker run orders",
+    ),
     "tracker killed": (
         facts_of(tracker=seen(23_000), views={0: view_of(start(5, NOW_MS - 31_000))}),
         Level.UNHEALTHY, "no tracker for 23 s, 3 overdue", "kmq tracker run orders",
