@@ -198,6 +198,11 @@ class LedgerService:
                 self._step(run)
             if not is_ready and all(run.query is not None for run in runs):
                 is_ready = True
+                logger.info(
+                    "ledger %s is ready: %d queries of %s, the first rows come with their first batches",
+                    self.location, len(runs), ", ".join(self._queues),
+                    extra={"action": "ready"},
+                )  # fmt: skip
                 self.on_ready()
             self._stopping.wait(POLL_S)
 

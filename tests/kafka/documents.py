@@ -183,7 +183,8 @@ class Reader:
                 assert set(head.split()) <= set(printed[0].split()), f"`{command}`: {printed[0]!r}, shown {head!r}"
             if command.startswith("kmq doctor"):
                 done, named = set(CHECK.findall("\n".join(printed))), set(CHECK.findall(shown))
-                assert done - CHECKS_WITH_A_FINDING_ONLY <= named <= done | CHECKS_WITH_A_FINDING_ONLY, command
+                # The page may show more: a queue without a tracker has no `fencing`.
+                assert named >= done - CHECKS_WITH_A_FINDING_ONLY, f"`{command}` prints {done}, shown {named}"
 
     def _run_python(self, text: str, until: dict[str, Callable[[str], bool]], kills: Collection[str]) -> None:
         """Run a block as a file of its own."""
@@ -239,7 +240,7 @@ class Reader:
             return "broker ready" in written
         if "ledger" in command:
             # The second commit of each table is its first batch; no dead letters are no batch.
-            return all(
+            return "is ready" in written and all(
                 (self.folder / f"ledger/{name}/_delta_log/{1:020}.json").exists() for name in ("markers", "messages")
             )
         if "top" in command:
