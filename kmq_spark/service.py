@@ -204,6 +204,8 @@ class QueueTracker:
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
+            if sender.consumer_positions is not None:
+                sender.consumer_positions.start()
             ticker = self._ticker = ticker_of(self._settings, layout, resume.key)
             self._track(sender, ticker, resume, began_s)
             is_done = True

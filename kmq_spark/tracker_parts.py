@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.config import plain
 from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.consumer_positions import ConsumerPositions
 from kmq_spark.kafka.queue_ends import QueueEnds
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
@@ -51,6 +52,7 @@ def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> Redelivery
         limits=limits,
         rules=rules_of(settings, queue),
         rules_reader=RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue)),
+        consumer_positions=ConsumerPositions(layout.topics, **kafka.reach()),
     )
 
 

@@ -49,7 +49,7 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
 
     Args:
         topics: Names of the queue.
-        logical_queues: Logical queues whose consumers need rights too.
+        logical_queues: Logical queues whose consumers need rights too, and the tracker on their groups.
 
     Source: reliability.md, S2.
     """
@@ -68,8 +68,9 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"))
     # Spark's source names its groups `<prefix>-<uuid>-…`.
     yield Grant("tracker", "group", f"{topics.tracker_group}.source-", ("Read", "Describe"), is_prefix=True)
-    # The metrics compare the consumers' positions with the end of the queue topic.
-    yield Grant("tracker", "group", topics.consumer_group, ("Describe",))
+    # The metrics compare the consumers' positions with the end of the queue topic; expired positions are restored.
+    for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
+        yield Grant("tracker", "group", group, ("Read", "Describe"))
     yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
     # The rules of the queue; written by `kmq queue create` and `alter` alone.
     for part in ("consumer", "transactional-consumer", "tracker", "viewer"):
@@ -122,7 +123,9 @@ def acls(
     logical_queues: Annotated[
         list[str] | None,
         typer.Option(
-            "--logical-queue", help="Also for consumers of this logical queue; may be repeated.", metavar="NAME"
+            "--logical-queue",
+            help="Also for consumers and tracker of this logical queue; may be repeated.",
+            metavar="NAME",
         ),
     ] = None,
     output: Output = OutputForm.TABLE,

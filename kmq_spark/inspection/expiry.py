@@ -4,6 +4,7 @@ Whether a consumer group that nobody used for a while would read acknowledged me
 Rule 1: messages outlive the group's offsets only where the queue's retention is longer than the brokers' for offsets.
 With a shorter one every message that was acknowledged before the group's last member left is removed before its offsets
 expire. So the two settings are compared, and nothing has to be remembered elsewhere.
+Rule 2: A tracker restores the offsets (`kafka/consumer_positions.py`), until its own copy of them has expired, too.
 
 Source: Kafka's documentation of `offsets.retention.minutes`; KIP-211.
 """
@@ -24,11 +25,19 @@ def expiry_finding(facts: QueueFacts) -> tuple[str, str] | None:
     forgotten_ms = facts.cluster.offsets_retention_ms
     if kept is None or forgotten_ms is None or 0 <= int(kept) <= forgotten_ms:
         return None
+    tracker = facts.tracker
+    is_recent = tracker.heartbeat_at_ms is not None and facts.now_ms - tracker.heartbeat_at_ms < forgotten_ms
+    if tracker.keeps_offsets and is_recent:
+        return None
     kept_for = "without limit" if int(kept) < 0 else span(int(kept))
     what = (
         f"the brokers delete the offsets of {facts.consumers.name} after {span(forgotten_ms)} without consumers, and "
         f"{facts.queue_topic.name} keeps messages {kept_for}: consumers that come back later read acknowledged "
         "messages again"
     )
+    if tracker.keeps_offsets is False:
+        group = f"consumer group {facts.consumers.name}"
+        return f"{what}; the tracker may not restore them", f"grant the tracker Read and Describe on {group}: kmq acls"
     minutes = "offsets.retention.minutes of the brokers"
-    return what, f"raise {minutes} to the queue's retention.ms or more, or keep one consumer running"
+    repair = f"keep the tracker running, which restores them, or raise {minutes} to the queue's retention.ms or more"
+    return what, repair

@@ -97,6 +97,8 @@ class TrackerFacts:
         heartbeat_at_ms: When it last committed, clock of its host; None where it left no heartbeat.
         is_stopped: Whether it was asked to stop.
         snapshot_lag: Batches since the last snapshot of its state was uploaded.
+        keeps_offsets: Whether it restores expired offsets of the consumers' groups; False where it has not the rights
+            to, None where its version does not.
     """
 
     group: str
@@ -108,6 +110,7 @@ class TrackerFacts:
     heartbeat_at_ms: int | None = None
     is_stopped: bool = False
     snapshot_lag: int = 0
+    keeps_offsets: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from kmq_spark.kafka.intake import Intake
 from kmq_spark.kafka.leases import LeaseTable, Settled, Verb
 from kmq_spark.kafka.marker_producer import MarkerProducer
 from kmq_spark.kafka.marker_writer import MarkerWriter
+from kmq_spark.kafka.missing_offsets import MissingOffsets
 from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.receiver import Receiver
 from kmq_spark.kafka.result_transaction import ResultTransactions
@@ -158,6 +159,9 @@ class QueueConsumer:
             limits=limits,
             write_settled=self._writer.write_out,
             starts=transactional_starts(*identity, start_timeout_ms) if start_in_transaction else None,
+            missing_offsets=MissingOffsets(
+                consumer_group, self._topics.queue_topic, bootstrap_servers=bootstrap_servers, extra=extra
+            ),
         )
         self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()

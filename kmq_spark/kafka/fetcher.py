@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kmq_spark.errors import KmqError
+    from kmq_spark.kafka.missing_offsets import MissingOffsets
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +65,21 @@ class Fetcher:
         topic: Queue topic.
         started_positions: Called with the partitions that go to another consumer; returns the positions behind what
             was started meanwhile.
+        missing_offsets: Looks whether assigned partitions have committed offsets; None for no look.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], topic: str, started_positions: Callable[[set[int]], Mapping[int, int]]
+        self,
+        config: Mapping[str, Any],
+        topic: str,
+        started_positions: Callable[[set[int]], Mapping[int, int]],
+        missing_offsets: MissingOffsets | None = None,
     ) -> None:
         """Join the group; partitions come with the first `fetch`."""
         self._topic = topic
         self._started_positions = started_positions
+        self._missing_offsets = missing_offsets
+        self._unchecked: set[int] = set()
         self.owned: set[int] = set()
         self._positions: dict[int, int] = {}
         self._uncommitted: dict[int, int] = {}
@@ -116,6 +124,8 @@ class Fetcher:
         else:
             self.serve()
             records, self._stash = self._stash[:max_records], self._stash[max_records:]
+        if records and self._unchecked:
+            self._check_offsets()
         return records
 
     def put_back(self, records: Sequence[KafkaMessage]) -> None:
@@ -232,6 +242,12 @@ class Fetcher:
                 raise client_error(failure, f"cannot leave the group of {self._topic}") from failure
             raise failure
 
+    def _check_offsets(self) -> None:
+        """Look for the committed offsets of new partitions before anything of them is handed out and committed."""
+        partitions, self._unchecked = self._unchecked, set()
+        if self._missing_offsets is not None:
+            self._missing_offsets.look(self.client, partitions)
+
     def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
         if self._paused:
             self.client.resume(self._places(self._paused))
@@ -329,6 +345,7 @@ class Fetcher:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.owned.update(each.partition for each in partitions)
+        self._unchecked.update(each.partition for each in partitions)
         if partitions:
             # Paused when they went away: librdkafka would leave them so.
             consumer.resume(partitions)
@@ -355,6 +372,7 @@ class Fetcher:
     def _forget(self, partitions: set[int]) -> None:
         self.owned -= partitions
         self._paused -= partitions
+        self._unchecked -= partitions
         self._stash = [record for record in self._stash if record.partition() not in partitions]
         for partition in partitions:
             self._positions.pop(partition, None)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.admission import Admission, Door
     from kmq_spark.kafka.leases import LeaseTable
     from kmq_spark.kafka.marker_producer import MarkerProducer
+    from kmq_spark.kafka.missing_offsets import MissingOffsets
 
 _HEADERS = KafkaMessage.headers
 
@@ -70,6 +71,7 @@ class Intake:
         limits: Of leases, and of what may be held.
         write_settled: Waits until the markers of all that was settled are durable, at most so many seconds.
         starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
+        missing_offsets: Looks whether assigned partitions have committed offsets; None for no look.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Intake:
         limits: Limits,
         write_settled: Callable[[float], object],
         starts: Callable[[Consumer], StartWriter] | None = None,
+        missing_offsets: MissingOffsets | None = None,
     ) -> None:
         """Join the group; partitions come with the first `take`."""
         self._topic = topic
@@ -96,7 +99,7 @@ class Intake:
         self._started: list[Batch] = []
         self._look_count = 1
         self._is_blocked = self._is_torn = False
-        self._fetcher = Fetcher(config, topic, self._started_positions)
+        self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
         self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
 
     @property

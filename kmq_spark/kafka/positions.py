@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TopicPartition
@@ -25,14 +27,18 @@ from kmq_spark.wire.marker_log import Signing
 from kmq_spark.wire.signature import new_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
 logger = logging.getLogger(__name__)
 
 METADATA_VERSION = 1
+
+MAX_KEPT_CHARS = 2_000
+"""
+Most characters of a commit's metadata for the positions of consumers, some 60 logical queues; the broker takes 4,096
+(`offset.metadata.max.bytes`). What is left out is kept as long as the tracker runs.
+"""
 
 
 class Heartbeat(NamedTuple):
@@ -77,6 +83,42 @@ class Heartbeat(NamedTuple):
             return None
 
 
+class ConsumerOffsets(NamedTuple):
+    """
+    What a tracker keeps, with each commit of a partition, of the positions of the queue's consumers.
+
+    Attributes:
+        topic_id: Of the queue topic: a topic made anew has another one. Empty where unknown.
+        by_suffix: Committed offset of the queue partition of the same number, by what the name of the consumer group
+            has behind that of the queue's own group.
+        is_refused: Whether the tracker may not read or commit the offsets of a group.
+    """
+
+    topic_id: str = ""
+    by_suffix: Mapping[str, int] = MappingProxyType({})
+    is_refused: bool = False
+
+    def metadata(self) -> dict[str, object]:
+        """Return the fields of a commit's metadata; what would exceed `MAX_KEPT_CHARS` is left out."""
+        size, kept = 0, {}
+        for suffix, offset in sorted(self.by_suffix.items()):
+            size += len(json.dumps({suffix: offset}))
+            if size <= MAX_KEPT_CHARS:
+                kept[suffix] = offset
+        fields: dict[str, object] = {"consumers": kept, "queue_topic": self.topic_id}
+        return fields | {"consumers_refused": True} if self.is_refused else fields
+
+    @classmethod
+    def from_topic_partition(cls, committed: TopicPartition) -> ConsumerOffsets | None:
+        """Return what was committed; None where nothing was, or by a tracker that keeps no positions."""
+        try:
+            metadata = json.loads(committed.metadata or "{}")
+            by_suffix = {str(suffix): int(offset) for suffix, offset in metadata["consumers"].items()}
+            return cls(str(metadata["queue_topic"]), by_suffix, bool(metadata.get("consumers_refused", False)))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
 class Position(NamedTuple):
     """
     Where the fold of one markers partition stands.
@@ -109,7 +151,13 @@ class Position(NamedTuple):
         """First marker offset whose record may be set aside: all below were."""
         return max(self.next_offset, self.aside_offset)
 
-    def to_topic_partition(self, topic: str, partition: int, heartbeat: Heartbeat | None = None) -> TopicPartition:
+    def to_topic_partition(
+        self,
+        topic: str,
+        partition: int,
+        heartbeat: Heartbeat | None = None,
+        consumers: ConsumerOffsets | None = None,
+    ) -> TopicPartition:
         """Return the form in which it is committed."""
         metadata: dict[str, Any] = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
         if self.topic_id:
@@ -118,6 +166,8 @@ class Position(NamedTuple):
             metadata["gap"] = True
         if heartbeat is not None:
             metadata |= heartbeat.metadata()
+        if consumers is not None:
+            metadata |= consumers.metadata()
         if self.aside_offset > self.next_offset:
             metadata["aside"] = self.aside_offset
         if self.rules is not None:
@@ -167,6 +217,7 @@ class ResumePoint:
         topic_id: Of the markers topic; empty where the broker does not say.
         unexplained: First marker of a partition that no tracker has signed for, where it is not 0: markers were removed
             and nothing says that a tracker had read them.
+        consumers: What the trackers before kept of the positions of the queue's consumers, by partition.
     """
 
     positions: Mapping[int, Position]
@@ -177,6 +228,7 @@ class ResumePoint:
     is_another: bool = False
     topic_id: str = ""
     unexplained: Mapping[int, int] = field(default_factory=dict)
+    consumers: Mapping[int, ConsumerOffsets] = field(default_factory=dict)
 
     @property
     def key(self) -> bytes:
@@ -268,14 +320,7 @@ class TrackerPositions:
 
     def committed(self) -> dict[int, Position]:
         """Return the committed positions; partitions without one are left out."""
-        wanted = [TopicPartition(self._topic, partition) for partition in self._partitions]
-        found = until_answered(
-            lambda: self._consumer.committed(wanted, timeout=self._timeout_s),
-            f"cannot read the committed offsets of {self._topic}",
-            self._timeout_s,
-        )
-        positions = {each.partition: Position.from_topic_partition(each) for each in found}
-        return {partition: position for partition, position in positions.items() if position is not None}
+        return _positions(self._places())
 
     def resume_point(self) -> ResumePoint:
         """
@@ -286,7 +331,9 @@ class TrackerPositions:
         """
         first, end = self._offsets(EARLIEST), self._offsets(LATEST)
         topic_id = topic_id_of(self._admin, self._topic, self._timeout_s)
-        committed = self.committed()
+        places = self._places()
+        committed = _positions(places)
+        consumers = {each.partition: ConsumerOffsets.from_topic_partition(each) for each in places}
         positions, starting_offsets, removed, unexplained = {}, {}, {}, {}
         is_another = False
         for partition in self._partitions:
@@ -320,12 +367,26 @@ class TrackerPositions:
             is_another=is_another,
             topic_id=topic_id,
             unexplained=unexplained,
+            consumers={partition: kept for partition, kept in consumers.items() if kept is not None},
+        )
+
+    def _places(self) -> list[TopicPartition]:
+        wanted = [TopicPartition(self._topic, partition) for partition in self._partitions]
+        return until_answered(
+            lambda: self._consumer.committed(wanted, timeout=self._timeout_s),
+            f"cannot read the committed offsets of {self._topic}",
+            self._timeout_s,
         )
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
         return offsets_of(
             self._admin, self._topic, self._partitions, spec, self._timeout_s, with_open_transactions=True
         )
+
+
+def _positions(places: list[TopicPartition]) -> dict[int, Position]:
+    positions = {place.partition: Position.from_topic_partition(place) for place in places}
+    return {partition: position for partition, position in positions.items() if position is not None}
 
 
 def _another(position: Position, topic_id: str, end: int) -> str:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Status
+    from kmq_spark.kafka.consumer_positions import ConsumerPositions
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
 
@@ -127,6 +128,7 @@ class RedeliverySender:
         limits: Bounds.
         rules: Of the tracker: those that the payload decides, its time to live for one, are judged here.
         rules_reader: Follows the rules that belong to the queue, which go before these; closed with the sender.
+        consumer_positions: Keeps the positions of the queue's consumers; stopped with the sender.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class RedeliverySender:
         limits: SenderLimits | None = None,
         rules: Rules | None = None,
         rules_reader: RulesReader | None = None,
+        consumer_positions: ConsumerPositions | None = None,
     ) -> None:
         """Make the clients that only read; `open` makes the one that writes."""
         self.topics = layout.topics
@@ -145,6 +148,7 @@ class RedeliverySender:
         self._limits = limits or SenderLimits()
         self._local_rules = rules or Rules()
         self._rules_reader = rules_reader
+        self.consumer_positions = consumer_positions
         self._queue_rules: QueueRules | None = None
         self._key = b""
         self._untrusted: dict[int, int] = {}
@@ -217,6 +221,8 @@ class RedeliverySender:
             resume = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
             self._topic_id = resume.topic_id
+            if self.consumer_positions is not None:
+                self.consumer_positions.load(resume.consumers)
             self._statuses = {}
             self._committed = dict(resume.positions)
             resume = resume.with_key()
@@ -358,6 +364,8 @@ class RedeliverySender:
             is_stopped: Whether the tracker was asked to stop, or is done; the commit says so, and nobody takes it for
                 dead.
         """
+        if self.consumer_positions is not None:
+            self.consumer_positions.stop()
         with self._lock:
             try:
                 self._is_stopping = is_stopped
@@ -520,8 +528,12 @@ class RedeliverySender:
                 failpoint("tracker.end-sent")
 
         committing = {partition: self._positions[partition] for partition in places}
+        kept = self.consumer_positions
         positions = [
-            at.to_topic_partition(self.topics.markers_topic, p, self._heartbeat(p)) for p, at in committing.items()
+            at.to_topic_partition(
+                self.topics.markers_topic, p, self._heartbeat(p), None if kept is None else kept.of(p)
+            )
+            for p, at in committing.items()
         ]
         # Asked for where it is needed: it is a trip to another thread of the client.
         group = self._group.consumer_group_metadata() if positions else None

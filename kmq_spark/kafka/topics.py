@@ -149,7 +149,12 @@ class QueueTopics:
         """
         if not is_name(logical_queue, LONGEST_QUEUE):
             raise name_error("logical queue", logical_queue)
-        return f"{self.consumer_group}.queue-{logical_queue}"
+        return f"{self.logical_group_prefix}{logical_queue}"
+
+    @property
+    def logical_group_prefix(self) -> str:
+        """What the names of the groups of logical queues begin with."""
+        return f"{self.consumer_group}.queue-"
 
     @property
     def outcome_group(self) -> str:

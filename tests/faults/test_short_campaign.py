@@ -76,13 +76,7 @@ def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
     [
         (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
         (on_markers.hostile, 6),
-        pytest.param(
-            on_brokers.offsets_expired, 2,
-            marks=[
-                pytest.mark.timeout(600),
-                pytest.mark.xfail(strict=False, reason="consumers replay finished messages after their offsets expire"),
-            ],
-        ),
+        pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(600)),
     ],
 )  # fmt: skip
 def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from kmq_spark.kafka.consumer import QueueConsumer
+from kmq_spark.kafka.inspector import QueueInspector
 from kmq_spark.kafka.producer import QueueProducer
 from tests.kafka.conftest import receive_all
 from tests.kafka.secured import SecuredBroker
@@ -43,18 +51,22 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         broker.close()
 
 
-def consumer(secured: SecuredBroker, part: str = "consumer", lease_ms: int = 30_000) -> QueueConsumer:
+def consumer(
+    secured: SecuredBroker, part: str = "consumer", lease_ms: int = 30_000, queue: str = QUEUE
+) -> QueueConsumer:
     """Return a consumer that lets its leases run out."""
     return QueueConsumer(
-        QUEUE, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), lease_ms=lease_ms,
+        queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), lease_ms=lease_ms,
         keep_alive=False, isolate_after=0,
     )  # fmt: skip
 
 
-def send(secured: SecuredBroker, *values: str, part: str = "producer", delay: float | None = None) -> None:
+def send(
+    secured: SecuredBroker, *values: str, part: str = "producer", delay: float | None = None, queue: str = QUEUE
+) -> None:
     """Send messages and wait for them."""
     connection = {"bootstrap_servers": secured.bootstrap_servers, "extra": secured.credentials(part)}
-    with QueueProducer(QUEUE, **connection) as producer:  # type: ignore[arg-type]  # one dict for both
+    with QueueProducer(queue, **connection) as producer:  # type: ignore[arg-type]  # one dict for both
         for value in values:
             producer.send(value, delay=delay)
 
@@ -215,16 +227,56 @@ def test_transactional_consumer_cannot_fence_tracker_or_redrive(secured: Secured
 
 def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker) -> None:
     """Groups whose names begin alike belong to other queues."""
+    groups_of_others = ("kmq.orders.trackers", "kmq.orders.tracker.other", "kmq.orders2", "kmq.orders.queue-vip")
     for part, own, foreign in (
-        ("tracker", "kmq.orders.tracker", ("kmq.orders", "kmq.orders.trackers", "kmq.orders.tracker.other")),
-        ("ledger", "kmq.orders.ledger-1", ("kmq.orders", "kmq.orders.ledgers", "kmq.orders.tracker")),
+        # It restores expired offsets of the consumers.
+        ("tracker", ("kmq.orders.tracker", "kmq.orders"), groups_of_others),
+        ("ledger", ("kmq.orders.ledger-1",), ("kmq.orders", "kmq.orders.ledgers", "kmq.orders.tracker")),
     ):
-        assert commit_as(secured, part, own) == "", part
+        assert [commit_as(secured, part, group) for group in own] == [""] * len(own), part
         for group in foreign:
             assert commit_as(secured, part, group) == "GROUP_AUTHORIZATION_FAILED", (part, group)
     for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.group-billing", "kmq.orders.queue-vip"):
         assert read_committed_as(secured, "viewer", group) == "GROUP_AUTHORIZATION_FAILED", group
     assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
+
+
+def test_tracker_that_may_not_commit_for_the_consumers_says_so_and_works(
+    secured: SecuredBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with the rights that earlier versions listed."""
+    queue = "bills"
+    secured.grant(queue, "creator", "tracker", "viewer", "producer", "consumer")
+    made = secured.kmq("creator", "queue", "create", queue, "--partitions", "1")
+    assert made.exit_code == 0, made.output
+    send(secured, "a", queue=queue)
+    with consumer(secured, queue=queue) as worker:
+        receive_all(worker, 1)[0].ack()
+
+    def track() -> tuple[bool | None, int]:
+        caplog.clear()
+        once = secured.kmq("tracker", "tracker", "once", queue)
+        assert once.exit_code == 0, once.output
+        with QueueInspector(
+            queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials("viewer")
+        ) as inspector:
+            (markers,) = inspector.cluster.topics([f"{queue}.markers"]).values()
+            keeps = inspector.tracker(markers).keeps_offsets
+        return keeps, caplog.text.count("may not commit for consumer group kmq.bills")
+
+    assert track() == (True, 0)
+    revoke_read(secured, "tracker", "kmq.bills")
+    assert track() == (False, 1)
+
+
+def revoke_read(secured: SecuredBroker, part: str, group: str) -> None:
+    """Take from a part what lets it commit for a group."""
+    grant = AclBindingFilter(
+        ResourceType.GROUP, group, ResourcePatternType.LITERAL, f"User:{part}", "*", AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )  # fmt: skip
+    for future in secured.admin.delete_acls([grant]).values():
+        assert len(future.result(20)) == 1
 
 
 def write_as(secured: SecuredBroker, part: str, topic: str) -> str:

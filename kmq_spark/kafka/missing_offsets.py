@@ -1,0 +1,119 @@
+"""
+Say so where a consumer starts without committed offsets: its group is new, or its offsets expired.
+
+In the second case acknowledged messages are delivered again. Kafka does not tell the two apart, and says nothing.
+
+Rule 1: Offsets expire when a group has had no members for `offsets.retention.minutes`. What the group acknowledged
+before is older than that. So where no message is older, the group can lose nothing to expiry: one INFO line. Else, and
+where the brokers' setting may not be read, one WARNING.
+Rule 2: Best effort: the check delays the first batch of an assignment by one request, and never fails it.
+
+Source: KIP-211.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, offsets_retention_ms
+from kmq_spark.kafka.settings import admin_config, make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from confluent_kafka import Consumer
+
+logger = logging.getLogger(__name__)
+
+LOOK_TIMEOUT_S = 5.0
+
+CLOCK_MARGIN = 0.9
+"""Share of the retention from which on a message counts as older: clocks of brokers and consumers differ."""
+
+
+class MissingOffsets:
+    """
+    Looks for the committed offsets of partitions that a consumer was assigned.
+
+    Args:
+        group: Consumer group.
+        topic: Queue topic.
+        bootstrap_servers: Comma-separated `host:port`.
+        extra: librdkafka settings.
+    """
+
+    def __init__(
+        self, group: str, topic: str, *, bootstrap_servers: str, extra: Mapping[str, str] | None = None
+    ) -> None:
+        """Nothing is asked before the first look."""
+        self._group = group
+        self._topic = topic
+        self._bootstrap_servers = bootstrap_servers
+        self._extra = extra
+        self._logged: set[int] = set()
+
+    def look(self, client: Consumer, partitions: Collection[int]) -> None:
+        """
+        Log the partitions that hold messages and have no committed offset, each once.
+
+        Args:
+            client: Of the group.
+            partitions: Assigned since the last look; nothing of them was committed by this consumer yet.
+        """
+        places = [TopicPartition(self._topic, partition) for partition in sorted(partitions)]
+        try:
+            committed = client.committed(places, LOOK_TIMEOUT_S)
+            missing = {each.partition for each in committed if each.error is None and each.offset < 0} - self._logged
+            if missing:
+                self._log(missing)
+        except (KafkaException, KmqError) as error:
+            logger.info(
+                "cannot look whether consumer group %s has committed offsets of %s: %s",
+                self._group, self._topic, error,
+            )  # fmt: skip
+
+    def _log(self, partitions: set[int]) -> None:
+        admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
+        first, end = (offsets_of(admin, self._topic, partitions, spec, LOOK_TIMEOUT_S) for spec in (EARLIEST, LATEST))
+        held = {partition: end[partition] - first[partition] for partition in partitions}
+        held = {partition: count for partition, count in held.items() if count > 0}
+        if not held:
+            return
+        self._logged |= held.keys()
+        count = sum(held.values())
+        starts = ", ".join(f"[{partition}] {first[partition]}" for partition in sorted(held))
+        older = self._older_count(admin, first, end, held)
+        extra = {"action": "no_committed_offsets", "topic": self._topic}
+        if older == 0:
+            logger.info(
+                "consumer group %s has no committed offsets of %s yet: it starts at %s, %d messages",
+                self._group, self._topic, starts, count, extra=extra,
+            )  # fmt: skip
+            return
+        logger.warning(
+            "consumer group %s has no committed offsets of %s: it starts at %s and receives all %d messages there. If "
+            "this group has never read %s, that is its normal start. Otherwise its offsets expired "
+            "(offsets.retention.minutes of the brokers) or were deleted, and messages that it acknowledged are "
+            "delivered again: to skip them, stop its consumers and run kafka-consumer-groups.sh --group %s --topic %s "
+            "--reset-offsets; see docs/operations.md",
+            self._group, self._topic, starts, count, self._topic, self._group, self._topic, extra=extra,
+        )  # fmt: skip
+
+    def _older_count(
+        self, admin: AdminClient, first: Mapping[int, int], end: Mapping[int, int], partitions: Collection[int]
+    ) -> int | None:
+        """Return how many messages are older than the brokers keep offsets of empty groups; None where unknown."""
+        brokers = admin.list_topics(self._topic, timeout=LOOK_TIMEOUT_S).brokers
+        kept_ms = offsets_retention_ms(admin, brokers, LOOK_TIMEOUT_S)
+        if kept_ms is None:
+            return None
+        since = OffsetSpec.for_timestamp(int(time.time() * 1000 - CLOCK_MARGIN * kept_ms))
+        younger = offsets_of(admin, self._topic, partitions, since, LOOK_TIMEOUT_S)
+        # Negative where every message is older.
+        return sum((at if at >= 0 else end[p]) - first[p] for p, at in younger.items())
