@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 45.0
+BEGIN_TIMEOUT_S = 60.0
+"""For a worker to start; it takes a second on an idle machine."""
 POLL_S = 0.05
 NEVER_MS = 2**62
 
@@ -241,6 +243,13 @@ class WorkerChild(Child):
         self.name = profile.name
         command = [sys.executable, "-m", "faults.worker", profile.to_json()]
         super().__init__(command, folder / f"{profile.name}.log", None, **options)
+
+    def stop(self) -> int | None:
+        """Ask it to end once it has begun, and wait: an interpreter that still starts dies of the signal."""
+        give_up_s = time.monotonic() + BEGIN_TIMEOUT_S
+        while self.is_running and not any(self.events()) and time.monotonic() < give_up_s:
+            time.sleep(POLL_S)
+        return super().stop()
 
     def wait_working(self, deliveries: int = 1, timeout_s: float = 15.0) -> bool:
         """Wait until it has been given so many messages; return whether it was."""

@@ -147,20 +147,26 @@ def main(text: str) -> None:
     )
     # They share the machine with the tracker and the broker, which in production they do not.
     os.nice(NICENESS)
+    stopping: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        stopping.append(number)
+        consumer.stop()
+
+    signal.signal(signal.SIGTERM, end)
+    # From here on it may be asked to end: before, the signal would kill it.
     events.write("began")
     if profile.mode == "run":
         consumer.run(Handler(profile, events), concurrency=profile.threads, retry_delay_ms=200)
     elif profile.mode == "receive":
-        _receive(consumer, profile, events)
+        _receive(consumer, profile, events, stopping)
     else:
-        _receive_interrupted(consumer, profile, events)
+        _receive_interrupted(consumer, profile, events, stopping)
     events.write("ended")
 
 
-def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile) -> None:
+def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile, stopping: list[int]) -> None:
     """Settle most messages and forget some, until SIGTERM."""
-    stopping: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
     generator = random.Random(profile.seed)  # noqa: S311  # repeatable
     with consumer:
         while not stopping:
@@ -178,7 +184,7 @@ class AlarmError(Exception):
     """What the signal handler raises."""
 
 
-def _receive_interrupted(consumer: QueueConsumer, profile: Profile, events: EventFile) -> None:
+def _receive_interrupted(consumer: QueueConsumer, profile: Profile, events: EventFile, stopping: list[int]) -> None:
     """
     Receive and acknowledge, torn at random moments, until SIGTERM.
 
@@ -186,9 +192,7 @@ def _receive_interrupted(consumer: QueueConsumer, profile: Profile, events: Even
     Ctrl+C does, or an exception of its own, as a time limit does. The loop catches it, gives back what it has in its
     hands, and receives on, as a shell, a notebook or a task runner would.
     """
-    stopping: list[int] = []
     generator = random.Random(profile.seed)  # noqa: S311  # repeatable
-    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
 
     def tear(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt if generator.random() < KEYBOARD_SHARE else AlarmError
