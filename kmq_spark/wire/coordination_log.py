@@ -1,0 +1,143 @@
+"""
+Records of one partition of the coordination topic to the world of one group: what every member does first.
+
+Rule 1: a record that cannot be read is counted; it moves the group's clock like one of another group.
+Rule 2: a reader that does not begin at offset 0 does not know the world until it has read a snapshot that was taken
+behind its first offset. Until then it keeps what it reads.
+Rule 3: a record of a newer version may have changed the world of others. Whoever reads one must stop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.coordination.fold import Applied, Ignored, apply
+from kmq_spark.core.coordination.world import World, first_joined
+from kmq_spark.errors import UnsupportedVersionError, WireError
+from kmq_spark.wire.coordination import decode_record
+from kmq_spark.wire.coordination_snapshot import decode_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kmq_spark.core.coordination.records import Record, SnapshotPart
+    from kmq_spark.core.coordination.world import Member
+
+
+class GroupLog:
+    """
+    Reader of a group.
+
+    Args:
+        group: Name of the group, the key of its records.
+        topic: Coordination topic, for error texts.
+        partition: The group's partition, for error texts.
+        first_offset: Offset of the first record that is going to be read; 0 = the log is whole.
+        leader_rule: Of the group.
+
+    Attributes:
+        world: As of the last record; provisional while `is_complete` is False.
+        is_complete: Whether the world is that of every other reader.
+        ignored: How many records, or entries of records, changed nothing, by reason.
+        last_fault: Text about the newest unreadable record, empty where there was none.
+        unsupported: Text about the first record of a newer version, empty where there was none.
+        stranger_at_ms: Append time of the newest record of a member that a world not complete does not know, -1 =
+            none: somebody knows more of the group.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        topic: str = "",
+        partition: int = -1,
+        first_offset: int = 0,
+        leader_rule: Callable[[Mapping[str, Member]], str] = first_joined,
+    ) -> None:
+        """Begin before the first record."""
+        self.world = World(leader_rule=leader_rule, next_offset=first_offset)
+        self.is_complete = first_offset == 0
+        self.ignored: Counter[Ignored] = Counter()
+        self.last_fault = ""
+        self.unsupported = ""
+        self.stranger_at_ms = -1
+        self._key = group.encode()
+        self._topic, self._partition = topic, partition
+        self._first_offset = first_offset
+        self._leader_rule = leader_rule
+        self._kept: list[tuple[int, int, Record | None]] = []
+        self._parts: dict[tuple[str, str, int], list[SnapshotPart]] = {}
+
+    def read(self, offset: int, append_time_ms: int, key: bytes | None, value: bytes | None) -> Applied:
+        """
+        Read a record of the partition, in the order of the offsets.
+
+        Args:
+            offset: Of the record.
+            append_time_ms: Epoch milliseconds, broker clock; negative where the record has none.
+            key: The record's key, a group's name.
+            value: The record's value.
+
+        Returns:
+            What it led to. Where it completed the world, `is_complete` is True and the effects are those of this
+            record alone.
+        """
+        record, fault = self._record(offset, key, value)
+        is_new = offset >= self.world.next_offset
+        applied = apply(self.world, offset, append_time_ms, record)
+        if fault is not None and is_new:
+            applied.ignored.append(fault)
+        self.ignored.update(applied.ignored)
+        if is_new and not self.is_complete:
+            self._keep(offset, append_time_ms, record, applied)
+        return applied
+
+    def _record(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Record | None, Ignored | None]:
+        if key != self._key:
+            return None, None
+        try:
+            record = decode_record(value, topic=self._topic, partition=self._partition, offset=offset)
+        except UnsupportedVersionError as error:
+            self.unsupported = self.unsupported or str(error)
+            return None, Ignored.UNSUPPORTED
+        except WireError as error:
+            self.last_fault = str(error)
+            return None, Ignored.UNREADABLE
+        return record, None
+
+    def _keep(self, offset: int, append_time_ms: int, record: Record | None, applied: Applied) -> None:
+        """Keep a record until a snapshot is found, and look whether it completes one."""
+        self._kept.append((offset, append_time_ms, record))
+        if Ignored.UNKNOWN_MEMBER in applied.ignored:
+            self.stranger_at_ms = append_time_ms
+        if record is None or record.snapshot is None or record.snapshot.as_of < self._first_offset:
+            return
+        part = record.snapshot
+        parts = self._parts.setdefault((record.client_id, record.instance, part.as_of), [])
+        if part.part != len(parts):
+            # A part is missing, or the snapshot was begun anew.
+            parts.clear()
+        if part.part == len(parts):
+            parts.append(part)
+        if len(parts) == part.parts and part.as_of <= offset:
+            self._adopt(b"".join(one.data for one in parts), part.as_of, record)
+
+    def _adopt(self, data: bytes, as_of: int, record: Record) -> None:
+        """Take the world of a snapshot, and apply what was read behind it."""
+        try:
+            world = decode_world(data, self._leader_rule)
+        except WireError as error:
+            self.ignored[Ignored.UNREADABLE] += 1
+            self.last_fault = str(error)
+            return
+        writer = world.members.get(record.client_id)
+        is_by_leader = writer is not None and writer.instance == record.instance and world.leader == record.client_id
+        if world.next_offset != as_of or not (is_by_leader or not world.members):
+            self.ignored[Ignored.NOT_LEADER] += 1
+            return
+        for offset, append_time_ms, kept in self._kept:
+            if offset >= as_of:
+                apply(world, offset, append_time_ms, kept)
+        self.world, self.is_complete = world, True
+        self._kept, self._parts = [], {}

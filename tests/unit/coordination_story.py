@@ -1,0 +1,170 @@
+"""A group's log as a story: each line writes a record, and the world is asked in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kmq_spark.core.coordination.fold import Applied, Change, Effect, Ignored, apply
+from kmq_spark.core.coordination.records import (
+    WITH_EPOCH,
+    Assignment,
+    HeldPosition,
+    Record,
+    RecordType,
+    SnapshotPart,
+)
+from kmq_spark.core.coordination.world import World
+from kmq_spark.testing.coordination import ModelGroup
+from kmq_spark.wire.coordination import decode_record, encode_record
+
+T = 1_000
+"""Heartbeat interval of the stories, ms."""
+
+
+class Story:
+    """
+    One group, folded twice: by the fold and by the model, which must agree after each record.
+
+    Attributes:
+        world: The fold's.
+        model: The model.
+        at_ms: Append time of the last record.
+        offset: Of the last record.
+        applied: What the last record led to.
+    """
+
+    def __init__(self, at_ms: int = 10_000) -> None:
+        """Begin before the first record."""
+        self.world, self.model = World(), ModelGroup()
+        self.at_ms, self.offset, self.sequence = at_ms, -1, 0
+        self.applied = Applied()
+        self.log: list[tuple[int, int, Record | None]] = []
+
+    def write(self, record: Record | None, after_ms: int = 0) -> Applied:
+        """Append a record, some milliseconds after the last one, and fold it."""
+        self.offset, self.at_ms = self.offset + 1, self.at_ms + after_ms
+        self.log.append((self.offset, self.at_ms, record))
+        if record is not None:
+            assert decode_record(encode_record(record)) == record
+        self.applied = apply(self.world, self.offset, self.at_ms, record)
+        self.model.apply(self.offset, self.at_ms, record)
+        assert self.model.view() == self.world.view()
+        assert self.model.effects == self.applied.effects
+        assert self.model.ignored == self.applied.ignored
+        assert self.model.refreshed == self.applied.refreshed
+        return self.applied
+
+    def say(self, kind: RecordType, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:  # noqa: ANN401
+        """Write a record of a client; its instance is `<client id>1` unless it is given."""
+        self.sequence += 1
+        instance = fields.pop("instance", f"{client_id}1")
+        return self.write(Record(kind, client_id, instance, self.sequence, **fields), after_ms)
+
+    def join(self, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:  # noqa: ANN401
+        """Write a JOIN with the T of the stories."""
+        return self.say(RecordType.JOIN, client_id, after_ms, **{"heartbeat_ms": T, **fields})
+
+    def beat(self, *client_ids: str, after_ms: int = 0) -> None:
+        """Write a HEARTBEAT of each client, the first of them after a while."""
+        for client_id in client_ids:
+            self.say(RecordType.HEARTBEAT, client_id, after_ms)
+            after_ms = 0
+
+    def pass_time(self, passed_ms: int, *alive: str) -> None:
+        """Let time pass in steps of T/2, with heartbeats of those alive, or with records of another group."""
+        while passed_ms > 0:
+            step = min(passed_ms, T // 2)
+            if alive:
+                self.beat(*alive, after_ms=step)
+            else:
+                self.write(None, step)
+            passed_ms -= step
+
+    def claim(self, resource: str = "r", client_id: str = "a", after_ms: int = 0) -> Applied:
+        """Write a CLAIM."""
+        return self.say(RecordType.CLAIM, client_id, after_ms, resource=resource)
+
+    def holder(self, resource: str = "r") -> str:
+        """Return who holds a resource, empty where nobody does."""
+        known = self.world.resources.get(resource)
+        return known.holder if known else ""
+
+    def epoch(self, resource: str = "r") -> int:
+        """Return the epoch of a resource."""
+        return self.world.resources[resource].epoch
+
+
+def effects(applied: Applied) -> list[tuple[Change, str, str]]:
+    """Return changes without their epochs."""
+    return [(one.change, one.client_id, one.resource) for one in applied.effects]
+
+
+CLIENTS, RESOURCES, TASKS = ["a", "b", "c"], ["r", "s"], ["t", "u"]
+STEPS_MS = [0, 0, 1, T // 4, T // 4, T // 2, T // 2, T, 3 * T, 3 * T, 1_000_000, -T, -1_000_000]
+
+
+KINDS = st.sampled_from([*RecordType, RecordType.CLAIM, RecordType.HEARTBEAT, RecordType.HEARTBEAT, None])
+CLIENT_IDS, INSTANCES = st.sampled_from(CLIENTS), st.sampled_from([0, 0, 0, 1, 2])
+NAMES, TASK_NAMES = st.sampled_from([*RESOURCES, *TASKS]), st.sampled_from(TASKS)
+POSITIONS, SOME_POSITIONS = st.integers(0, 5), st.none() | st.integers(0, 5)
+NEAR = st.sampled_from([0, 0, 0, -1, 1, 10_000])
+FREE_FIELDS: dict[RecordType, dict[str, st.SearchStrategy[Any]]] = {
+    RecordType.JOIN: {
+        "heartbeat_ms": st.sampled_from([T, T, 2 * T]),
+        "capacity": st.integers(0, 2),
+        "metadata": st.sampled_from([b"", b"m"]),
+        "fast_reclaim": st.booleans(),
+    },
+    RecordType.CLAIM: {"resource": NAMES},
+    RecordType.RELEASE: {"resource": NAMES, "position": SOME_POSITIONS},
+    RecordType.CLAIM_MESSAGES: {"resource": NAMES, "position": POSITIONS},
+    RecordType.PAUSE_GROUP: {"duration_ms": st.sampled_from([1, T, 5 * T, 1_000_000])},
+    RecordType.SET_POSITION: {"resource": NAMES, "position": SOME_POSITIONS},
+    RecordType.ADD_TASK: {"resource": TASK_NAMES, "payload": st.sampled_from([b"", b"p"])},
+    RecordType.REMOVE_TASK: {"resource": NAMES},
+    RecordType.DRAIN: {"member": CLIENT_IDS},
+}
+HELD = st.lists(st.tuples(NAMES, NEAR, POSITIONS), max_size=3)
+ASSIGNED = st.lists(st.builds(Assignment, st.sampled_from([*TASKS, "r"]), st.sampled_from([*CLIENTS, ""])), max_size=3)
+STEPS = st.sampled_from(STEPS_MS)
+
+
+def draw_record(data: st.DataObject, model: ModelGroup, sequence: int) -> Record | None:
+    """Draw a record that mostly fits the world as it is, and sometimes does not in one way."""
+    kind, state = data.draw(KINDS), model.state
+    if kind is None:
+        return None
+    client_id, number = data.draw(CLIENT_IDS), data.draw(INSTANCES)
+    known = state["members"].get(client_id, {}).get("instance", f"{client_id}1")
+    instance = f"{client_id}{number}" if number else known
+    fields = {name: data.draw(values) for name, values in FREE_FIELDS.get(kind, {}).items()}
+
+    def epoch_of(name: str, away: int) -> int:
+        return max(0, int(state["resources"].get(name, {}).get("epoch", 0)) + away)
+
+    if kind in WITH_EPOCH:
+        fields["epoch"] = epoch_of(fields["resource"], data.draw(NEAR))
+    elif kind is RecordType.HEARTBEAT:
+        held = data.draw(HELD)
+        fields["positions"] = tuple(HeldPosition(name, epoch_of(name, away), at) for name, away, at in held)
+    elif kind is RecordType.ASSIGN:
+        fields["generation"] = max(0, state["generation"] + data.draw(NEAR))
+        fields["assignments"] = tuple(data.draw(ASSIGNED))
+    elif kind is RecordType.SNAPSHOT:
+        as_of = max(0, state["next_offset"] + data.draw(NEAR))
+        fields["snapshot"] = SnapshotPart(as_of, data.draw(st.integers(0, 1)), 2, b"x")
+    return Record(kind, client_id, instance, sequence, **fields)
+
+
+def draw_story(data: st.DataObject, longest: int = 40) -> Story:
+    """Draw a log and fold it; the fold and the model are compared at each record."""
+    story = Story()
+    for sequence in range(data.draw(st.integers(0, longest))):
+        step_ms = data.draw(STEPS)
+        story.write(draw_record(data, story.model, sequence), max(step_ms, -story.at_ms))
+    return story
+
+
+__all__ = ["Effect", "Ignored", "Story", "T", "draw_record", "draw_story", "effects"]
