@@ -105,6 +105,9 @@ class QueueSettings(_Section):
     expired: Literal["drop", "dead-letter"] = "drop"
     """What becomes of a message whose time to live is over."""
 
+    max_in_flight: int = Field(default=1_000_000, ge=1, le=2**40)
+    """Messages in flight in one markers partition beyond which the queue's consumers fetch nothing."""
+
 
 class ConsumerSettings(_Section):
     """`[consumer]`: one worker process."""

@@ -36,7 +36,7 @@ from kmq_spark.spark.fold_rows import FoldSettings
 from kmq_spark.spark.progress import SNAPSHOT_LATE_BATCHES, batch_s, batches_since_snapshot, read_to
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
-from kmq_spark.tracker_parts import rules_of, sender_of, ticker_of
+from kmq_spark.tracker_parts import full_sign_of, rules_of, rules_reader_of, sender_of, ticker_of
 from kmq_spark.tracker_stats import TrackerStats
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.queue_full import FullSign
     from kmq_spark.kafka.redelivery import RedeliverySender, Sent
     from kmq_spark.kafka.ticker import Ticker
 
@@ -92,6 +93,7 @@ class QueueTracker:
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
         self._ticker: Ticker | None = None
+        self._full_sign: FullSign | None = None
         self._first_batch = -1
         self._snapshot_warned_at_s = -SNAPSHOT_WARN_INTERVAL_S
         self.snapshot_lag = 0
@@ -112,6 +114,11 @@ class QueueTracker:
     def tick_late_s(self) -> float | None:
         """For how long a TICK is wanted that is not in the log, seconds; None before the first start."""
         return None if self._ticker is None else self._ticker.late_s()
+
+    @property
+    def is_full(self) -> bool | None:
+        """Whether a markers partition holds more than the queue's `max_in_flight`; None before the first start."""
+        return None if self._full_sign is None else self._full_sign.is_full
 
     @property
     def batch_s(self) -> float | None:
@@ -192,7 +199,9 @@ class QueueTracker:
         """Open the sender, tick, run the query until it ends."""
         began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
-        sender = sender_of(self._settings, self._queue, layout)
+        reader = rules_reader_of(self._settings, self._queue, layout)
+        self._full_sign = full_sign_of(self._settings, self._queue, layout, reader)
+        sender = sender_of(self._settings, self._queue, layout, reader)
         self._sender = sender
         is_done = False
         try:
@@ -299,6 +308,9 @@ class QueueTracker:
                 if self.on_batch is not None:
                     self.on_batch(outcomes, sent)
                 catch_up.observe(outcomes)
+                if self._full_sign is not None:
+                    self._full_sign.observe(outcomes)
+                    self._full_sign.is_ready = catch_up.is_over
                 self._failures_in_a_row = 0
                 self._ready.set()
             ticker.batch_ends()
@@ -327,6 +339,8 @@ class QueueTracker:
         """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
         try:
             sender.look_for_rules()
+            if self._full_sign is not None:
+                self._full_sign.keep()
             sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
             self._warn_of_snapshots()
             sender.commit_read_to(read_to(query))

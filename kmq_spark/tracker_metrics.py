@@ -54,6 +54,10 @@ class Watched(Protocol):
         """For how long a TICK is wanted that is not in the log, seconds."""
 
     @property
+    def is_full(self) -> bool | None:
+        """Whether a markers partition holds more than the queue's `max_in_flight`; None before the first start."""
+
+    @property
     def batch_s(self) -> float | None:
         """How long the newest batch took, seconds."""
 
@@ -88,6 +92,7 @@ class TrackerMetrics:
                 numbers = self._numbers[tracker.queue]
                 numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
                 numbers.tick_late_s, numbers.snapshot_lag = tracker.tick_late_s, tracker.snapshot_lag
+                numbers.is_full = tracker.is_full
                 found += samples_of(self._labels[tracker.queue], numbers, time.time())
         return found
 

@@ -12,6 +12,7 @@ from kmq_spark.config import plain
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.consumer_positions import ConsumerPositions
 from kmq_spark.kafka.queue_ends import QueueEnds
+from kmq_spark.kafka.queue_full import FullSign
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.redelivery import RedeliverySender, SenderLimits
 from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_client_id, reader_config
@@ -32,8 +33,25 @@ def rules_of(settings: Settings, queue: str) -> Rules:
     return Rules(max_decisions_per_tick=settings.tracker.max_decisions_per_tick).under(local)
 
 
-def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> RedeliverySender:
-    """Return the sender of a queue, not yet open."""
+def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> RulesReader:
+    """Return the reader of a queue's rules, not yet connected."""
+    kafka = settings.kafka
+    reading = reader_config(
+        kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
+    )
+    return RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue))
+
+
+def full_sign_of(settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader) -> FullSign:
+    """Return what says whether a queue is full; somebody else looks with the reader."""
+    kafka, limit = settings.kafka, settings.for_queue(queue).max_in_flight
+    return FullSign(layout.topics, rules_reader, limit, kafka.bootstrap_servers, plain(kafka.extra))
+
+
+def sender_of(
+    settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader | None = None
+) -> RedeliverySender:
+    """Return the sender of a queue, not yet open; it closes the reader of rules, of its own where none is given."""
     kafka, tracker = settings.kafka, settings.tracker
     limits = SenderLimits(
         timeout_ms=kafka.timeout_ms,
@@ -42,16 +60,13 @@ def sender_of(settings: Settings, queue: str, layout: QueueLayout) -> Redelivery
         commit_interval_ms=tracker.commit_interval_ms,
         transaction_timeout_ms=tracker.transaction_timeout_ms,
     )
-    reading = reader_config(
-        kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
-    )
     return RedeliverySender(
         layout,
         bootstrap_servers=kafka.bootstrap_servers,
         extra=plain(kafka.extra),
         limits=limits,
         rules=rules_of(settings, queue),
-        rules_reader=RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue)),
+        rules_reader=rules_reader or rules_reader_of(settings, queue, layout),
         consumer_positions=ConsumerPositions(layout.topics, **kafka.reach()),
     )
 

@@ -72,9 +72,11 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
         yield Grant("tracker", "group", group, ("Read", "Describe"))
     yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
-    # The rules of the queue; written by `kmq queue create` and `alter` alone.
+    # The rules of the queue; they are written by `kmq queue create` and `alter`.
     for part in ("consumer", "transactional-consumer", "tracker", "viewer"):
         yield Grant(part, "topic", RULES_TOPIC, ("Read", "Describe"))
+    # Whether the queue is full.
+    yield Grant("tracker", "topic", RULES_TOPIC, ("Write",))
     yield Grant("creator", "topic", RULES_TOPIC, ("Create", "Describe", "Read", "Write"))
     yield Grant("creator", "transactional-id", f"{RULES_TOPIC}.{topics}", ("Write", "Describe"))
     yield Grant("creator", "group", topics.consumer_group, ("Read", "Describe"))

@@ -167,6 +167,7 @@ class QueueFacts:
         views: Markers partitions, folded.
         lease_ms: Lease of the queue, as its rules or the settings say.
         max_deliveries: Limit of the queue, likewise.
+        max_in_flight: Messages in flight in a markers partition beyond which consumers fetch nothing, likewise.
         rules: The queue's own rules in words; empty where it has none.
         rules_differing: Settings that say otherwise than the queue's own rules.
         checkpoint: None where nobody named a folder.
@@ -186,6 +187,7 @@ class QueueFacts:
     views: Mapping[int, MarkersView] = field(default_factory=dict)
     lease_ms: int = 30_000
     max_deliveries: int = 5
+    max_in_flight: int = 1_000_000
     rules: str = ""
     rules_differing: tuple[str, ...] = ()
     checkpoint: CheckpointFacts | None = None

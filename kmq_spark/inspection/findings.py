@@ -36,9 +36,6 @@ SILENT_MS = 60_000
 RETENTION_FACTOR = 3
 """Retention to all leases of a message: room for an outage."""
 
-MOST_IN_FLIGHT = 1_000_000
-"""Messages in flight in one markers partition: a batch of the tracker takes seconds beyond that."""
-
 TOLD = 3
 """Consumers told by name."""
 
@@ -383,15 +380,16 @@ def _silent(facts: QueueFacts) -> Iterator[Finding]:
 
 def _in_flight(facts: QueueFacts) -> Iterator[Finding]:
     full = {partition: len(view.state.in_flight) for partition, view in facts.views.items()}
-    full = {partition: count for partition, count in full.items() if count > MOST_IN_FLIGHT}
+    full = {partition: count for partition, count in full.items() if count > facts.max_in_flight}
     if full:
         places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:TOLD])
         yield Finding(
             "in flight",
             Level.WARNING,
-            f"more than {MOST_IN_FLIGHT} messages are in flight in a markers partition: {places}",
-            "the tracker gets slow and large; lower max_in_flight of the consumers or find who starts so many, "
-            "long delays count too",
+            f"more than {facts.max_in_flight} messages are in flight in a markers partition: {places}; consumers fetch "
+            "nothing until there are less",
+            "find who starts so many and does not acknowledge, long delays count too; or raise the limit with "
+            f"`kmq queue alter {facts.queue} --max-in-flight`: the tracker gets slower and larger",
         )
 
 

@@ -28,6 +28,7 @@ from kmq_spark.kafka.leases import LeaseTable, Settled, Verb
 from kmq_spark.kafka.marker_producer import MarkerProducer
 from kmq_spark.kafka.marker_writer import MarkerWriter
 from kmq_spark.kafka.missing_offsets import MissingOffsets
+from kmq_spark.kafka.queue_full import FullWatch
 from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.receiver import Receiver
 from kmq_spark.kafka.result_transaction import ResultTransactions
@@ -149,6 +150,7 @@ class QueueConsumer:
             ack_linger_ms=ack_linger_ms,
             keep_alive=keep_alive,
         )
+        full_watch = self._full_watch = FullWatch(self._topics, bootstrap_servers, extra)
         self._intake = Intake(
             consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,
@@ -162,10 +164,12 @@ class QueueConsumer:
             missing_offsets=MissingOffsets(
                 consumer_group, self._topics.queue_topic, bootstrap_servers=bootstrap_servers, extra=extra
             ),
+            is_queue_full=lambda: full_watch.is_full,
         )
         self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()
         self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout_ms)
+        self._full_watch.start()
         watch(self)
 
     def __enter__(self) -> Self:
@@ -202,7 +206,7 @@ class QueueConsumer:
 
         Returns:
             At most *max_messages*; none where none came in time, where `max_in_flight` messages or
-            `max_in_flight_bytes` are held, or while a suspect is.
+            `max_in_flight_bytes` are held, while a suspect is, or while the queue is full.
 
         Raises:
             ConfigError: A value is out of bounds, or *lease* goes with `prefetch`.
@@ -314,7 +318,8 @@ class QueueConsumer:
     def after_fork(self) -> tuple[object, ...]:
         """End every lease in a child process, and return the clients that it must leave alone."""
         self._leases.after_fork()
-        return (*self._intake.clients, self._producer.client, *self._transactions.after_fork())
+        clients = (*self._intake.clients, self._producer.client, self._full_watch.client)
+        return (*clients, *self._transactions.after_fork())
 
     def stop(self) -> None:
         """Ask `run` to end, from any thread or a signal handler; running handlers are waited for."""
@@ -345,6 +350,7 @@ class QueueConsumer:
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):
                 self._give_back(lease)
+            self._full_watch.close()
             self._writer.close(timeout)
 
     @contextlib.contextmanager

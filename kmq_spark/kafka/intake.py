@@ -72,6 +72,7 @@ class Intake:
         write_settled: Waits until the markers of all that was settled are durable, at most so many seconds.
         starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
         missing_offsets: Looks whether assigned partitions have committed offsets; None for no look.
+        is_queue_full: Whether the queue has so much in flight that nothing may be fetched; never, by default.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Intake:
         write_settled: Callable[[float], object],
         starts: Callable[[Consumer], StartWriter] | None = None,
         missing_offsets: MissingOffsets | None = None,
+        is_queue_full: Callable[[], bool] = lambda: False,
     ) -> None:
         """Join the group; partitions come with the first `take`."""
         self._topic = topic
@@ -95,6 +97,7 @@ class Intake:
         self._consumer_id = consumer_id
         self._limits = limits
         self._write_settled = write_settled
+        self._is_queue_full = is_queue_full
         self._isolation = Isolation()
         self._started: list[Batch] = []
         self._look_count = 1
@@ -123,7 +126,9 @@ class Intake:
         return self._is_blocked
 
     def room(self) -> Room:
-        """Return what may be handed out now: no messages while a suspect is out, or waits for others to end."""
+        """Return what may be handed out now: none while the queue is full, a suspect is out or waits for others."""
+        if self._is_queue_full():
+            return Room(0, 0, is_empty=False)
         now = time.monotonic()
         held_count = self._held_count(now)
         under_way_bytes = sum([batch.byte_count for batch in self._started])

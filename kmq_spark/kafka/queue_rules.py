@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -42,6 +42,8 @@ from kmq_spark.wire.signature import signed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from confluent_kafka import Message
+
 logger = logging.getLogger(__name__)
 
 RULES_TOPIC = "kmq.queues"
@@ -54,6 +56,7 @@ RULE_NAMES = (
     "backoff_jitter",
     "expired",
     "lease_ms",
+    "max_in_flight",
 )
 """The rules of a queue, by their names in the settings file, in the order in which they are shown."""
 
@@ -61,6 +64,24 @@ MAX_RECORD_BYTES = 65_536
 
 LEASE_LOOK_MS = 3_000
 """How long a consumer that starts waits for the rules of its queue, at most."""
+
+
+class FullRecord(NamedTuple):
+    """
+    The record that says that a queue is full, see `queue_full`.
+
+    Attributes:
+        offset: Where it is in the topic.
+        at_ms: When it was written, epoch milliseconds; of the broker's clock or its writer's, as the topic has it.
+    """
+
+    offset: int
+    at_ms: int
+
+
+def full_key(topics: QueueTopics) -> bytes:
+    """Return the key of the record that says that a queue is full; no name of a queue has its `#`."""
+    return f"{topics}#full".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +163,11 @@ class RulesReader:
         config: librdkafka settings of a reader, see `settings.reader_config`.
         timeout_ms: Bound on one look.
         local: What the settings of this process say; a rule that they set explicitly and otherwise is logged.
+
+    Attributes:
+        is_refused: Whether the last look found that we may not read the topic.
+        has_topic: Whether the last look found the topic.
+        full: The record that says that the queue is full; None where there is none.
     """
 
     def __init__(
@@ -150,11 +176,23 @@ class RulesReader:
         """Connect lazily."""
         self._local = local
         self._names = (str(topics), topics.queue)
+        self._full_key = full_key(topics)
         self._consumer = make_client(Consumer, {**config, "enable.partition.eof": True})
         self._timeout_s = timeout_ms / 1000
         self._next = 0
         self._found: dict[str, StoredRules] = {}
-        self.is_refused = False
+        self.is_refused = self.has_topic = False
+        self.full: FullRecord | None = None
+
+    @property
+    def client(self) -> Consumer:
+        """The client, to be left alone in a child process."""
+        return self._consumer
+
+    @property
+    def newest(self) -> StoredRules | None:
+        """What the last look has found."""
+        return self._newest()
 
     def look(self) -> StoredRules | None:
         """
@@ -168,12 +206,14 @@ class RulesReader:
         except KafkaException as error:
             name = error.args[0].name()
             self.is_refused = NOT_ALLOWED in name
+            self.has_topic = False
             if self.is_refused or name in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}:
                 return self._newest()
             raise client_error(error, f"cannot read {RULES_TOPIC}") from error
+        self.is_refused, self.has_topic = False, True
         if end < self._next:
             # The topic was created anew.
-            self._next, self._found = 0, {}
+            self._next, self._found, self.full = 0, {}, None
         if max(first, self._next) < end:
             self._read(max(first, self._next), end)
         return self._newest()
@@ -201,7 +241,7 @@ class RulesReader:
                     raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
                 error = record.error()
                 if error is None:
-                    self._take(record.key(), record.value(), record.offset() or 0)
+                    self._take(record)
                     self._next = (record.offset() or 0) + 1
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
                     self._next = max(self._next, record.offset() or 0)
@@ -212,8 +252,15 @@ class RulesReader:
         finally:
             self._consumer.unassign()
 
-    def _take(self, key: bytes | None, value: bytes | None, offset: int) -> None:
-        name = (key or b"").decode("utf-8", "replace")
+    def _take(self, record: Message) -> None:
+        # The client's stub allows what may be sent; what was read is always bytes.
+        key: Any = record.key() or b""
+        value: Any = record.value()
+        offset = record.offset() or 0
+        if key == self._full_key:
+            self.full = None if value is None else FullRecord(offset, record.timestamp()[1])
+            return
+        name = key.decode("utf-8", "replace")
         if name not in self._names:
             return
         if value is None:

@@ -33,6 +33,7 @@ Name = Literal[
     "kmq_tracker_last_commit_timestamp_seconds",
     "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
+    "kmq_queue_full",
 ]
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -106,6 +107,9 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_tracker_tick_delay_seconds": Metric(
         "gauge", ("queue",), "For how long something is due and no TICK was written; 0 where none is missing."
+    ),
+    "kmq_queue_full": Metric(
+        "gauge", ("queue",), "1 while a markers partition holds more than `max_in_flight` and consumers fetch nothing."
     ),
 }
 

@@ -74,6 +74,7 @@ class TrackerNumbers:
         batch_s: How long the newest batch took, seconds; None before the first.
         tick_late_s: For how long a TICK is wanted that is not in the log, seconds; None before the first start.
         snapshot_lag: Batches since the last snapshot of the state was uploaded; None before the first start.
+        is_full: Whether consumers fetch nothing since too much is in flight; None before the first start.
         lags: Markers not folded, by partition.
         ready: Messages not started, None where not known.
         oldest_ready_at_s: Append time of the oldest of them, epoch seconds.
@@ -89,6 +90,7 @@ class TrackerNumbers:
     batch_s: float | None = None
     tick_late_s: float | None = None
     snapshot_lag: int | None = None
+    is_full: bool | None = None
     lags: Mapping[int, int] = field(default_factory=dict)
     ready: int | None = None
     oldest_ready_at_s: float | None = None
@@ -163,6 +165,7 @@ def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sa
         ("kmq_tracker_last_commit_timestamp_seconds", numbers.committed_at_s or None),
         ("kmq_tracker_tick_delay_seconds", numbers.tick_late_s),
         ("kmq_tracker_batches_since_snapshot", numbers.snapshot_lag),
+        ("kmq_queue_full", numbers.is_full),
     )
     for name, value in known:
         if value is not None:

@@ -20,10 +20,17 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import Status
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.inspector import QueueInspector
 from kmq_spark.kafka.producer import QueueProducer
-from tests.kafka.conftest import receive_all
+from kmq_spark.kafka.queue_full import FullSign
+from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
+from kmq_spark.kafka.settings import reader_config
+from kmq_spark.kafka.topics import QueueTopics
+from tests.kafka.conftest import receive_all, wait_until
 from tests.kafka.secured import SecuredBroker
 
 if TYPE_CHECKING:
@@ -298,6 +305,39 @@ def write_as(secured: SecuredBroker, part: str, topic: str) -> str:
 def test_part_cannot_write_to_a_topic_that_is_not_its_own(secured: SecuredBroker, part: str, topic: str) -> None:
     """Whoever writes markers decides about everybody's messages."""
     assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) -> None:
+    """In the topic that `kmq queue alter` makes; consumers may read it."""
+    made = secured.kmq("creator", "queue", "alter", QUEUE, "--max-in-flight", "1000", "--execute")
+    assert made.exit_code == 0, made.output
+    topics = QueueTopics(QUEUE)
+    readers = {
+        part: RulesReader(
+            topics, reader_config(secured.bootstrap_servers, group, extra=secured.credentials(part)), 20_000
+        )
+        for part, group in (("tracker", topics.tracker_group), ("consumer", topics.consumer_group))
+    }
+    sign = FullSign(topics, readers["tracker"], 1, secured.bootstrap_servers, secured.credentials("tracker"))
+    sign.observe([PartitionOutcome(0, Status(1, 0, 1_001, 0, None, {}), Decisions.empty())])
+    sign.is_ready = True
+
+    def is_seen() -> bool:
+        readers["tracker"].look()
+        sign.keep()
+        readers["consumer"].look()
+        return readers["consumer"].full is not None
+
+    try:
+        assert wait_until(is_seen, 30)
+        readers_only = ("consumer", "transactional-consumer", "viewer")
+        codes = {part: write_as(secured, part, RULES_TOPIC) for part in readers_only}
+        assert codes == dict.fromkeys(readers_only, "TOPIC_AUTHORIZATION_FAILED")
+    finally:
+        sign.observe([PartitionOutcome(0, Status(2, 0, 0, 0, None, {}), Decisions.empty())])
+        assert wait_until(lambda: not is_seen(), 30)
+        for reader in readers.values():
+            reader.close()
 
 
 def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker) -> None:
