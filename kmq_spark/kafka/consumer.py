@@ -169,7 +169,7 @@ class QueueConsumer:
         self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()
         self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout_ms)
-        self._full_watch.start()
+        self._full_watch.start_on(self._intake)
         watch(self)
 
     def __enter__(self) -> Self:
@@ -344,6 +344,7 @@ class QueueConsumer:
         self._is_closed = True
         self._transactions.close(timeout)
         self._receiver.give_back_unseen()
+        self._full_watch.stop()
         try:
             # Positions first: a message that is released before its position is committed would come twice.
             self._intake.close(timeout)

@@ -128,6 +128,19 @@ class Fetcher:
             self._check_offsets()
         return records
 
+    def end_of(self, topic: str, timeout: float) -> int:
+        """
+        Return the end offset of partition 0 of any topic. Any thread may call it, but not after `close`.
+
+        Raises:
+            KmqError: The topic does not exist, may not be read, or the broker does not answer within *timeout* seconds.
+        """
+        try:
+            _, end = self.client.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
+        except KafkaException as error:
+            raise client_error(error, f"cannot look for the end of {topic}") from error
+        return end
+
     def put_back(self, records: Sequence[KafkaMessage]) -> None:
         """Let records wait that were fetched and not started."""
         self._stash = [*records, *self._stash]

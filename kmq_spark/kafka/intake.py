@@ -97,7 +97,7 @@ class Intake:
         self._consumer_id = consumer_id
         self._limits = limits
         self._write_settled = write_settled
-        self._is_queue_full = is_queue_full
+        self.is_queue_full = is_queue_full
         self._isolation = Isolation()
         self._started: list[Batch] = []
         self._look_count = 1
@@ -127,7 +127,7 @@ class Intake:
 
     def room(self) -> Room:
         """Return what may be handed out now: none while the queue is full, a suspect is out or waits for others."""
-        if self._is_queue_full():
+        if self.is_queue_full():
             return Room(0, 0, is_empty=False)
         now = time.monotonic()
         held_count = self._held_count(now)
@@ -211,6 +211,10 @@ class Intake:
             self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
         if batch in self._started:
             self._started.remove(batch)
+
+    def end_of(self, topic: str, timeout: float) -> int:
+        """Do what `Fetcher.end_of` does; any thread may call it, but not after `close`."""
+        return self._fetcher.end_of(topic, timeout)
 
     def idle(self) -> None:
         """Serve the group without fetching."""

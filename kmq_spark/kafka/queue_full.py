@@ -3,7 +3,8 @@ Back-pressure: a queue with too much in flight is full, and its consumers fetch 
 
 Rule 1: the tracker writes the record `<queue>#full` of the topic `kmq.queues` when a markers partition holds more than
 the queue's `max_in_flight`, and again every `RENEW_S`. It removes the record when each holds less than `CLEAR` of that.
-Rule 2: a consumer reads the topic in a thread of its own, every `LOOK_S`.
+Rule 2: a consumer asks for the end of the topic every `LOOK_S`, by the client that it has for its group, in a thread of
+its own. It reads the topic when the end has changed, by a client that is closed after `FRESH_S` without a change.
 Rule 3: a record that is not renewed within `FRESH_S` does not count: its tracker is gone.
 Rule 4: best effort: without the topic, or the right to it, there is no back-pressure, and everything else goes on.
 """
@@ -14,7 +15,8 @@ import json
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -25,11 +27,12 @@ from kmq_spark.kafka.settings import admin_config, make_client, marker_producer_
 from kmq_spark.kafka.topics import ensure_compacted_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Consumer, KafkaError, Message
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.intake import Intake
     from kmq_spark.kafka.queue_rules import FullRecord
     from kmq_spark.kafka.topics import QueueTopics
 
@@ -45,6 +48,9 @@ FRESH_S = 60.0
 LOOK_S = 10.0
 
 LOOK_TIMEOUT_MS = 3_000
+
+END_TIMEOUT_S = 1.0
+"""How long the broker may take to return the end of the topic; `FullWatch.stop` may wait for so long."""
 
 WARN_INTERVAL_S = 60.0
 
@@ -95,7 +101,8 @@ class FullSign:
 
     def observe(self, outcomes: Sequence[PartitionOutcome]) -> None:
         """Take in what a batch says."""
-        self._in_flight |= {outcome.marker_partition: outcome.status.in_flight for outcome in outcomes}
+        # A new dict: another thread may go through the old one.
+        self._in_flight = self._in_flight | {outcome.marker_partition: outcome.status.in_flight for outcome in outcomes}
 
     def keep(self) -> None:
         """Write, renew or remove the record where that is due; call it about once a second."""
@@ -213,43 +220,79 @@ class FullWatch(threading.Thread):
     """
 
     def __init__(self, topics: QueueTopics, bootstrap_servers: str, extra: Mapping[str, str] | None) -> None:
-        """Connect lazily; `start` begins to look."""
+        """Open no client; `start_on` begins to look."""
         super().__init__(name=f"kmq-full-{topics}", daemon=True)
         self._topics = topics
         config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("full"), extra)
         self._reader = RulesReader(topics, config, LOOK_TIMEOUT_MS)
         self._freshness = Freshness()
+        self._intake: Callable[[], Intake | None] = lambda: None
+        self._intake_use = threading.Lock()
+        self._end: int | None = None
+        self._changed_s = float("-inf")
         self._stopping = threading.Event()
         self._logged_s = float("-inf")
         self.is_full = False
 
     @property
-    def client(self) -> Any:  # noqa: ANN401  # for `forks`, which uses no method of it
-        """The client, to be left alone in a child process."""
+    def client(self) -> Consumer | None:
+        """The client, to be left alone in a child process; None while none is open."""
         return self._reader.client
 
+    def start_on(self, intake: Intake) -> None:
+        """Begin to look, by the client of *intake*."""
+        # A consumer that is dropped without `close` must take its client along: this thread keeps no reference.
+        self._intake = weakref.ref(intake)
+        self.start()
+
     def run(self) -> None:
-        """Look until stopped; called by `start`."""
+        """Look until stopped, or until the intake is gone; called by `start_on`."""
         try:
-            while not self._stopping.is_set():
-                self._look()
+            while not self._stopping.is_set() and self._look():
                 self._stopping.wait(LOOK_S)
         finally:
             self.is_full = False
             self._reader.close()
 
+    def stop(self) -> None:
+        """Stop looking; when this returns, the client of the intake is no longer in use here and may be closed."""
+        self._stopping.set()
+        with self._intake_use:
+            pass
+
     def close(self) -> None:
         """Stop looking; a look that is under way is waited for."""
-        self._stopping.set()
+        self.stop()
         if self.is_alive():
             self.join(LOOK_TIMEOUT_MS / 1000)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Look once; return whether there is something left to look with."""
         try:
-            self._reader.look()
-        except KmqError as error:
+            with self._intake_use:
+                intake = self._intake()
+                if intake is None or self._stopping.is_set():
+                    return False
+                end = intake.end_of(RULES_TOPIC, END_TIMEOUT_S)
+                del intake
+            self._read(end)
+        except (KmqError, KafkaException) as error:
             # What is known stays, until it is too old.
             logger.debug("cannot look whether %s is full: %s", self._topics, error)
+        self._judge()
+        return True
+
+    def _read(self, end: int) -> None:
+        now_s = time.monotonic()
+        if end != self._end:
+            # An empty topic needs no reader.
+            if end or self._end:
+                self._reader.look()
+            self._end, self._changed_s = end, now_s
+        elif now_s - self._changed_s > FRESH_S:
+            self._reader.close()
+
+    def _judge(self) -> None:
         now_s, was_full = time.monotonic(), self.is_full
         self.is_full = self._freshness.is_fresh(self._reader.full, now_s, time.time())
         if self.is_full and now_s - self._logged_s >= WARN_INTERVAL_S:

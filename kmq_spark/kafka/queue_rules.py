@@ -156,7 +156,7 @@ def checked_rules(values: Mapping[str, Any]) -> QueueSettings:
 
 class RulesReader:
     """
-    Follows the rules of one queue.
+    Follows the rules of one queue. Its client is opened by `look`, also after `close`.
 
     Args:
         topics: Names of the queue, or of one of its groups.
@@ -173,11 +173,12 @@ class RulesReader:
     def __init__(
         self, topics: QueueTopics, config: Mapping[str, Any], timeout_ms: int, local: QueueSettings | None = None
     ) -> None:
-        """Connect lazily."""
+        """Open no client yet."""
         self._local = local
         self._names = (str(topics), topics.queue)
         self._full_key = full_key(topics)
-        self._consumer = make_client(Consumer, {**config, "enable.partition.eof": True})
+        self._config = {**config, "enable.partition.eof": True}
+        self._consumer: Consumer | None = None
         self._timeout_s = timeout_ms / 1000
         self._next = 0
         self._found: dict[str, StoredRules] = {}
@@ -185,8 +186,8 @@ class RulesReader:
         self.full: FullRecord | None = None
 
     @property
-    def client(self) -> Consumer:
-        """The client, to be left alone in a child process."""
+    def client(self) -> Consumer | None:
+        """The client, to be left alone in a child process; None while none is open."""
         return self._consumer
 
     @property
@@ -201,8 +202,11 @@ class RulesReader:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
+        consumer = self._consumer
+        if consumer is None:
+            consumer = self._consumer = make_client(Consumer, self._config)
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(RULES_TOPIC, 0), timeout=self._timeout_s)
+            first, end = consumer.get_watermark_offsets(TopicPartition(RULES_TOPIC, 0), timeout=self._timeout_s)
         except KafkaException as error:
             name = error.args[0].name()
             self.is_refused = NOT_ALLOWED in name
@@ -215,7 +219,7 @@ class RulesReader:
             # The topic was created anew.
             self._next, self._found, self.full = 0, {}, None
         if max(first, self._next) < end:
-            self._read(max(first, self._next), end)
+            self._read(consumer, max(first, self._next), end)
         return self._newest()
 
     def look_own(self) -> StoredRules | None:
@@ -224,18 +228,20 @@ class RulesReader:
         return found if found is not None and found.name == self._names[0] else None
 
     def close(self) -> None:
-        """Close the client."""
-        self._consumer.close()
+        """Close the client; what was read is kept."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
 
     def _newest(self) -> StoredRules | None:
         return next((self._found[name] for name in self._names if name in self._found), None)
 
-    def _read(self, first: int, end: int) -> None:
-        self._consumer.assign([TopicPartition(RULES_TOPIC, 0, first)])
+    def _read(self, consumer: Consumer, first: int, end: int) -> None:
+        consumer.assign([TopicPartition(RULES_TOPIC, 0, first)])
         until_s = time.monotonic() + self._timeout_s
         try:
             while self._next < end:
-                record = self._consumer.poll(max(0.0, until_s - time.monotonic()))
+                record = consumer.poll(max(0.0, until_s - time.monotonic()))
                 if record is None:
                     message = f"cannot read {RULES_TOPIC} to its end within {self._timeout_s:g} s; check the broker"
                     raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
@@ -250,7 +256,7 @@ class RulesReader:
                     return
                 # Other errors pass by themselves, or the time-out above says so.
         finally:
-            self._consumer.unassign()
+            consumer.unassign()
 
     def _take(self, record: Message) -> None:
         # The client's stub allows what may be sent; what was read is always bytes.

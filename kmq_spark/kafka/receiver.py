@@ -175,7 +175,7 @@ class Receiver:
 
     def _log_full(self, now: float) -> None:
         held_count = self._leases.held_count(now)
-        if now - self._full_logged_at > _FULL_LOG_S and held_count:
+        if now - self._full_logged_at > _FULL_LOG_S and held_count and not self._intake.is_queue_full():
             self._full_logged_at = now
             logger.warning(
                 "receiving nothing: %d messages are held, max_in_flight is %d; settle messages or raise it",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import checked_queue_settings
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
 from kmq_spark.kafka import queue_full
+from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.queue_full import Freshness, FullSign
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, FullRecord, RulesReader, full_key, write_rules
 from kmq_spark.kafka.settings import new_client_id, reader_config
@@ -20,6 +23,8 @@ from tests.kafka.conftest import Queue, wait_until
 from tests.kafka.stage import receive_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.kafka.stage import Stage
 
 pytestmark = pytest.mark.kafka
@@ -68,9 +73,7 @@ def test_record_of_a_dead_tracker_is_removed_by_the_next_one_once_it_has_read_th
         queue.name, checked_queue_settings({"max_in_flight": LIMIT}, "the test"), expected_version=0,
         bootstrap_servers=queue.bootstrap_servers,
     )  # fmt: skip
-    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    producer.produce(RULES_TOPIC, b"{}", full_key(topics), 0)
-    producer.flush(10)
+    write_full(queue)
     reader = reader_of(queue)
 
     def is_read() -> bool:
@@ -92,6 +95,75 @@ def test_record_of_a_dead_tracker_is_removed_by_the_next_one_once_it_has_read_th
 
     assert wait_until(is_removed, 30)
     reader.close()
+
+
+def write_full(queue: Queue, value: bytes | None = b"{}") -> None:
+    """Write or remove the record that says that a queue is full."""
+    producer = Producer({"bootstrap.servers": queue.bootstrap_servers})
+    producer.produce(RULES_TOPIC, value, full_key(QueueTopics(queue.name)), 0)
+    assert producer.flush(10) == 0
+
+
+def test_consumer_has_a_second_client_only_while_the_topic_changes(
+    make_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_full, "LOOK_S", 0.05)
+    monkeypatch.setattr(queue_full, "FRESH_S", 3.0)
+    queue, other = make_queue(), make_queue()
+    write_rules(
+        other.name, checked_queue_settings({"max_in_flight": 1}, "the test"), expected_version=0,
+        bootstrap_servers=queue.bootstrap_servers,
+    )  # fmt: skip
+    queue.send("message")
+    with QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers) as consumer:
+        watch = consumer._full_watch
+        assert wait_until(lambda: watch._end is not None and watch.client is None, 40)
+        write_full(other)
+        assert wait_until(lambda: watch.client is not None, 20)
+        assert not watch.is_full
+        assert wait_until(lambda: watch.client is None, 40)
+        # Not JSON: that the record is there is all that counts.
+        write_full(queue, b"\xff")
+        assert wait_until(lambda: watch.is_full, 20)
+        assert consumer.receive(1, timeout=0) == []
+        # Its tracker is gone: the record is not renewed.
+        assert wait_until(lambda: not watch.is_full and watch.client is None, 40)
+        assert [message.value for message in receive_all(consumer, 1)] == [b"message"]
+        write_full(queue)
+        assert wait_until(lambda: watch.is_full, 20)
+        write_full(queue, None)
+        # Removed long before it is too old.
+        monkeypatch.setattr(queue_full, "FRESH_S", 600.0)
+        assert wait_until(lambda: not watch.is_full, 20)
+    assert not watch.is_alive()
+    assert watch.client is None
+
+
+def test_consumer_of_a_broker_without_the_topic_goes_on_without_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = f"{queue.name}.missing"
+    monkeypatch.setattr(queue_full, "LOOK_S", 0.05)
+    monkeypatch.setattr(queue_full, "RULES_TOPIC", missing)
+    looked = threading.Semaphore(0)
+    queue.send("message")
+    with QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers) as consumer:
+        end_of = consumer._intake._fetcher.end_of
+
+        def counting(topic: str, timeout: float) -> int:
+            try:
+                return end_of(topic, timeout)
+            finally:
+                looked.release()
+
+        monkeypatch.setattr(consumer._intake._fetcher, "end_of", counting)
+        for _ in range(3):
+            assert looked.acquire(timeout=20)
+        assert [message.value for message in receive_all(consumer, 1)] == [b"message"]
+        assert consumer._full_watch.is_alive()
+        assert consumer._full_watch.client is None
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    assert missing not in admin.list_topics(timeout=10).topics
 
 
 def test_record_that_is_not_renewed_stops_no_consumer_for_longer_than_a_minute() -> None:
@@ -116,15 +188,16 @@ def test_consumers_of_a_full_queue_fetch_nothing_and_serve_the_group_and_go_on_a
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_full, "LOOK_S", 0.2)
-    write_rules(
-        stage.queue, checked_queue_settings({"max_in_flight": LIMIT}, "the test"), expected_version=0,
-        bootstrap_servers=stage.bootstrap_servers,
-    )  # fmt: skip
     sent = [f"message-{number}" for number in range(60)]
     stage.send(*sent)
     lease = {"lease_ms": 600_000}
     with stage.tracking() as tracker, stage.consumer(**lease) as first:
         held = receive_all(first, 40)
+        # Later than the tracker and the consumer began.
+        write_rules(
+            stage.queue, checked_queue_settings({"max_in_flight": LIMIT}, "the test"), expected_version=0,
+            bootstrap_servers=stage.bootstrap_servers,
+        )  # fmt: skip
         assert wait_until(lambda: tracker.is_full is True and first._full_watch.is_full, 40)
         assert first.receive(20, timeout=0.1) == []
         with stage.consumer(**lease) as second:

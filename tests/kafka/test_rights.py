@@ -23,6 +23,8 @@ from confluent_kafka.admin import (
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka import queue_full
 from kmq_spark.kafka.consumer import QueueConsumer
 from kmq_spark.kafka.inspector import QueueInspector
 from kmq_spark.kafka.producer import QueueProducer
@@ -338,6 +340,29 @@ def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) ->
         assert wait_until(lambda: not is_seen(), 30)
         for reader in readers.values():
             reader.close()
+
+
+def test_consumer_that_may_not_read_whether_its_queue_is_full_receives_all_the_same(
+    secured: SecuredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_full, "LOOK_S", 0.05)
+    granted = AclBindingFilter(
+        ResourceType.TOPIC, RULES_TOPIC, ResourcePatternType.LITERAL, "User:consumer", "*", AclOperation.ANY,
+        AclPermissionType.ANY,
+    )  # fmt: skip
+    try:
+        (removed,) = secured.admin.delete_acls([granted]).values()
+        assert removed.result(timeout=20)
+        send(secured, "not read")
+        with consumer(secured) as worker:
+            with pytest.raises(KmqError, match=RULES_TOPIC):
+                worker._intake.end_of(RULES_TOPIC, 10)
+            (message,) = receive_all(worker, 1)
+            message.ack()
+            assert worker._full_watch.is_alive()
+            assert not worker._full_watch.is_full
+    finally:
+        secured.grant(QUEUE, "consumer")
 
 
 def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker) -> None:
