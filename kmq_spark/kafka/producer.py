@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, Producer
 
 from kmq_spark.core.markers import MessageId
+from kmq_spark.core.producing import check_producer_id
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.retention import KnownRetentions
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka import KafkaError
     from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.core.producing import ProducerState, SourcePosition
+    from kmq_spark.producer.resuming import ResumingSender
 
     Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
     OnDelivery = Callable[[MessageId | None, KmqError | None], object]
@@ -56,6 +60,10 @@ class QueueProducer:
     Sends messages to a queue; safe for many threads.
 
     Use it in a `with` block, or call `close`.
+
+    With a *producer_id* messages and the position in their source are written in Kafka transactions, exactly once: a
+    producer with the same id, after a crash too, goes on at `position` and shuts the older one out. See
+    docs/producers.md.
     """
 
     def __init__(
@@ -68,9 +76,13 @@ class QueueProducer:
         delivery_timeout_ms: int = 120_000,
         timeout_ms: int = 10_000,
         extra: Mapping[str, str] | None = None,
+        producer_id: str | None = None,
+        commit_every_ms: int = 100,
+        commit_every: int = 50_000,
+        transaction_timeout_ms: int = 10_000,
     ) -> None:
         """
-        Connect and check that the queue topic exists.
+        Connect and check that the queue topic exists; with a *producer_id* take over from the older producer of it.
 
         Args:
             topic: Name of the queue, and of its topic.
@@ -80,10 +92,17 @@ class QueueProducer:
             delivery_timeout_ms: How long a message may wait for the broker before it has failed.
             timeout_ms: How long the broker may take to answer here, and a full client queue may block `send`.
             extra: librdkafka settings.
+            producer_id: Name under which a later process goes on where this one ends; 1 to 100 of A-Z a-z 0-9 . _ -.
+                One process at a time: a second one ends the first with FencedError.
+            commit_every_ms: With *producer_id*: how long a message waits for its commit, 1 to 3,600,000.
+            commit_every: With *producer_id*: most messages of a transaction, 1 to 100,000.
+            transaction_timeout_ms: With *producer_id*: when the broker aborts a transaction of a process that died
+                within it, 1,000 to 900,000. Consumers wait behind it until then, or until the id is used again.
 
         Raises:
             ConfigError: A value is out of bounds, or *extra* would break a guarantee.
             TopicError: The queue topic does not exist.
+            FencedError: Another process with this *producer_id* started at the same time.
             KafkaClientError: The broker cannot be reached within *timeout_ms*.
         """
         self._topics = QueueTopics(topic)
@@ -95,6 +114,26 @@ class QueueProducer:
         self._sent = 0
         self._closed = threading.Event()
         self._is_closed = False
+        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
+        self._resuming: ResumingSender | None = None
+        if producer_id is not None:
+            from kmq_spark.producer.resuming import ResumingSender  # noqa: PLC0415  # it imports half of this package
+
+            self._resuming = ResumingSender(
+                self._topics,
+                check_producer_id(producer_id),
+                client_id=client_id,
+                max_message_bytes=max_message_bytes,
+                delivery_timeout_ms=delivery_timeout_ms,
+                timeout_ms=timeout_ms,
+                transaction_timeout_ms=transaction_timeout_ms,
+                commit_every_ms=commit_every_ms,
+                commit_every=commit_every,
+                bootstrap_servers=bootstrap_servers,
+                extra=extra,
+            )
+            watch(self)
+            return
         self._producer = make_client(
             Producer,
             producer_config(
@@ -108,7 +147,6 @@ class QueueProducer:
         if not partition_count(self._producer, self._topic, bootstrap_servers, timeout_ms):
             message = f"queue {topic!r} has no topic {self._topic!r}; run `kmq queue create {topic}`"
             raise TopicError(message)
-        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
         self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{topic}", daemon=True)
         self._thread.start()
         watch(self)
@@ -120,9 +158,16 @@ class QueueProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the producer; what the body raised goes before what closing would."""
+        """
+        Close the producer; what the body raised goes before what closing would.
+
+        With a *producer_id* what is not committed is dropped where the body raised.
+        """
         try:
-            self.close()
+            if error is not None and self._resuming is not None:
+                self._abort()
+            else:
+                self.close()
         except KmqError:
             if error is None:
                 raise
@@ -140,6 +185,7 @@ class QueueProducer:
         delay: float | timedelta | None = None,
         at: datetime | float | None = None,
         ttl: float | timedelta | None = None,
+        position: SourcePosition = None,
     ) -> None:
         """
         Send a message; returns before it is durable.
@@ -158,12 +204,15 @@ class QueueProducer:
             delay: How long it is not handed out, seconds or a timedelta from its append time on; 0 is none.
             at: When it is handed out instead, an aware datetime or epoch seconds; one that has passed is none.
             ttl: After which it is not handed out any more, seconds or a timedelta, more than 0, redeliveries included.
+            position: Where the source stands behind this message, bytes or JSON, at most 4 KiB; needs a *producer_id*.
+                A message without one belongs to the next message that has one: both are committed together.
 
         Raises:
             ConfigError: A value has the wrong type or is out of bounds, a header is reserved, or the message would wait
                 longer than the topics keep it.
             KafkaClientError: The message is too large, or the client's queue stayed full for *timeout_ms*.
             KmqError: An earlier message without a callback has failed; this one was not sent.
+            FencedError: A newer producer with this *producer_id* has taken over; nothing uncommitted is sent.
             UsageError: The producer is closed or was made by another process.
         """
         # Looked at here and only then called: a call that does nothing is a twentieth of a send.
@@ -177,20 +226,76 @@ class QueueProducer:
                 f"message has the wrong type: expected bytes, str or None, got {type(wrong).__name__}; encode it first"
             )
             raise ConfigError(message)
-        report = self._on_report if on_delivery is None else _Report(on_delivery, self._topic)
         pairs = checked_headers(headers) if headers else None
         if not (queue is None and delay is None and at is None and ttl is None):
             asked = option_headers(queue=queue, delay=delay, at=at, ttl=ttl)
             self._retentions.check(self._topic, wait_ms(delay, at, time.time()))
             pairs = [*(pairs or ()), *asked]
+        if self._resuming is not None:
+            self._resuming.send(
+                value, key=key, partition=partition, headers=pairs, on_delivery=on_delivery, position=position
+            )
+            return
+        if position is not None:
+            raise self._no_id("a position")
+        report = self._on_report if on_delivery is None else _Report(on_delivery, self._topic)
         self._produce(value, key, -1 if partition is None else partition, pairs, report)
         self._sent += 1
         if self._sent % SERVE_EVERY == 0:
             self._producer.poll(0)
 
+    @property
+    def position(self) -> SourcePosition:
+        """
+        Where the source stands behind the last committed message; None where no position was ever committed.
+
+        Raises:
+            UsageError: The producer has no *producer_id*.
+        """
+        return self._committed("a position").position
+
+    @property
+    def sequence(self) -> int:
+        """
+        How many messages are committed under this *producer_id*, by all processes that had it.
+
+        Raises:
+            UsageError: The producer has no *producer_id*.
+        """
+        return self._committed("a sequence").sequence
+
+    @property
+    def generation(self) -> int:
+        """
+        How many processes have had this *producer_id*, this one included.
+
+        Raises:
+            UsageError: The producer has no *producer_id*.
+        """
+        return self._committed("a generation").generation
+
+    def commit(self, *, position: SourcePosition = None, timeout: float = 30.0) -> None:
+        """
+        Commit every message sent so far, and wait for it.
+
+        Args:
+            position: Where the source stands now; for what the source has and no message was sent for.
+            timeout: Seconds.
+
+        Raises:
+            FencedError: A newer producer with this *producer_id* has taken over; nothing uncommitted is sent.
+            KmqError: Sending has failed; what is not committed is not sent.
+            KafkaClientError: It took longer; it is still being tried.
+            UsageError: The producer has no *producer_id*, is closed or was made by another process.
+        """
+        self._check_usable()
+        if self._resuming is None:
+            raise self._no_id("commit()")
+        self._resuming.commit(timeout, position)
+
     def flush(self, timeout: float = 30.0) -> None:
         """
-        Wait until every message sent so far is durable.
+        Wait until every message sent so far is durable; with a *producer_id*, committed.
 
         Args:
             timeout: Seconds.
@@ -200,6 +305,9 @@ class QueueProducer:
             KafkaClientError: It took longer.
         """
         self._check_usable()
+        if self._resuming is not None:
+            self._resuming.commit(timeout)
+            return
         left = self._producer.flush(timeout)
         self._raise_failed()
         if left:
@@ -221,18 +329,39 @@ class QueueProducer:
         """
         if self._closed.is_set() or self._pid != os.getpid():
             return
+        if self._resuming is not None:
+            self._set_closed()
+            self._resuming.close(timeout)
+            return
         try:
             self.flush(timeout)
         finally:
-            self._is_closed = True
-            self._closed.set()
+            self._set_closed()
             self._thread.join()
             self._producer.purge()
             self._producer.flush(1.0)
 
     def after_fork(self) -> tuple[object, ...]:
-        """Return the client, which a child process must leave alone."""
-        return (self._producer,)
+        """Return the clients, which a child process must leave alone."""
+        return (self._producer,) if self._resuming is None else self._resuming.clients
+
+    def _abort(self) -> None:
+        if self._resuming is not None and not self._closed.is_set() and self._pid == os.getpid():
+            self._set_closed()
+            self._resuming.close(0.0, is_aborting=True)
+
+    def _set_closed(self) -> None:
+        self._is_closed = True
+        self._closed.set()
+
+    def _committed(self, what: str) -> ProducerState:
+        if self._resuming is None:
+            raise self._no_id(what)
+        return self._resuming.state
+
+    @staticmethod
+    def _no_id(what: str) -> UsageError:
+        return UsageError(f"producer has no producer_id: got a call for {what}; give QueueProducer a producer_id")
 
     def _produce(
         self,

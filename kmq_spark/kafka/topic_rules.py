@@ -23,6 +23,10 @@ DLQ_ROOM_BYTES = 64 * 1024
 """What the dead-letter topic takes beyond the queue topic: a dead letter adds its reason and Kafka's six headers."""
 
 
+POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
+"""Some 80,000 position records: read within a second when a producer starts."""
+
+
 def wanted_settings(
     topics: QueueTopics, replication_factor: int, retention_ms: int, queue_bytes: int
 ) -> dict[str, dict[str, str]]:
@@ -41,6 +45,8 @@ def wanted_settings(
         "message.timestamp.type": "LogAppendTime",
         **replication_settings(replication_factor),
     }
+    # The positions belong to the queue; its groups have none of their own.
+    positions = {} if topics.group else {topics.producers_topic: producers_settings(replication_factor)}
     return {
         topics.queue_topic: {
             **common,
@@ -56,6 +62,23 @@ def wanted_settings(
         },
         # What says that a dead letter is done must outlive it, or it would be sent again.
         topics.redrive_topic: {**common, "retention.ms": "-1"},
+        **positions,
+    }
+
+
+def producers_settings(replication_factor: int) -> dict[str, str]:
+    """
+    Return the settings of the topic of the producers' positions.
+
+    Args:
+        replication_factor: Copies of its partition; -1 for the broker's default.
+    """
+    return {
+        "cleanup.policy": "compact",
+        # Compaction leaves the newest segment alone, and a producer that starts reads all of it.
+        "segment.bytes": str(POSITIONS_SEGMENT_BYTES),
+        "min.cleanable.dirty.ratio": "0.1",
+        **replication_settings(replication_factor),
     }
 
 
@@ -101,6 +124,7 @@ def config_findings(
         topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
         topics.dead_letter_topic: {"cleanup.policy": "delete"},
         topics.redrive_topic: {"cleanup.policy": "delete", "retention.ms": "-1"},
+        topics.producers_topic: {"cleanup.policy": "compact"},
     }
     for name, settings in required.items():
         for key, value in settings.items():

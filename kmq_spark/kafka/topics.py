@@ -30,16 +30,20 @@ from kmq_spark.kafka.topic_rules import (
     config_findings,
     config_warnings,
     partition_findings,
+    producers_settings,
     wanted_settings,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
     from concurrent.futures import Future
 
     from confluent_kafka.admin import PartitionMetadata
 
-_RESERVED = re.compile(r"\.(?:(?:tracker|redrive|outcomes|consumer|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)")
+_RESERVED = re.compile(
+    r"\.(?:(?:tracker|redrive|outcomes|consumer|producer|producers|sink|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)"
+)
 """
 Parts of a name that would meet the names of another queue's topics, groups or transactional ids.
 
@@ -166,6 +170,15 @@ class QueueTopics:
         return f"{self.consumer_group}.consumer.{consumer_id}"
 
     @property
+    def producers_topic(self) -> str:
+        """The topic of the positions of producers with an id; of the queue, whichever group this is."""
+        return f"{self.queue}.producers"
+
+    def producer_transactional_id(self, producer_id: str) -> str:
+        """Return the transactional id of a producer; with an empty *producer_id* the prefix of all of them."""
+        return f"kmq.{self.queue}.producer.{producer_id}"
+
+    @property
     def redrive_id(self) -> str:
         """The transactional id under which dead letters are redriven and purged."""
         return f"kmq.{self._own}.redrive"
@@ -253,7 +266,7 @@ def create_queue(
         shared = settings_of(admin, [topics.queue_topic], timeout_ms / 1000).get(topics.queue_topic, {})
         queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
     configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
-    counts = dict.fromkeys(configs, partitions)
+    counts = dict.fromkeys(configs, partitions) | {topics.producers_topic: 1}
     if topics.dead_letter_topic in known:
         counts[topics.redrive_topic] = known[topics.dead_letter_topic].partitions
     missing = [
@@ -261,7 +274,7 @@ def create_queue(
     ]
     if missing:
         _create(admin, missing, timeout_ms)
-        made = _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+        made = _wait_until_known(admin, topics, set(configs), bootstrap_servers, timeout_ms)
         if replication_factor < 0:
             _require_quorum(
                 admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout_ms
@@ -358,10 +371,47 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
             f"run `kmq queue create {topics}` as a user with the right to create topics"
         )
         raise TopicError(message) from error
-    made = _wait_until_known(admin, topics, bootstrap_servers, timeout_ms)
+    made = _wait_until_known(admin, topics, {topics.redrive_topic}, bootstrap_servers, timeout_ms)
     if topics.redrive_topic in made:
         _require_quorum(admin, {topics.redrive_topic: made[topics.redrive_topic]}, timeout_ms)
     return partition_count(admin, topics.redrive_topic, bootstrap_servers, timeout_ms)
+
+
+def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> None:
+    """
+    Make the topic of the producers' positions for a queue that was made before there was one.
+
+    Args:
+        topics: Names of the queue.
+        admin: Admin client.
+        bootstrap_servers: For messages alone.
+        timeout_ms: Bound on each call to the broker.
+
+    Raises:
+        TopicError: It does not exist and we may not make it.
+        KafkaClientError: The broker cannot be reached or refuses.
+    """
+    name = topics.producers_topic
+    if partition_count(admin, name, bootstrap_servers, timeout_ms):
+        return
+    try:
+        _create(admin, [NewTopic(name, 1, -1, config=producers_settings(-1))], timeout_ms)
+    except KafkaClientError as error:
+        if not error.code.endswith("_AUTHORIZATION_FAILED"):
+            raise
+        message = (
+            f"topic {name!r} does not exist and this user may not create it ({error.code}); "
+            f"run `kmq queue create {topics.queue}` as a user with the right to create topics"
+        )
+        raise TopicError(message) from error
+    made = _wait_until_known(admin, topics, {name}, bootstrap_servers, timeout_ms)
+    if name not in made:
+        message = (
+            f"topic {name!r} was just created and the broker does not show it within {timeout_ms} ms; "
+            "check the broker, or grant Describe on it as `kmq acls` lists"
+        )
+        raise TopicError(message)
+    _require_quorum(admin, {name: made[name]}, timeout_ms)
 
 
 def ensure_compacted_topic(
@@ -493,14 +543,14 @@ def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: 
 
 
 def _wait_until_known(
-    admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int
+    admin: AdminClient, topics: QueueTopics, wanted: AbstractSet[str], bootstrap_servers: str, timeout_ms: int
 ) -> dict[str, _Shape]:
     """Wait until the broker that answers us knows the topics: the controller informs it in its own time."""
     until = time.monotonic() + timeout_ms / 1000
     while True:
         known = _shapes(admin, topics, bootstrap_servers, timeout_ms)
         # After the time-out the check that follows names what is missing.
-        if len(known) > len(topics.all_topics) or time.monotonic() > until:
+        if wanted <= set(known) or time.monotonic() > until:
             return known
         time.sleep(0.05)
 
@@ -515,7 +565,7 @@ class _Shape(NamedTuple):
 def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, _Shape]:
     """Return the topics of a queue that exist."""
     found = {}
-    for name in (*topics.all_topics, topics.redrive_topic):
+    for name in (*topics.all_topics, topics.redrive_topic, topics.producers_topic):
         partitions = _partitions_of(admin, name, bootstrap_servers, timeout_ms)
         if partitions:
             found[name] = _Shape(len(partitions), len(partitions[min(partitions)].replicas))

@@ -147,12 +147,28 @@ class TransactionalProducer:
                 if self._failed is not None:
                     raise KafkaException(self._failed)
 
-    def _produce(self, record: OutgoingRecord, report: OnDelivery) -> None:
+    def send_unreported(self, records: Iterable[OutgoingRecord]) -> None:
+        """
+        Add many records to the open transaction, without a report of each; only `run`'s work may call it.
+
+        A report takes the interpreter from the thread that sends meanwhile. A record that fails aborts the transaction
+        all the same, at the commit; which one it was is not known then.
+
+        Args:
+            records: What to write.
+
+        Raises:
+            KafkaException: The client refuses one; `run` knows what to make of that.
+        """
+        for record in records:
+            self._produce(record, None)
+
+    def _produce(self, record: OutgoingRecord, report: OnDelivery | None) -> None:
         topic, partition, key, value, headers = record
         is_asked = False
         while True:
             try:
-                self._producer.produce(topic, value, key, partition, report, headers=headers)  # type: ignore[arg-type]  # a narrower list
+                self._producer.produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
             except BufferError:
                 # The local queue is full: let it drain.
                 self._producer.poll(POLL_S)

@@ -1,0 +1,1 @@
+"""Producers that resume: messages and source position in one transaction. See docs/producers.md."""

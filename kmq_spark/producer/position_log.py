@@ -1,0 +1,179 @@
+"""
+The topic `<queue>.producers`: the newest position record of each producer id.
+
+Rule 1: a reader of positions reads to the high watermark, not to the last stable offset. An open transaction of another
+producer holds the last stable offset back, and an older record would be taken for the newest.
+Rule 2: compacted and never deleted by age: a position that is gone means that everything is sent again.
+Rule 3: one partition; a record that cannot be read fails the reader of its id and no other.
+
+Source: KIP-98, "read_committed" and the last stable offset; Kafka Connect's offsets topic.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.core.producing import ProducerState
+from kmq_spark.errors import KafkaClientError, TopicError, WireError
+from kmq_spark.inspection.replication import alter_command
+from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, settings_of
+from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
+from kmq_spark.kafka.topics import ensure_producers_topic, partition_count
+from kmq_spark.wire.position import decode_state, encode_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kmq_spark.kafka.topics import QueueTopics
+
+PARTITION = 0
+
+LSO_WAIT_S = 60.0
+"""How long an open transaction of another producer is waited for; the broker aborts it after its time-out."""
+
+PAUSE_S = 0.02
+
+
+class Found(NamedTuple):
+    """
+    The newest record of one producer id.
+
+    Attributes:
+        key: Producer id; `sink/<id>/<slot>` for a slot of a sink.
+        state: What it has committed; None where the record cannot be read.
+        problem: Why it cannot be read, empty where it can.
+        appended_at_ms: When it was appended, epoch milliseconds, clock of broker or producer as the topic is set.
+    """
+
+    key: str
+    state: ProducerState | None
+    problem: str = ""
+    appended_at_ms: int = -1
+
+
+class PositionLog:
+    """
+    Reads the position records of one queue.
+
+    Args:
+        topics: Names of the queue.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call, and on how long nothing may arrive while the topic is read.
+        extra: librdkafka settings.
+    """
+
+    def __init__(
+        self, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
+    ) -> None:
+        """Connect lazily: nothing is asked before the first call."""
+        self.topic = topics.producers_topic
+        self._topics = topics
+        self._bootstrap_servers = bootstrap_servers
+        self._timeout_ms = timeout_ms
+        self._config = reader_config(
+            bootstrap_servers, f"{topics.consumer_group}.producers", new_client_id("positions"), extra
+        )
+        self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+
+    def ensure(self) -> None:
+        """
+        Make the topic where it is missing (the queue is older than it), and check its settings where we may.
+
+        Raises:
+            TopicError: The queue does not exist; or the topic is missing and we may not make it; or it deletes records.
+            KafkaClientError: The broker cannot be reached or refuses.
+        """
+        queue = self._topics.queue_topic
+        if not partition_count(self.admin, queue, self._bootstrap_servers, self._timeout_ms):
+            message = f"queue {queue!r} has no topic {queue!r}; run `kmq queue create {queue}`"
+            raise TopicError(message)
+        ensure_producers_topic(
+            self._topics, admin=self.admin, bootstrap_servers=self._bootstrap_servers, timeout_ms=self._timeout_ms
+        )
+        found = settings_of(self.admin, [self.topic], self._timeout_ms / 1000, where_we_can=True).get(self.topic, {})
+        if (policy := found.get("cleanup.policy", "compact")) != "compact":
+            message = (
+                f"topic {self.topic!r} would lose positions: got cleanup.policy={policy}, must be compact; run "
+                f"`{alter_command(self.topic, 'cleanup.policy', 'compact')}`"
+            )
+            raise TopicError(message)
+
+    def newest(self, key: str) -> ProducerState | None:
+        """
+        Return the newest committed state of a producer id, None where it has none.
+
+        Raises:
+            WireError: The newest record of the id cannot be read.
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        value, offset, _ = self._read(key).get(key, (None, -1, -1))
+        return None if value is None else decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
+
+    def all(self) -> list[Found]:
+        """
+        Return the newest record of every producer id that was not forgotten, by id; none where there is no topic.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        if not partition_count(self.admin, self.topic, self._bootstrap_servers, self._timeout_ms):
+            return []
+        found = []
+        for key, (value, offset, appended_at_ms) in sorted(self._read(None).items()):
+            if value is None:
+                continue
+            try:
+                state = decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
+            except WireError as error:
+                found.append(Found(key, None, str(error), appended_at_ms))
+            else:
+                found.append(Found(key, state, "", appended_at_ms))
+        return found
+
+    def record_of(self, key: str, state: ProducerState | None) -> OutgoingRecord:
+        """Return the record that makes a state the newest one; None forgets the id."""
+        value = None if state is None else encode_state(state)
+        return OutgoingRecord(self.topic, PARTITION, key.encode(), value, [])
+
+    def _read(self, wanted: str | None) -> dict[str, tuple[bytes | None, int, int]]:
+        """Return the newest value, offset and append time by key, of one key or of all."""
+        timeout_s = self._timeout_ms / 1000
+        # Asked before reading: what is committed by now lies below it.
+        end = self._offset(LATEST)
+        reader = LogReader(self._config, self.topic, self._timeout_ms)
+        newest: dict[str, tuple[bytes | None, int, int]] = {}
+        is_wanted = None if wanted is None else wanted.encode()
+        position = self._offset(EARLIEST)
+        until_s = time.monotonic() + max(LSO_WAIT_S, timeout_s)
+        try:
+            while position < end:
+                for record in reader.read({PARTITION: position}):
+                    key = record.key()
+                    if key is None or (is_wanted is not None and key != is_wanted):
+                        continue
+                    name = bytes(key).decode("utf-8", "replace")
+                    newest[name] = (record.value(), record.offset() or 0, record.timestamp()[1])
+                position = reader.positions[PARTITION]
+                if position < end:
+                    if time.monotonic() > until_s:
+                        message = (
+                            f"cannot read {self.topic} to its end: got offset {position} of {end}, a transaction of "
+                            "another producer is open; wait until the broker has aborted it, or look for it with "
+                            "`kafka-transactions.sh find-hanging`"
+                        )
+                        raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+                    time.sleep(PAUSE_S)
+        finally:
+            reader.close()
+        return newest
+
+    def _offset(self, spec: object) -> int:
+        found = offsets_of(
+            self.admin, self.topic, [PARTITION], spec, self._timeout_ms / 1000, with_open_transactions=True,  # type: ignore[arg-type]  # an OffsetSpec
+        )  # fmt: skip
+        return found[PARTITION]
