@@ -66,6 +66,7 @@ def create_rules(name: str, options: RuleOptions, settings: Settings, replicatio
     """
     from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # `kmq --help` must not load the client
         checked_rules,
+        checked_version,
         read_rules,
         rules_by_name,
         write_rules,
@@ -77,7 +78,7 @@ def create_rules(name: str, options: RuleOptions, settings: Settings, replicatio
     reach = settings.kafka.reach()
     wanted = checked_rules({**rules_by_name(settings.for_queue(name)), **given})
     found = read_rules(name, **reach)
-    if found is not None and found.name == name:
+    if found is not None and checked_version(name, found):
         other = {rule: value for rule, value in given.items() if getattr(found.settings, rule) != value}
         if other:
             message = (
@@ -106,6 +107,7 @@ def alter_rules(
     from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # as above
         RULE_NAMES,
         checked_rules,
+        checked_version,
         read_rules,
         rules_by_name,
         write_rules,
@@ -118,13 +120,7 @@ def alter_rules(
     reach = settings.kafka.reach()
     check_queue(name, **reach)
     found = read_rules(name, **reach)
-    version = found.version if found is not None and found.name == name else 0
-    if expect_version is not None and version != expect_version:
-        message = (
-            f"the rules of {name} have another version: got version {version}, expected {expect_version}; "
-            "look at the change again and repeat it"
-        )
-        raise ConfigError(message)
+    version = checked_version(name, found, expect_version)
     base = rules_by_name(settings.for_queue(name) if found is None else found.settings)
     wanted = checked_rules({**base, **given})
     new = rules_by_name(wanted)

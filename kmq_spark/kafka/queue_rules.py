@@ -126,6 +126,28 @@ class StoredRules:
         ]
 
 
+def checked_version(name: str, found: StoredRules | None, expected: int | None = None) -> int:
+    """
+    Return the version of a queue's own rules; 0 where it has none, also where a group has those of its queue.
+
+    Args:
+        name: Queue, or `queue@group`.
+        found: What was read for it.
+        expected: The version that it must have; None for any.
+
+    Raises:
+        ConfigError: It has another version.
+    """
+    version = found.version if found is not None and found.name == name else 0
+    if expected is not None and version != expected:
+        message = (
+            f"the rules of {name} have another version: got version {version}, expected {expected}; "
+            "look at the change again and repeat it"
+        )
+        raise ConfigError(message)
+    return version
+
+
 def queue_rules_of(settings: QueueSettings, version: int) -> QueueRules:
     """Return rules of a settings file as the core knows them."""
     backoff = Backoff(
@@ -222,11 +244,6 @@ class RulesReader:
             self._read(consumer, max(first, self._next), end)
         return self._newest()
 
-    def look_own(self) -> StoredRules | None:
-        """Return what `look` does, without what a group has from its queue."""
-        found = self.look()
-        return found if found is not None and found.name == self._names[0] else None
-
     def close(self) -> None:
         """Close the client; what was read is kept."""
         consumer, self._consumer = self._consumer, None
@@ -305,9 +322,17 @@ def read_rules(
     bootstrap_servers: str,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
     extra: Mapping[str, str] | None = None,
+    local: QueueSettings | None = None,
 ) -> StoredRules | None:
     """
     Return the rules of a queue, or of a group as `queue@group`; None where it has none or we may not read them.
+
+    Args:
+        queue: Queue, or `queue@group`.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+        local: As for `RulesReader`.
 
     Raises:
         ConfigError: The name is not allowed.
@@ -315,7 +340,7 @@ def read_rules(
     """
     topics = QueueTopics.parse(queue)
     config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
-    reader = RulesReader(topics, config, timeout_ms)
+    reader = RulesReader(topics, config, timeout_ms, local)
     try:
         return reader.look()
     finally:
@@ -343,19 +368,18 @@ def lease_of(
         timeout_ms: Bound on each call to the broker.
         extra: librdkafka settings.
     """
-    config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
     local = local or QueueSettings()
     # Of the other rules a consumer needs none.
     lease_alone = {"lease_ms": local.lease_ms} if "lease_ms" in local.model_fields_set else {}
     own_settings = checked_queue_settings(lease_alone, "[queue]")
-    reader = RulesReader(topics, config, min(timeout_ms, LEASE_LOOK_MS), own_settings)
+    timeout_ms = min(timeout_ms, LEASE_LOOK_MS)
     try:
-        stored = reader.look()
+        stored = read_rules(
+            str(topics), bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra, local=own_settings
+        )
     except KafkaClientError as error:
         logger.warning("cannot read the lease of %s, the consumer's own is used: %s", topics, error)
         stored = None
-    finally:
-        reader.close()
     own = None if stored is None else stored.to_dict()["lease_ms"]
     return local.lease_ms if own is None else int(own)
 
@@ -404,14 +428,8 @@ def write_rules(
     producer = TransactionalProducer(config, timeout_ms, role="writer of rules")
     try:
         # Read behind the fencing: what an older writer commits, it has committed by now.
-        found = _own_rules(topics, bootstrap_servers, timeout_ms, extra)
-        version = 0 if found is None else found.version
-        if version != expected_version:
-            message = (
-                f"the rules of {queue} changed meanwhile: got version {version}, expected {expected_version}; "
-                "look at the change again and repeat it"
-            )
-            raise ConfigError(message)
+        found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+        version = checked_version(str(topics), found, expected_version)
         stored = StoredRules(str(topics), version + 1, settings)
         value = json.dumps(stored.to_dict()).encode()
         record = OutgoingRecord(RULES_TOPIC, 0, str(topics).encode(), value, [])
@@ -419,18 +437,6 @@ def write_rules(
     finally:
         producer.close()
     return stored
-
-
-def _own_rules(
-    topics: QueueTopics, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None
-) -> StoredRules | None:
-    """Return the queue's own record, not the one that a group has from its queue."""
-    config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
-    reader = RulesReader(topics, config, timeout_ms)
-    try:
-        return reader.look_own()
-    finally:
-        reader.close()
 
 
 def rules_record(
