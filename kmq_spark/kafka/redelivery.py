@@ -11,7 +11,6 @@ Source: KIP-98, KIP-447 (consume-process-produce); docs/design.md has the argume
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -24,12 +23,11 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import Rules
-from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.errors import FencedError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.dues import Dues
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Heartbeat, Position, ResumePoint, TrackerPositions
-from kmq_spark.kafka.queue_rules import RULES_TOPIC, rules_record
 from kmq_spark.kafka.read_ahead import one_ahead
 from kmq_spark.kafka.redelivery_attempt import Attempt
 from kmq_spark.kafka.redelivery_records import Item, OutgoingRecord, end_records
@@ -43,13 +41,13 @@ from kmq_spark.kafka.settings import (
     transactional_producer_config,
 )
 from kmq_spark.kafka.tracker_producer import TrackerProducer
+from kmq_spark.kafka.tracker_rules import TrackerRules
 from kmq_spark.wire.marker_log import Signing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Status
     from kmq_spark.kafka.consumer_positions import ConsumerPositions
     from kmq_spark.kafka.queue_rules import RulesReader
@@ -61,12 +59,6 @@ LARGEST_RECORD = 1_000_000_000
 """The broker decides what is too large, not our client: librdkafka's upper bound."""
 
 LINGER_MS = 5
-
-LOOK_INTERVAL_S = 3.0
-"""How often a tracker looks whether the rules of its queue changed."""
-
-RULES_AGAIN_S = 30.0
-"""How long a tracker waits until it writes its rules again where the log says otherwise."""
 
 UNTRUSTED_LOG_INTERVAL_S = 60.0
 
@@ -146,16 +138,12 @@ class RedeliverySender:
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
-        self._local_rules = rules or Rules()
-        self._rules_reader = rules_reader
         self.consumer_positions = consumer_positions
-        self._queue_rules: QueueRules | None = None
         self._key = b""
         self._untrusted: dict[int, int] = {}
         self._untrusted_told_s = -UNTRUSTED_LOG_INTERVAL_S
-        self._ruled: dict[int, QueueRules] = {}  # the newest rules that the log has from us, by markers partition
-        self._ruled_at_s = self._looked_at_s = 0.0
         self.tracker_id = new_client_id("tracker")
+        self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
         self._group = make_client(Consumer, reading)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout_ms)
@@ -230,27 +218,27 @@ class RedeliverySender:
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
             self._told = frozenset()
             self._producer.note_older({at.tracker_id for at in resume.positions.values()})
-            self._take_rules(resume)
-            self._transact([], self._rules_records(), list(self._positions), Sent())
-            self._rules_written()
+            self._rules.take(resume)
+            self._transact([], self._rules.records(self._positions, self._key), list(self._positions), Sent())
+            self._rules.written(self._positions)
             failpoint("tracker.signed")
             return resume
 
     def look_for_rules(self) -> None:
         """
-        Look whether the rules of the queue changed, every `LOOK_INTERVAL_S`; new ones go into the log.
+        Look whether the rules of the queue changed, every few seconds; new ones go into the log.
 
         Raises:
             FencedError: A newer tracker has taken over.
             KafkaClientError: They could not be written; what is in the log holds.
         """
-        rules = self._look() if time.monotonic() - self._looked_at_s > LOOK_INTERVAL_S else None
+        rules = self._rules.look()
         with self._lock:
-            self._queue_rules = rules or self._queue_rules
-            records = self._rules_records() if self._producer.is_open else []
+            self._rules.adopt(rules)
+            records = self._rules.records(self._positions, self._key) if self._producer.is_open else []
             if records:
                 self._transact([], records, [], Sent())
-                self._rules_written()
+                self._rules.written(self._positions)
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         """
@@ -376,70 +364,8 @@ class RedeliverySender:
                 logger.warning("cannot commit where the tracker of %s stands: %s", self.topics.queue, error)
             finally:
                 self._producer.close()
-                for client in (self._payloads, self._raw_markers, self._group, self._rules_reader):
-                    if client is not None:
-                        client.close()
-
-    @property
-    def _rules(self) -> Rules:
-        """
-        The rules by which payloads are judged: the newest that are in the log, as it was written.
-
-        An END is folded again under the rules in force at its place, and RULES are written here alone.
-        """
-        return self._local_rules.under(self._queue_rules)
-
-    def _take_rules(self, resume: ResumePoint) -> None:
-        """Find the rules of the queue as it is opened; without a record, the newest that the log is known to have."""
-        self._ruled = {}
-        known = [rules for rules in resume.rules.values() if rules is not None]
-        self._queue_rules = max(known, key=lambda rules: rules.version, default=None)
-        if self._rules_reader is None:
-            return
-        stored = self._rules_reader.look()
-        self._looked_at_s = time.monotonic()
-        if stored is not None:
-            self._queue_rules = stored.rules
-        elif self._rules_reader.is_refused:
-            logger.warning(
-                "the tracker of %s may not read %s: rules set with `kmq queue alter` are not applied; grant Read and "
-                "Describe, see `kmq acls`",
-                self.topics, RULES_TOPIC, extra={"action": "rules_refused", "queue": str(self.topics)},
-            )  # fmt: skip
-
-    def _look(self) -> QueueRules | None:
-        """Return the rules of the queue, None where there are none; a broker that does not answer is asked later."""
-        if self._rules_reader is None:
-            return None
-        self._looked_at_s = time.monotonic()
-        try:
-            stored = self._rules_reader.look()
-        except KafkaClientError as error:
-            logger.warning("cannot look for the rules of %s, asking again later: %s", self.topics, error)
-            return None
-        if stored is not None and stored.rules != self._queue_rules:
-            logger.info(
-                "rules of %s: version %d is in force from now on: %s",
-                self.topics, stored.version, json.dumps(stored.to_dict()),
-                extra={"action": "rules_changed", "queue": str(self.topics)},
-            )  # fmt: skip
-        return None if stored is None else stored.rules
-
-    def _rules_records(self) -> list[OutgoingRecord]:
-        """Return the RULES that the log does not have from us yet, one a markers partition."""
-        rules = self._queue_rules
-        if rules is None:
-            return []
-        return [
-            rules_record(rules, self.topics.markers_topic, partition, self.tracker_id, self._key)
-            for partition in self._positions
-            if self._ruled.get(partition) != rules
-        ]
-
-    def _rules_written(self) -> None:
-        if self._queue_rules is not None:
-            self._ruled = dict.fromkeys(self._positions, self._queue_rules)
-            self._ruled_at_s = time.monotonic()
+                for client in (self._payloads, self._raw_markers, self._group, self._rules):
+                    client.close()
 
     def _is_commit_due(self) -> bool:
         return time.monotonic() - self._committed_at_s > min(self._limits.commit_interval_ms / 1000, HEARTBEAT_S)
@@ -468,17 +394,7 @@ class RedeliverySender:
                     clock=status.needed_clock,
                 )
             self._note_untrusted(outcome)
-            self._note_other_rules(outcome)
-
-    def _note_other_rules(self, outcome: PartitionOutcome) -> None:
-        """
-        Write the rules again where the log has others, long after they were written: somebody copied an older marker.
-
-        A batch of a tracker that catches up may not have come to our marker yet: hence not at once.
-        """
-        is_settled = time.monotonic() - self._ruled_at_s > RULES_AGAIN_S
-        if is_settled and self._queue_rules is not None and outcome.status.rules != self._queue_rules:
-            self._ruled.pop(outcome.marker_partition, None)
+            self._rules.note(outcome)
 
     def _note_untrusted(self, outcome: PartitionOutcome) -> None:
         """Log markers that claim to be a tracker's and are not, at most once a minute."""
@@ -516,11 +432,11 @@ class RedeliverySender:
     def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
         """Send items with their ENDs, other records and the positions of these partitions, in one transaction."""
         refusals = Refusals()
-        attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
+        attempt = Attempt(items, refusals, self.topics, self._rules.in_force, self._dead_letter_count)
 
         def work() -> None:
             nonlocal attempt
-            attempt = Attempt(items, refusals, self.topics, self._rules, self._dead_letter_count)
+            attempt = Attempt(items, refusals, self.topics, self._rules.in_force, self._dead_letter_count)
             producer = self._producer.current
             producer.send_all(attempt.records(), attempt.on_delivery)
             for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id, self._key)):

@@ -18,7 +18,7 @@ from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.state import Status
 from kmq_spark.errors import ConfigError
-from kmq_spark.kafka import redelivery
+from kmq_spark.kafka import tracker_rules
 from kmq_spark.kafka.configured import consumer_from
 from kmq_spark.kafka.queue_rules import read_rules, write_rules
 from kmq_spark.kafka.topics import check_queue
@@ -257,7 +257,7 @@ def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: py
 
 def test_rules_are_written_again_where_the_log_has_older_ones(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A RULES marker that somebody copied is signed, so it counts; the tracker answers with its own."""
-    monkeypatch.setattr(redelivery, "RULES_AGAIN_S", 0.0)
+    monkeypatch.setattr(tracker_rules, "RULES_AGAIN_S", 0.0)
     put(queue, max_deliveries=2)
     layout = check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
     sender = sender_of(settings_of(queue), queue.name, layout)
