@@ -38,6 +38,7 @@ class GroupLog:
 
     Attributes:
         world: As of the last record; provisional while `is_complete` is False.
+        record: The last record, None where it was of another group or unreadable.
         is_complete: Whether the world is that of every other reader.
         ignored: How many records, or entries of records, changed nothing, by reason.
         last_fault: Text about the newest unreadable record, empty where there was none.
@@ -58,6 +59,7 @@ class GroupLog:
         """Begin before the first record."""
         self.world = World(leader_rule=leader_rule, next_offset=first_offset)
         self.is_complete = first_offset == 0
+        self.record: Record | None = None
         self.ignored: Counter[Ignored] = Counter()
         self.last_fault = ""
         self.unsupported = ""
@@ -84,6 +86,7 @@ class GroupLog:
             record alone.
         """
         record, fault = self._record(offset, key, value)
+        self.record = record
         is_new = offset >= self.world.next_offset
         applied = apply(self.world, offset, append_time_ms, record)
         if fault is not None and is_new:
@@ -92,6 +95,14 @@ class GroupLog:
         if is_new and not self.is_complete:
             self._keep(offset, append_time_ms, record, applied)
         return applied
+
+    def accept(self) -> None:
+        """
+        Take the world as it is for complete: the partition has been read to its end, and no record shows that anybody
+        knows more of the group.
+        """
+        self.is_complete = True
+        self._kept, self._parts = [], {}
 
     def _record(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Record | None, Ignored | None]:
         if key != self._key:

@@ -136,6 +136,19 @@ def test_reader_without_a_snapshot_knows_that_it_does_not_know() -> None:
     assert (late.is_complete, late.world.view()) == (True, story.world.view())
 
 
+def test_group_that_is_newer_than_the_log_is_accepted_without_a_snapshot() -> None:
+    """The log begins at 100, since other groups' records were deleted; every record of the group is there."""
+    story = story_of_two()
+    log = GroupLog(GROUP, first_offset=100)
+    for offset, at_ms, record in story.log:
+        assert record is not None
+        log.read(offset + 100, at_ms, KEY, encode_record(record))
+        assert log.record == record
+    assert (log.is_complete, log.stranger_at_ms) == (False, -1)
+    log.accept()
+    assert (log.is_complete, log.world.leader) == (True, "a")
+
+
 def test_snapshot_from_before_the_first_offset_is_of_no_use() -> None:
     """The records between are gone."""
     story = story_of_two()

@@ -1,0 +1,150 @@
+"""
+Members of one group with clocks, delays, pauses and crashes, around one log: who acts on what, at any instant.
+
+Rule 1: true time is the simulation's. Members see their own monotonic clocks, records the broker's clock, and the two
+have nothing in common.
+Rule 2: a record is sent, appended some time later, and read by each member some time after that, in order. What a
+member has sent may be appended while it is suspended, or after it was killed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from kmq_spark.core.coordination.fold import Change, apply
+from kmq_spark.core.coordination.holds import Holds
+from kmq_spark.core.coordination.records import Record, RecordType
+from kmq_spark.core.coordination.world import World
+
+T = 1_000
+
+
+class Process:
+    """
+    One instance of a member.
+
+    Args:
+        client_id: Of the member.
+        number: Of its instance.
+        clock_ahead_ms: Of its monotonic clock.
+        first: Row of the log where it begins to read; 0 in these simulations.
+
+    Attributes:
+        world: As far as it has read.
+        holds: Its own view of what it holds.
+        on_the_way: Sent and not appended.
+        is_dead: It was killed.
+    """
+
+    def __init__(self, client_id: str, number: int, clock_ahead_ms: float) -> None:
+        """Begin before the first record."""
+        self.client_id, self.instance = client_id, f"{client_id}{number}"
+        self.clock_ahead_ms = clock_ahead_ms
+        self.world, self.sequence = World(), 0
+        self.holds = Holds(client_id, self.instance)
+        self.on_the_way: deque[Record] = deque()
+        self.is_dead = False
+
+
+class Simulation:
+    """
+    The group.
+
+    Attributes:
+        now_ms: True time.
+        broker_ahead_ms: Of the broker's clock.
+        log: Append time and record, by offset.
+        world: Of a reader that is always up to date.
+        running: The newest instance of each client id.
+    """
+
+    def __init__(self) -> None:
+        """Begin with an empty log."""
+        self.now_ms, self.broker_ahead_ms = 0.0, 1_000_000
+        self.log: list[tuple[int, Record | None]] = []
+        self.world = World()
+        self.running: dict[str, Process] = {}
+        self.gone: list[Process] = []
+        self.epochs: dict[str, int] = {}
+        self.instances = 0
+
+    def start(self, client_id: str, *, fast_reclaim: bool = False) -> Process:
+        """Start an instance of a client id; it sends a JOIN. The one before must be dead."""
+        before = self.running.get(client_id)
+        if before is not None:
+            assert before.is_dead
+            self.gone.append(before)
+        self.instances += 1
+        process = self.running[client_id] = Process(client_id, self.instances, 7_000.0 * self.instances)
+        self.send(process, RecordType.JOIN, heartbeat_ms=T, fast_reclaim=fast_reclaim)
+        return process
+
+    def send(self, process: Process, kind: RecordType, **fields: Any) -> None:  # noqa: ANN401  # of the record
+        """Let a process send a record."""
+        process.sequence += 1
+        process.holds.note_sent(process.sequence, self.now_ms + process.clock_ahead_ms)
+        process.on_the_way.append(Record(kind, process.client_id, process.instance, process.sequence, **fields))
+
+    def append(self, record: Record | None) -> None:
+        """Append a record to the log."""
+        append_time_ms = max(0, int(self.now_ms + self.broker_ahead_ms))
+        for effect in apply(self.world, len(self.log), append_time_ms, record).effects:
+            if effect.change is Change.CLAIMED:
+                assert effect.epoch > self.epochs.get(effect.resource, -1)
+                self.epochs[effect.resource] = effect.epoch
+        self.log.append((append_time_ms, record))
+
+    def deliver(self, process: Process, count: int = 1) -> None:
+        """Append the oldest records that a process has sent, alive or not."""
+        for _ in range(min(count, len(process.on_the_way))):
+            self.append(process.on_the_way.popleft())
+
+    def read(self, process: Process, count: int = 1_000_000) -> None:
+        """Let a process read on."""
+        start = process.world.next_offset
+        for offset in range(start, min(len(self.log), start + count)):
+            append_time_ms, record = self.log[offset]
+            applied = apply(process.world, offset, append_time_ms, record)
+            if record is not None and record.instance == process.instance:
+                process.holds.note_read(record.sequence, refreshed=applied.refreshed)
+        if process.world.next_offset == len(self.log):
+            assert process.world.view() == self.world.view()
+
+    def settle(self, process: Process) -> None:
+        """Deliver and read everything of a process."""
+        self.deliver(process, len(process.on_the_way))
+        self.read(process)
+
+    def live(self, process: Process, rounds: int, passed_ms: int = T // 3) -> None:
+        """Let a process heartbeat every T/3, without delay."""
+        for _ in range(rounds):
+            self.now_ms += passed_ms
+            self.send(process, RecordType.HEARTBEAT)
+            self.settle(process)
+
+    def owners(self, resource: str) -> list[tuple[str, int]]:
+        """Return instance and epoch of every process that acts on a resource now, by its own clock and world."""
+        found = []
+        for process in [*self.running.values(), *self.gone]:
+            now_ms = self.now_ms + process.clock_ahead_ms
+            epoch = None if process.is_dead else process.holds.epoch_of(process.world, resource, now_ms)
+            if epoch is not None:
+                found.append((process.instance, epoch))
+        return found
+
+    def state(self) -> tuple[object, ...]:
+        """Return what all further steps depend on."""
+        records = [record and (record.type, record.instance, record.sequence) for _, record in self.log]
+        processes = [
+            (
+                process.instance,
+                process.sequence,
+                process.world.next_offset,
+                [record.sequence for record in process.on_the_way],
+                process.holds.until_ms(T),
+                list(process.holds._sent),
+            )
+            for process in self.running.values()
+        ]
+        return (self.now_ms, str([at_ms for at_ms, _ in self.log]), str(records), str(processes))
