@@ -69,3 +69,15 @@ def test_file_tells_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(tree)
     has_code = len(tree.body) > 1
     assert not has_code or "from __future__ import annotations" in path.read_text("utf-8")
+
+
+def test_no_long_running_process_asks_the_coordinator_of_a_group_by_the_admin_client() -> None:
+    """Such a request may abort the process when the connection breaks (issue 4605 of librdkafka)."""
+    calls = {"list_consumer_group_offsets", "alter_consumer_group_offsets", "describe_consumer_groups"}
+    found = {
+        path.name
+        for path in (ROOT / "kmq_spark").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in calls
+    }
+    assert found == {"cluster.py"}  # `kmq doctor` and `kmq queue describe`, which look once

@@ -12,6 +12,9 @@ started, so a restored position loses no message. An offset that is there is nev
 before the group's last commits expires before the group's own offsets do: it is never used.
 Rule 3: The commit names no member. Kafka refuses it where the group has members, so it cannot move a live position.
 Rule 4: Best effort: a failure is logged and tried again. It never ends the tracker.
+Rule 5: Offsets are read and committed by a consumer of the group that never subscribes, not by the admin client. Admin
+requests to the coordinator of a group abort the whole process where the connection breaks at the wrong moment
+(librdkafka 2.16, `rd_kafka_admin_coord_request`: its issue 4605).
 
 Source: KIP-211; Kafka's `ClassicGroup.offsetExpirationCondition` and `validateOffsetCommit`.
 """
@@ -21,29 +24,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.lookups import EARLIEST, NOT_ALLOWED, offsets_of, topic_id_of
 from kmq_spark.kafka.positions import ConsumerOffsets
-from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
+from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kmq_spark.kafka.topics import QueueTopics
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 5.0
-"""Between two looks at the offsets of the groups."""
+"""Between two checks of the offsets of the groups."""
 
 GROUPS_INTERVAL_S = 60.0
-"""Between two looks for groups of logical queues, and at the tracker's rights to them."""
+"""Between two searches for groups of logical queues, and checks of the tracker's rights to all groups."""
+
+NO_PARTITION = 1_000_000
+"""
+A partition that no topic has. To a commit for it the broker answers whether the right is missing, or else that the
+partition is unknown; it writes nothing.
+"""
 
 LONGEST_CALL_S = 5.0
 
@@ -73,9 +82,11 @@ class ConsumerPositions:
     ) -> None:
         """Connect lazily: nothing is asked before the first look."""
         self._topics = topics
+        self._bootstrap_servers = bootstrap_servers
+        self._extra = dict(extra or {})
+        self._groups: dict[str, _Group] = {}
         self._timeout_s = min(timeout_ms / 1000, LONGEST_CALL_S)
         self._admin = make_client(AdminClient, admin_config(bootstrap_servers, new_client_id("positions"), extra))
-        self._groups = {topics.consumer_group}
         self._groups_at_s = self._warned_at_s = float("-inf")
         self._topic_id = ""
         self._kept: dict[str, dict[int, int]] = {}
@@ -110,10 +121,13 @@ class ConsumerPositions:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a call to the broker that is under way ends it late."""
+        """End the thread and close the clients; where a call to the broker does not return in time, all are left."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(self._timeout_s)
+        if self._thread is None or not self._thread.is_alive():
+            while self._groups:
+                self._groups.popitem()[1].close()
 
     def look(self) -> None:
         """Read the offsets of every group, keep them, and commit those again that are missing; failures are logged."""
@@ -134,61 +148,68 @@ class ConsumerPositions:
             self._stopping.wait(LOOK_INTERVAL_S)
 
     def _look(self) -> None:
-        topic_id = topic_id_of(self._admin, self._topics.queue_topic, self._timeout_s)
+        topic = self._topics.queue_topic
+        topic_id = topic_id_of(self._admin, topic, self._timeout_s)
         if topic_id != self._topic_id:
             # With the topic Kafka deleted the offsets of its groups: those kept are of messages that are gone.
             self._topic_id, self._kept = topic_id, {}
+        partitions = tuple(self._admin.list_topics(topic, timeout=self._timeout_s).topics[topic].partitions)
         if time.monotonic() - self._groups_at_s > GROUPS_INTERVAL_S:
             self._find_groups()
-            self._check_rights()
+            for group in self._groups.values():
+                self._check_rights(group)
             self._groups_at_s = time.monotonic()
-        for group in sorted(self._groups | self._kept.keys()):
+        for group in self._groups.values():
             if self._stopping.is_set():
                 break
-            self._look_at(group)
+            self._look_at(group, partitions)
         self._publish()
 
-    def _look_at(self, group: str) -> None:
+    def _find_groups(self) -> None:
+        """Find the groups of logical queues, among those that this tracker may see."""
+        listed = self._admin.list_consumer_groups(request_timeout=self._timeout_s).result().valid
+        prefix = self._topics.logical_group_prefix
+        names = {each.group_id for each in listed if each.group_id.startswith(prefix)}
+        for name in sorted(({self._topics.consumer_group} | names | self._kept.keys()) - self._groups.keys()):
+            config = reader_config(self._bootstrap_servers, name, new_client_id("positions"), self._extra)
+            self._groups[name] = _Group(name, config)
+
+    def _look_at(self, group: _Group, partitions: Sequence[int]) -> None:
         began_s = time.monotonic()
+        topic = self._topics.queue_topic
         try:
-            found, unknown = self._committed(group)
+            found, unknown = group.committed(topic, partitions, self._timeout_s)
         except KafkaException as error:
             if NOT_ALLOWED not in error.args[0].name():
                 raise
-            self._refused(group)
+            self._refused(group.name)
             return
-        kept = self._kept.get(group, {})
+        kept = self._kept.get(group.name, {})
         missing = {
             partition: at for partition, at in kept.items() if partition not in found and partition not in unknown
         }
-        self._kept[group] = {**kept, **found}
+        self._kept[group.name] = {**kept, **found}
         # A topic without an id may be another one of the same name.
         if not missing or not self._topic_id:
             return
-        first = offsets_of(self._admin, self._topics.queue_topic, missing, EARLIEST, self._timeout_s)
+        first = offsets_of(self._admin, topic, missing, EARLIEST, self._timeout_s)
         for partition in [partition for partition, at in missing.items() if at <= first[partition]]:
             # Every message below was removed: the group receives none again.
-            del missing[partition], self._kept[group][partition]
+            del missing[partition], self._kept[group.name][partition]
         if missing and time.monotonic() - began_s < LONGEST_STALE_S:
             self._restore(group, missing)
 
-    def _restore(self, group: str, offsets: Mapping[int, int]) -> None:
+    def _restore(self, group: _Group, offsets: Mapping[int, int]) -> None:
         """Commit offsets for a group that has no members and no offsets of these partitions."""
         topic = self._topics.queue_topic
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
-        (future,) = self._admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=self._timeout_s
-        ).values()
-        try:
-            errors = [place.error.name() for place in future.result().topic_partitions if place.error is not None]
-        except KafkaException as error:
-            errors = [error.args[0].name()]
+        errors = group.commit(wanted, self._timeout_s)
         if any(NOT_ALLOWED in name for name in errors):
-            self._refused(group)
+            self._refused(group.name)
         elif errors:
             # UNKNOWN_MEMBER_ID: it has members by now, and their positions stand.
             logger.info(
-                "did not restore the offsets of consumer group %s: the broker answered %s", group, errors[0],
+                "did not restore the offsets of consumer group %s: the broker answered %s", group.name, errors[0],
                 extra={"action": "offsets_not_restored", "queue": str(self._topics)},
             )  # fmt: skip
         else:
@@ -197,42 +218,16 @@ class ConsumerPositions:
                 "consumer group %s had no committed offsets of %s any more: they expired while it had no members "
                 "(offsets.retention.minutes of the brokers) or were deleted; committed them again: %s. To deliver "
                 "messages again, reset the group's offsets instead of deleting them",
-                group, topic, places, extra={"action": "offsets_restored", "queue": str(self._topics)},
+                group.name, topic, places, extra={"action": "offsets_restored", "queue": str(self._topics)},
             )  # fmt: skip
 
-    def _committed(self, group: str) -> tuple[dict[int, int], set[int]]:
-        """Return what a group has committed for the queue topic, and the partitions of which that is not known."""
-        (future,) = self._admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout_s
-        ).values()
-        places = [each for each in future.result().topic_partitions if each.topic == self._topics.queue_topic]
-        unknown = {each.partition for each in places if each.error is not None}
-        found = {each.partition: each.offset for each in places if each.offset >= 0 and each.partition not in unknown}
-        return found, unknown
-
-    def _find_groups(self) -> None:
-        """Find the groups of logical queues, among those that this tracker may see."""
-        listed = self._admin.list_consumer_groups(request_timeout=self._timeout_s).result().valid
-        prefix = self._topics.logical_group_prefix
-        self._groups |= {each.group_id for each in listed if each.group_id.startswith(prefix)}
-
-    def _check_rights(self) -> None:
-        """Find out whether this tracker could commit for the groups, long before it has to."""
-        described = self._admin.describe_consumer_groups(
-            sorted(self._groups), include_authorized_operations=True, request_timeout=self._timeout_s
-        )
-        for group, future in described.items():
-            try:
-                operations = future.result().authorized_operations
-            except KafkaException as error:
-                if NOT_ALLOWED in error.args[0].name():
-                    self._refused(group)
-                continue
-            # Empty where the broker does not say: of a group that does not exist yet.
-            if operations and AclOperation.READ in operations:
-                self._refused_groups.discard(group)
-            elif operations:
-                self._refused(group)
+    def _check_rights(self, group: _Group) -> None:
+        """Find out whether this tracker could commit for a group, long before it has to."""
+        errors = group.commit([TopicPartition(self._topics.queue_topic, NO_PARTITION, 0)], self._timeout_s)
+        if any(NOT_ALLOWED in name for name in errors):
+            self._refused(group.name)
+        elif "UNKNOWN_TOPIC_OR_PART" in errors:
+            self._refused_groups.discard(group.name)
 
     def _refused(self, group: str) -> None:
         if group not in self._refused_groups:
@@ -258,3 +253,39 @@ class ConsumerPositions:
         if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
             self._warned_at_s = time.monotonic()
             logger.warning("%s; trying again", error, extra={"action": "offsets_not_kept", "queue": str(self._topics)})
+
+
+class _Group:
+    """A client of one consumer group that never subscribes, so it joins nothing."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.name = name
+        self._results: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+        self._client = make_client(Consumer, {**config, "on_commit": self._on_commit})
+
+    def committed(self, topic: str, partitions: Sequence[int], timeout_s: float) -> tuple[dict[int, int], set[int]]:
+        """Return what the group has committed by partition, and the partitions of which that is not known."""
+        wanted = [TopicPartition(topic, partition) for partition in partitions]
+        places = self._client.committed(wanted, timeout=timeout_s)
+        unknown = {each.partition for each in places if each.error is not None}
+        return {p.partition: p.offset for p in places if p.offset >= 0 and p.partition not in unknown}, unknown
+
+    def commit(self, places: Sequence[TopicPartition], timeout_s: float) -> list[str]:
+        """Commit offsets without a member; return the names of the broker's errors, `_TIMED_OUT` without an answer."""
+        self._results.clear()
+        self._client.commit(offsets=list(places), asynchronous=True)
+        until_s = time.monotonic() + timeout_s
+        while not self._results and time.monotonic() < until_s:
+            self._client.poll(0.1)
+        if not self._results:
+            return ["_TIMED_OUT"]
+        error, answered = self._results[-1]
+        failed = [place.error.name() for place in answered if place.error is not None]
+        return failed or ([] if error is None else [error.name()])
+
+    def close(self) -> None:
+        """Close the client."""
+        self._client.close()
+
+    def _on_commit(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        self._results.append((error, places))
