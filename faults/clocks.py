@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from faults.protocol import MessageId
     from faults.topics import Dump
     from faults.waits import Bounds
-    from kmq_spark.core.markers import MessageId
 
 EDGE_MS = 20
 """How exactly the instant of a step is known."""

@@ -17,23 +17,21 @@ Rule 3: as the rest of the checker, neither the fold nor its model is used.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.leases import BY_TRACKER, OPEN_END, covered
-from kmq_spark.core.markers import MarkerType, Outcome
+from faults.leases import BY_TRACKER, OPEN_END
+from faults.protocol import MarkerType, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from faults.leases import Leases, Segment
-    from kmq_spark.core.events import LoggedMarker
-    from kmq_spark.core.markers import Marker, MessageId
-    from kmq_spark.core.state import Status
+    from faults.protocol import LoggedMarker, Marker, MessageId
 
-CANNOT = ("payload gone", "too large")
-"""Beginnings of the reasons for which a redelivery becomes a dead letter after all."""
+CANNOT = ("payload gone: ", "too large to redeliver: ", "expired: ttl of ")
+"""Reasons for which a redelivery becomes a dead letter after all; the handler's exception may stand before them."""
 
 IN_FLIGHT, NOT_ITS_OWN = "in_flight", ""
 """Not ended; no lease of its own for the tracker, which takes the second START as a renewal or as too late."""
@@ -43,9 +41,35 @@ ENDED = ("acked", "expired", "redelivered", "dead_lettered")
 """How a lease ends for the tracker; a rejected one is in flight until it is dead-lettered."""
 
 NONEXISTENT = "nonexistent"
-"""What a TICK took out since it lies past the end of the queue topic: no lease of the log is such a one."""
+"""What a TICK took out since it lies past the end of the queue topic."""
 
 _NONE: frozenset[str] = frozenset()
+
+
+def cannot(reason: str) -> str:
+    """Return the cause in a reason for which a redelivery becomes a dead letter after all; empty for none."""
+    found = [(at, cause) for cause in CANNOT if (at := f"; {reason}".find(f"; {cause}")) >= 0]
+    return min(found)[1] if found else ""
+
+
+class Status(NamedTuple):
+    """
+    What a tracker says of a markers partition as it ends.
+
+    Attributes:
+        next_marker_offset: First marker offset that it has not read.
+        in_flight: Messages in flight.
+        counters: By name.
+    """
+
+    next_marker_offset: int
+    in_flight: int
+    counters: Mapping[str, int]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Status:
+        """Return it from the tracker's JSON."""
+        return cls(int(values["next_marker_offset"]), int(values["in_flight"]), values["counters"])
 
 
 class Told(NamedTuple):
@@ -67,6 +91,7 @@ class Lease:
     A lease by the log.
 
     Attributes:
+        message_id: Whose.
         began: Marker offset of its START.
         earlier: The lease of the same message before it, back to the last END of a tracker.
         ended: Marker offset of the first END after it.
@@ -79,8 +104,10 @@ class Lease:
         merged: Marker offset of a START that came while a rejection waited.
         maybe: What the tracker may count it as, too.
         is_twice: Whether the tracker may count its further START as a lease.
+        is_nonexistent: Whether a TICK took it out.
     """
 
+    message_id: MessageId
     began: int
     earlier: Lease | None = None
     ended: int = OPEN_END
@@ -92,6 +119,14 @@ class Lease:
     merged: int = OPEN_END
     maybe: frozenset[str] = _NONE
     is_twice: bool = False
+    is_nonexistent: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it counts as by the log."""
+        if self.is_nonexistent:
+            return NONEXISTENT
+        return IN_FLIGHT if self.outcome is None else NAMES[self.outcome]
 
     def told_as(self, at: int) -> frozenset[str]:
         """Return what a tracker that has read all markers below an offset may count it as."""
@@ -130,7 +165,7 @@ class Account:
 
     def totals(self) -> Counter[str]:
         """Return the counts by the names that the ledger has for them."""
-        found = Counter(IN_FLIGHT if lease.outcome is None else NAMES[lease.outcome] for lease in self.leases)
+        found = Counter(lease.name for lease in self.leases)
         return found + Counter(started=len(self.leases), taken_over=self.taken_over)
 
     def waiting(self) -> int:
@@ -172,10 +207,15 @@ def read_account(
         begins_at: First marker offset that counts.
     """
     reading = _Reading(leases, writers)
+    gone: defaultdict[int, list[MessageId]] = defaultdict(list)
+    for offset, message_id in leases.nonexistent:
+        gone[offset].append(message_id)
     for logged in log:
         if logged.marker is not None and logged.marker_offset >= begins_at:
-            for message_id in covered(logged.marker):
+            for message_id in logged.marker.covered():
                 reading.take(message_id, logged.marker_offset, logged.marker)
+            for message_id in gone.get(logged.marker_offset, ()):
+                reading.take_out(message_id, logged.marker_offset)
     return reading.account
 
 
@@ -194,6 +234,12 @@ class _Reading:
         elif marker.type is MarkerType.END:
             self._end(message_id, offset, marker)
 
+    def take_out(self, message_id: MessageId, offset: int) -> None:
+        """End a lease of a message that does not exist."""
+        last = self._last.get(message_id)
+        if last is not None and last.ended == OPEN_END:
+            last.ended, last.kinds, last.is_nonexistent = offset, frozenset({NONEXISTENT}), True
+
     def _start(self, message_id: MessageId, offset: int) -> None:
         last = self._last.get(message_id)
         if last is not None and last.ended == OPEN_END:
@@ -203,7 +249,7 @@ class _Reading:
         if last is not None and last.outcome is Outcome.REJECTED and last.decided == OPEN_END:
             last.merged = offset
         is_new = last is None or last.outcome in BY_TRACKER or last.decided < OPEN_END
-        lease = self._last[message_id] = Lease(offset, None if is_new else last)
+        lease = self._last[message_id] = Lease(message_id, offset, None if is_new else last)
         self.account.leases.append(lease)
 
     def _end(self, message_id: MessageId, offset: int, marker: Marker) -> None:
@@ -234,8 +280,8 @@ class _Reading:
     def _kinds(self, marker: Marker) -> frozenset[str]:
         """Return what a tracker may count an END as: one that it decided to redeliver may end otherwise after all."""
         kinds = frozenset({NAMES[marker.outcome]})
-        is_otherwise = marker.outcome is Outcome.DEAD_LETTERED and marker.reason.startswith(CANNOT)
-        if is_otherwise or (marker.outcome is Outcome.EXPIRED and marker.consumer_id in self._writers):
+        is_otherwise = marker.outcome is Outcome.DEAD_LETTERED and bool(cannot(marker.reason))
+        if is_otherwise or (marker.outcome is Outcome.EXPIRED and marker.writer in self._writers):
             kinds |= {NAMES[Outcome.REDELIVERED]}
         return kinds
 
@@ -262,7 +308,7 @@ def unbalanced(
     in_flight = sum(len(each.in_flight) for each in leases) - sum(account.waiting() for account in accounts)
     # Sent again or dead-lettered although a consumer's word had ended the lease: that is counted there.
     twice = sum(account.settled_twice() for account in accounts)
-    ended = total["acked"] + total["rejected"] + total["expired"] + copies + dead_letters - twice
+    ended = sum(total[name] for name in ("acked", "rejected", "expired", NONEXISTENT)) + copies + dead_letters - twice
     if total["started"] != in_flight + ended:
         yield (
             f"{total['started']} leases began, and {in_flight + ended} are accounted for: {in_flight} in flight, "

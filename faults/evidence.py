@@ -26,7 +26,7 @@ from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from confluent_kafka import Message
@@ -136,20 +136,25 @@ class RecordFile:
             logger.exception("cannot close a file of records")
 
 
-def keep_rest(target: Path, source: Path, facts: Callable[[], Mapping[str, Any]], verdict: Mapping[str, Any]) -> None:
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Return facts as JSON."""
+    return json.dumps(facts, indent=1, default=_plain)
+
+
+def keep_rest(target: Path, source: Path, facts: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
     """
     Write everything of a stage but its records; what fails is logged.
 
     Args:
         target: Folder of the evidence.
         source: Folder of the stage: event files and logs.
-        facts: Returns what goes to `facts.json`.
+        facts: What goes to `facts.json`.
         verdict: What goes to `verdict.json`.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
-        (target / FACTS).write_text(json.dumps(facts(), indent=1, default=_plain))
-        (target / VERDICT).write_text(json.dumps(verdict, indent=1, default=_plain))
+        (target / FACTS).write_text(facts_text(facts))
+        (target / VERDICT).write_text(facts_text(verdict))
         for pattern in COPIED:
             for file in source.glob(pattern):
                 _link(file, target / file.name)

@@ -1,5 +1,5 @@
 """
-Judge again, from evidence that a campaign has kept: `python -m faults.judge FOLDER [FOLDER…]`.
+Judge, in a run or again from evidence that a campaign has kept: `python -m faults.judge FOLDER [FOLDER…]`.
 
 Each FOLDER is what `python -m faults.run --evidence` was given, or the folder of one stage. Prints a line for each
 stage; the exit code is 1 where a promise was broken.
@@ -9,58 +9,66 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from faults.allowances import Process, Run
 from faults.checker import Verdict, check
 from faults.clocks import Epoch, MovableClock
-from faults.conservation import Told
+from faults.conservation import Status, Told
 from faults.events import read_events
 from faults.evidence import FACTS, RECORDS, REMEMBERED, read_records
 from faults.leases import Session
+from faults.protocol import QueueRules
 from faults.topics import Dump, dump_of, without
 from faults.waits import Bounds, Stretch
-from kmq_spark.core.state import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
 def judge(folder: Path) -> Verdict:
-    """Return the verdict of a stage."""
+    """Return the verdict of a stage from its evidence."""
     facts = json.loads((folder / FACTS).read_text())
-    dump = read_evidence(folder, facts)
-    hostile = facts["hostile_markers"]
+    queue = facts["queue"]
+    dump = dump_of(read_records(folder / RECORDS), queue)
+    remembered = dump_of(read_records(folder / REMEMBERED), queue)
+    return verdict_of(folder, facts, dump, remembered)
+
+
+def verdict_of(folder: Path, facts: Mapping[str, Any], dump: Dump, remembered: Dump) -> Verdict:
+    """
+    Return the verdict of a stage.
+
+    Args:
+        folder: Event files and logs.
+        facts: Everything else, as `facts.json` has it.
+        dump: The topics.
+        remembered: The same, read before records were removed; empty where none were.
+    """
+    present = {record.place: record for record in dump.messages}
+    removed = {record.place: record for record in remembered.messages if record.place not in present}
+    dump.messages = [*removed.values(), *present.values()]
+    dump.removed = set(removed)
+    dump.injected = {(partition, offset) for partition, offset in facts["injected_markers"]}
+    hostile = {(partition, offset) for partition, offset in facts["hostile_markers"]}
+    without(dump, hostile)
     found = check(
         dump,
         read_events(folder),
         [Session(name, _by_partition(decides_from)) for name, decides_from in facts["sessions"]],
-        max_deliveries=facts["max_deliveries"],
+        rules=QueueRules(max_deliveries=facts["max_deliveries"]),
         is_drained=facts["is_drained"],
+        # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
         told={} if hostile else _told(facts),
         bounds=_bounds(facts, dump),
+        run=Run([_process(folder, values) for values in facts["processes"]], facts["injections"]),
     )
     for failure in facts["failures"]:
         invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
         found.add(invariant, what)
     return found
-
-
-def read_evidence(folder: Path, facts: Mapping[str, Any]) -> Dump:
-    """Return what the topics held."""
-    dump = _read(folder / RECORDS, facts["topics"])
-    removed = {record.place: record for record in _read(folder / REMEMBERED, facts["topics"]).messages}
-    present = {record.place: record for record in dump.messages}
-    dump.messages = list((removed | present).values())
-    dump.removed = removed.keys() - present.keys()
-    dump.injected = {(partition, offset) for partition, offset in facts["injected_markers"]}
-    without(dump, {(partition, offset) for partition, offset in facts["hostile_markers"]})
-    return dump
-
-
-def _read(file: Path, topics: Sequence[str]) -> Dump:
-    by_topic = {topic: [record for record in read_records(file) if record.topic == topic] for topic in topics}
-    return dump_of(*by_topic.values())
 
 
 def _by_partition(values: Mapping[str, Any]) -> dict[int, Any]:
@@ -69,7 +77,19 @@ def _by_partition(values: Mapping[str, Any]) -> dict[int, Any]:
 
 def _told(facts: Mapping[str, Any]) -> dict[int, Told]:
     told = _by_partition(facts["told"])
-    return {each: Told(begins_at, Status.from_dict(status)) for each, (begins_at, status) in told.items()}
+    return {each: Told(begins_at, Status.of(status)) for each, (begins_at, status) in told.items()}
+
+
+def _process(folder: Path, values: Mapping[str, Any]) -> Process:
+    log = folder / values["log"]
+    return Process(
+        values["kind"],
+        log.stem,
+        values["exit_code"],
+        values["is_ended_by_us"],
+        values["ended_at_ms"],
+        log.read_text(errors="replace") if log.exists() else "",
+    )
 
 
 def _bounds(facts: Mapping[str, Any], dump: Dump) -> Bounds:
@@ -81,8 +101,10 @@ def _bounds(facts: Mapping[str, Any], dump: Dump) -> Bounds:
 
 def stages(folders: Sequence[Path]) -> Iterator[Path]:
     """Return the folders of stages in some folders."""
-    for folder in folders:
-        yield from [folder] if (folder / FACTS).exists() else sorted(file.parent for file in folder.glob(f"*/{FACTS}"))
+    return chain.from_iterable(
+        [folder] if (folder / FACTS).exists() else sorted(file.parent for file in folder.glob(f"*/{FACTS}"))
+        for folder in folders
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,64 +1,71 @@
 """
-The leases of every message, told from the markers log alone, independently of the tracker's code.
+The leases of every message, followed through the markers log alone, independently of the tracker's code.
 
 Rule 1: time is the clock of the partition as docs/protocol.md has it (`LogClock`), from append times alone; no clock of
 ours, and none of the tracker's code.
 Rule 2: a lease is a list of segments: stretches of the log on which the message was in flight with one deadline.
 Rule 3: a delivery that was given back, or put off by a deferral, ended with a word until the next START.
-Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else.
+Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else. It
+is wrong where it, or what ended the segment, lies below the first TICK that could decide that segment.
 Rule 5: a session decides in the order of the log: that TICK does not lie below one which an END of an earlier
 transaction of the same session needs. A transaction ends where an offset is missing: its commit has taken it.
+Rule 6: a deadline has the queue's backoff in it, by the rules in force at its marker.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
+from faults.protocol import (
+    ERROR_CHARS,
+    LoggedMarker,
+    Marker,
+    MarkerType,
+    MessageId,
+    Outcome,
+    QueueRules,
+    Release,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kmq_spark.core.events import LoggedMarker
-    from kmq_spark.core.markers import Marker
-
 BY_TRACKER = frozenset({Outcome.REDELIVERED, Outcome.DEAD_LETTERED})
+"""Outcomes that only a tracker writes."""
 
 OPEN_END = 2**63 - 1
 
 REJECTED_AT_MS = -1
 """Deadline of a rejected message: due at the next TICK."""
 
-
-LONGEST_COUNTED_GAP_MS = 1_000
-"""While the broker's clock is behind, a longer gap between two markers does not count as time."""
+LONGEST_STEP_MS = 1_000
+"""While the broker's clock is behind, a longer gap between two records does not count as time."""
 
 
 class LogClock:
     """
-    The clock of a markers partition: append times, except that it never runs backwards.
+    The clock of a markers partition.
 
-    Where the broker's clock was set back, the log's clock is ahead of it by a constant, and goes on at its pace. A gap
-    that is longer than a second makes up for what it is ahead, and so does the broker's clock when it is set right.
+    clock = max(clock + step, t), where t is the record's append time and step is what passed since the record before,
+    0 where that is not 0 to 1,000 ms.
     """
 
     def __init__(self) -> None:
         """Begin before all markers."""
-        self._last_ms, self._ahead_ms = 0, 0
+        self.clock_ms, self._last_ms = 0, 0
 
     def read(self, appended_at_ms: int) -> int:
-        """Return the clock at the next marker."""
+        """Return the clock at the next record."""
         if appended_at_ms < 0:
-            return self._last_ms + self._ahead_ms
-        gap_ms = appended_at_ms - self._last_ms
-        if not 0 <= gap_ms <= LONGEST_COUNTED_GAP_MS:
-            self._ahead_ms = max(0, self._ahead_ms - gap_ms)
-        self._last_ms = appended_at_ms
-        return appended_at_ms + self._ahead_ms
+            return self.clock_ms
+        passed_ms = appended_at_ms - self._last_ms
+        step_ms = passed_ms if 0 <= passed_ms <= LONGEST_STEP_MS else 0
+        self.clock_ms, self._last_ms = max(self.clock_ms + step_ms, appended_at_ms), appended_at_ms
+        return self.clock_ms
 
 
 class Session(NamedTuple):
@@ -79,11 +86,12 @@ class Segment:
         delivery_count: Deliveries so far.
         is_silent: No consumer has said how the delivery ended, so that it ends by its lease alone.
         appended_at_ms: Append time of the marker that began it, the broker's clock.
-        lease_ms: From then on.
+        held_ms: From then on: lease and backoff.
         due_at_ms: Not before this instant; 0 where no instant was named.
+        is_last: A last delivery that failed, or a rejection: it becomes a dead letter.
+        reason: What the handler raised, why it was rejected; empty for nothing.
         end: Marker offset.
-        is_acked: Whether an ack ended it.
-        failed_at_ms: By the log's clock, when its handler raised: a last delivery is due from then on. None else.
+        ended_by: What ended it; empty while nothing has.
     """
 
     begin: int
@@ -91,24 +99,81 @@ class Segment:
     delivery_count: int
     is_silent: bool = True
     appended_at_ms: int = 0
-    lease_ms: int = 0
+    held_ms: int = 0
     due_at_ms: int = 0
+    is_last: bool = False
+    reason: str = ""
     end: int = OPEN_END
-    is_acked: bool = False
-    failed_at_ms: int | None = None
+    ended_by: str = ""
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether a consumer has rejected the message."""
+        return self.deadline_at_ms == REJECTED_AT_MS
+
+
+class Tick(NamedTuple):
+    """
+    A TICK of the log.
+
+    Attributes:
+        marker_offset: Where.
+        appended_at_ms: Append time.
+        rules: In force there.
+    """
+
+    marker_offset: int
+    appended_at_ms: int
+    rules: QueueRules
 
 
 class Justified(NamedTuple):
-    """A tracker's END of one message, and the segment that was due; None where there is none."""
+    """
+    A tracker's END of one message, and what justifies it.
+
+    Attributes:
+        message_id: Message.
+        marker_offset: Where the END lies.
+        appended_at_ms: Its append time.
+        marker: The END.
+        segment: The one that was due; None where there is none.
+        tick: The first TICK that could decide it; None where there is none.
+        is_acked: A consumer had acked the message.
+        is_started: The message had a lease.
+    """
 
     message_id: MessageId
     marker_offset: int
-    outcome: Outcome
-    reason: str
-    writer: str
+    appended_at_ms: int
+    marker: Marker
     segment: Segment | None
-    acked_before: bool
-    started_before: bool
+    tick: Tick | None
+    is_acked: bool
+    is_started: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it says."""
+        return self.marker.outcome
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        return self.marker.reason
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it."""
+        return self.marker.writer
+
+
+class ConsumerEnd(NamedTuple):
+    """An END of one message that no tracker wrote."""
+
+    message_id: MessageId
+    marker_offset: int
+    appended_at_ms: int
+    marker: Marker
 
 
 @dataclass(slots=True)
@@ -118,24 +183,30 @@ class Leases:
 
     Attributes:
         ends: ENDs by a tracker, message by message, in log order.
-        starts: Delivery counts that STARTs named, by message; a deferral names that of the delivery it puts off.
+        starts: Of each message the STARTs: marker offset, delivery count, writer.
         in_flight: Messages in flight at the end of the log.
         acked: Messages that an END took out of flight and that says so.
-        consumer_ends: ENDs that a consumer wrote, one by one: message, marker offset, marker.
+        consumer_ends: ENDs that a consumer wrote, one by one.
         late_acks: ENDs that say so of messages that were not in flight any more.
-        restarted: Messages with a START after an END of a tracker: fetched again, since a position was not committed.
+        restarted: Marker offsets of STARTs of messages after an END of a tracker: fetched again, since a position was
+            not committed.
+        wrong_ends: TICKs that say of a message that was in flight that it does not exist: marker offset, the lowest
+            message offset that they take out, queue partition.
     """
 
     ends: list[Justified] = field(default_factory=list)
-    starts: defaultdict[MessageId, list[int]] = field(default_factory=lambda: defaultdict(list))
+    starts: defaultdict[MessageId, list[tuple[int, int, str]]] = field(default_factory=lambda: defaultdict(list))
     in_flight: set[MessageId] = field(default_factory=set)
     acked: set[MessageId] = field(default_factory=set)
-    consumer_ends: list[tuple[MessageId, int, Marker]] = field(default_factory=list)
+    consumer_ends: list[ConsumerEnd] = field(default_factory=list)
     late_acks: int = 0
-    restarted: set[MessageId] = field(default_factory=set)
+    restarted: list[int] = field(default_factory=list)
+    nonexistent: list[tuple[int, MessageId]] = field(default_factory=list)
 
 
-def read_leases(partition: int, log: Sequence[LoggedMarker], sessions: Sequence[Session]) -> Leases:
+def read_leases(
+    partition: int, log: Sequence[LoggedMarker], sessions: Sequence[Session], rules: QueueRules | None = None
+) -> Leases:
     """
     Follow every message of a markers partition through its log.
 
@@ -143,23 +214,15 @@ def read_leases(partition: int, log: Sequence[LoggedMarker], sessions: Sequence[
         partition: Markers partition.
         log: Its markers, by ascending offset.
         sessions: All trackers, in the order in which they took over.
+        rules: In force before the first RULES marker; none by default.
     """
-    reading = _Reading(log, [session.decides_from.get(partition, 0) for session in sessions] or [0])
-    clock = LogClock()
+    reading = _Reading(partition, log, sessions, rules or QueueRules())
     for logged in log:
-        clock_ms = clock.read(logged.appended_at_ms)
-        if logged.marker is not None and logged.marker.type is not MarkerType.TICK:
-            reading.take(logged, logged.marker, clock_ms)
+        reading.take(logged)
     reading.leases.in_flight = {
         message_id for message_id, segments in reading.segments.items() if segments and segments[-1].end == OPEN_END
     }
     return reading.leases
-
-
-def _deadline_ms(marker: Marker, clock_ms: int, appended_at_ms: int) -> int:
-    """Return a deadline by the log's clock; an instant that a marker names is one of the broker's clock."""
-    due_at_ms = marker.due_at_ms + clock_ms - appended_at_ms if marker.due_at_ms else 0
-    return max(clock_ms + marker.redeliver_after_ms, due_at_ms)
 
 
 @dataclass(slots=True)
@@ -183,131 +246,193 @@ class _Order:
             self.transaction, self.settled = transaction, self.needed
 
 
-class _Lease(NamedTuple):
-    """What a START or KEEPALIVE gives: `given` is append time, lease and instant, as `Segment` has them."""
+class _Started:
+    """The largest message offset that was started below a marker offset, by queue partition."""
 
-    offset: int
-    deadline_at_ms: int
-    given: tuple[int, int, int]
+    def __init__(self) -> None:
+        self._offsets: defaultdict[int, list[int]] = defaultdict(list)
+        self._largest: defaultdict[int, list[int]] = defaultdict(list)
+
+    def add(self, message_id: MessageId, marker_offset: int) -> None:
+        offsets, largest = self._offsets[message_id.queue_partition], self._largest[message_id.queue_partition]
+        top = max(largest[-1] if largest else -1, message_id.message_offset)
+        if not largest or top > largest[-1]:
+            offsets.append(marker_offset)
+            largest.append(top)
+
+    def reaches(self, queue_partition: int, end: int, below: int) -> bool:
+        """Return whether a message at or past an end was started below a marker offset."""
+        at = bisect_left(self._offsets[queue_partition], below)
+        return at > 0 and self._largest[queue_partition][at - 1] >= end
 
 
 class _Reading:
     """One markers partition being read."""
 
-    def __init__(self, log: Sequence[LoggedMarker], decides_from: list[int]) -> None:
+    def __init__(
+        self, partition: int, log: Sequence[LoggedMarker], sessions: Sequence[Session], rules: QueueRules
+    ) -> None:
         self.leases = Leases()
         self.segments: defaultdict[MessageId, list[Segment]] = defaultdict(list)
-        self._decides_from = decides_from
+        self._rules = rules
+        self._clock = LogClock()
+        self._decides_from = [session.decides_from.get(partition, 0) for session in sessions] or [0]
+        self._trackers = {session.tracker_id for session in sessions}
         self._commits = [other[0] for one, other in pairwise(log) if other[0] > one[0] + 1]
         self._order: dict[int, _Order] = {}
-        self._tick_offsets: list[int] = []
-        self._clocks: list[int] = []
         self._ended_by_tracker: set[MessageId] = set()
-        clock = LogClock()
-        for logged in log:
-            clock_ms = clock.read(logged.appended_at_ms)
-            if logged.marker is not None and logged.marker.type is MarkerType.TICK:
-                self._tick_offsets.append(logged.marker_offset)
-                self._clocks.append(clock_ms)
+        self._started = _Started()
+        self._ticks: list[Tick] = []
+        self._clocks: list[int] = []
 
-    def take(self, logged: LoggedMarker, marker: Marker, clock_ms: int) -> None:
-        lease = _Lease(
+    def take(self, logged: LoggedMarker) -> None:
+        """Go on with the next record."""
+        clock_ms, marker = self._clock.read(logged.appended_at_ms), logged.marker
+        if marker is None:
+            return
+        if marker.type is MarkerType.RULES:
+            self._rules = marker.rules or self._rules
+        elif marker.type is MarkerType.TICK:
+            self._ticks.append(Tick(logged.marker_offset, logged.appended_at_ms, self._rules))
+            self._clocks.append(clock_ms)
+            self._take_out(logged.marker_offset, marker)
+        else:
+            for message_id in marker.covered():
+                if marker.type is MarkerType.START:
+                    self._start(message_id, logged, marker)
+                elif marker.type is MarkerType.KEEPALIVE:
+                    self._keep_alive(message_id, logged, marker)
+                else:
+                    self._end(message_id, logged, marker)
+
+    def _segment(self, message_id: MessageId, logged: LoggedMarker, marker: Marker, count: int) -> Segment:
+        """Return what a START or KEEPALIVE begins."""
+        clock_ms, held_ms = self._clock.clock_ms, marker.redeliver_after_ms
+        has_word = marker.never_handed_out or marker.release is Release.GIVEN_BACK
+        held_ms += 0 if has_word else self._rules.backoff_ms(message_id, count)
+        is_failed = marker.release is Release.FAILED and not marker.never_handed_out
+        is_last = is_failed and self._rules.is_last(count)
+        held_ms = 0 if is_last else held_ms
+        # An instant that a marker names is one of the broker's clock.
+        ahead_ms = clock_ms - max(0, logged.appended_at_ms)
+        due_ms = marker.due_at_ms + ahead_ms if marker.due_at_ms else 0
+        return Segment(
             logged.marker_offset,
-            _deadline_ms(marker, clock_ms, max(0, logged.appended_at_ms)),
-            (logged.appended_at_ms, marker.redeliver_after_ms, marker.due_at_ms),
+            max(clock_ms + held_ms, due_ms),
+            count,
+            appended_at_ms=logged.appended_at_ms,
+            held_ms=held_ms,
+            due_at_ms=marker.due_at_ms,
+            is_last=is_last,
+            reason=marker.reason[:ERROR_CHARS] if is_failed else "",
         )
-        for message_id in covered(marker):
-            if marker.type is MarkerType.START:
-                self._start(message_id, lease, marker)
-            elif marker.type is MarkerType.KEEPALIVE:
-                self._keep_alive(message_id, lease, marker)
-            else:
-                self._end(message_id, logged.marker_offset, marker)
 
-    def _start(self, message_id: MessageId, lease: _Lease, marker: Marker) -> None:
-        self._close(message_id, lease.offset)
-        count, is_deferred = max(1, marker.delivery_count), marker.never_handed_out
-        segment = Segment(lease.offset, lease.deadline_at_ms, count - is_deferred, not is_deferred, *lease.given)
+    def _start(self, message_id: MessageId, logged: LoggedMarker, marker: Marker) -> None:
+        self._close(message_id, logged.marker_offset, "started again")
+        count, is_deferral = max(1, marker.delivery_count), marker.never_handed_out
+        segment = self._segment(message_id, logged, marker, count - is_deferral)
+        segment.is_silent = not is_deferral
         self.segments[message_id].append(segment)
-        self.leases.starts[message_id].append(count)
+        self.leases.starts[message_id].append((logged.marker_offset, count, marker.writer))
+        self._started.add(message_id, logged.marker_offset)
         if message_id in self._ended_by_tracker:
-            self.leases.restarted.add(message_id)
+            self.leases.restarted.append(logged.marker_offset)
 
-    def _keep_alive(self, message_id: MessageId, lease: _Lease, marker: Marker) -> None:
-        segment = self._open(message_id)
-        if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
+    def _keep_alive(self, message_id: MessageId, logged: LoggedMarker, marker: Marker) -> None:
+        before = self._open(message_id)
+        if before is None or before.is_rejected:
             return
-        count = max(0, segment.delivery_count - marker.never_handed_out)
         is_renewal = marker.release is Release.RENEWED and not marker.never_handed_out
-        self._close(message_id, lease.offset)
-        is_silent = segment.is_silent and is_renewal
-        kept = Segment(lease.offset, lease.deadline_at_ms, count, is_silent, *lease.given)
-        if marker.release is Release.FAILED and not marker.never_handed_out:
-            kept.failed_at_ms = lease.deadline_at_ms - marker.redeliver_after_ms
-        self.segments[message_id].append(kept)
+        self._close(message_id, logged.marker_offset, "renewed" if is_renewal else "released")
+        count = max(0, before.delivery_count - marker.never_handed_out)
+        segment = self._segment(message_id, logged, marker, count)
+        segment.is_silent = before.is_silent and is_renewal
+        self.segments[message_id].append(segment)
 
-    def _end(self, message_id: MessageId, offset: int, marker: Marker) -> None:
-        segment = self._open(message_id)
-        if marker.outcome in BY_TRACKER:
-            self._end_by_tracker(message_id, offset, marker)
+    def _end(self, message_id: MessageId, logged: LoggedMarker, marker: Marker) -> None:
+        if marker.outcome in BY_TRACKER or (marker.outcome is Outcome.EXPIRED and marker.writer in self._trackers):
+            self._end_by_tracker(message_id, logged, marker)
             return
-        self.leases.consumer_ends.append((message_id, offset, marker))
-        if segment is None or segment.deadline_at_ms == REJECTED_AT_MS:
+        segment = self._open(message_id)
+        self.leases.consumer_ends.append(ConsumerEnd(message_id, logged.marker_offset, logged.appended_at_ms, marker))
+        if segment is None or segment.is_rejected:
             self.leases.late_acks += marker.outcome is Outcome.ACKED
             return
         if marker.outcome is Outcome.ACKED:
             self.leases.acked.add(message_id)
-        self._close(message_id, offset)
-        segment.is_acked = marker.outcome is not Outcome.REJECTED
-        if marker.outcome is Outcome.REJECTED:
-            rejected = Segment(offset, REJECTED_AT_MS, segment.delivery_count, is_silent=False)
-            self.segments[message_id].append(rejected)
+        self._close(message_id, logged.marker_offset, marker.outcome.name.lower())
+        is_dead_when_expired = marker.outcome is Outcome.EXPIRED and self._rules.dead_letters_expired
+        if marker.outcome is Outcome.REJECTED or is_dead_when_expired:
+            self.segments[message_id].append(
+                Segment(
+                    logged.marker_offset,
+                    REJECTED_AT_MS,
+                    segment.delivery_count,
+                    is_silent=False,
+                    appended_at_ms=logged.appended_at_ms,
+                    is_last=True,
+                    reason=marker.reason,
+                )
+            )
 
-    def _end_by_tracker(self, message_id: MessageId, offset: int, marker: Marker) -> None:
-        self._close(message_id, offset)
+    def _end_by_tracker(self, message_id: MessageId, logged: LoggedMarker, marker: Marker) -> None:
+        offset = logged.marker_offset
+        self._close(message_id, offset, "ended by a tracker")
         segments = self.segments.pop(message_id, [])
-        if marker.outcome is Outcome.DEAD_LETTERED:
-            # Whether it was the last delivery is judged by who knows the queue's limit.
-            segments = [
-                one if one.failed_at_ms is None else replace(one, deadline_at_ms=one.failed_at_ms) for one in segments
-            ]
         # Sessions follow each other: what a session wrote lies below where the next one decides from.
         session = max(0, bisect_right(self._decides_from, offset) - 1)
         order = self._order.setdefault(session, _Order())
         order.reach(bisect_right(self._commits, offset))
-        ticks = (
-            (one, self._deciding_tick(one, self._decides_from[session], order.settled, offset)) for one in segments
-        )
-        due, tick = next(((one, at) for one, at in ticks if at is not None), (None, 0))
-        order.needed = max(order.needed, tick)
+        due, tick = self._due(segments, self._decides_from[session], order.settled, offset)
+        if tick is not None:
+            order.needed = max(order.needed, tick.marker_offset)
+        is_acked = any(one.ended_by == Outcome.ACKED.name.lower() for one in segments)
         self.leases.ends.append(
-            Justified(
-                message_id, offset, marker.outcome, marker.reason, marker.consumer_id, due,
-                any(one.is_acked for one in segments), bool(segments),
-            )
-        )  # fmt: skip
+            Justified(message_id, offset, logged.appended_at_ms, marker, due, tick, is_acked, bool(segments))
+        )
         self._ended_by_tracker.add(message_id)
 
-    def _deciding_tick(self, segment: Segment, decides_from: int, settled: int, end_offset: int) -> int | None:
-        """Return the first TICK that could decide a segment; None where there is none before its end and the END."""
-        first = bisect_left(self._tick_offsets, max(segment.begin, decides_from, settled))
-        first = max(first, bisect_right(self._clocks, segment.deadline_at_ms))
-        if first < len(self._tick_offsets) and self._tick_offsets[first] < min(segment.end, end_offset):
-            return self._tick_offsets[first]
-        return None
+    def _due(
+        self, segments: Sequence[Segment], decides_from: int, settled: int, end_offset: int
+    ) -> tuple[Segment | None, Tick | None]:
+        """Return the first segment that some TICK could decide, and the first such TICK."""
+        for segment in segments:
+            first = bisect_left(self._ticks, max(segment.begin, decides_from, settled), key=_offset_of)
+            first = max(first, bisect_right(self._clocks, segment.deadline_at_ms))
+            if first < len(self._ticks) and self._ticks[first].marker_offset < min(segment.end, end_offset):
+                return segment, self._ticks[first]
+        return None, None
+
+    def _take_out(self, offset: int, tick: Marker) -> None:
+        """End what a TICK says does not exist."""
+        for queue_partition, end in enumerate(tick.queue_ends):
+            if end < 0 or not self._started.reaches(queue_partition, end, tick.ends_as_of):
+                continue
+            for message_id in [each for each in self.segments if each >= (queue_partition, end)]:
+                segment = self._open(message_id)
+                last_start = self.leases.starts[message_id][-1][0] if message_id in self.leases.starts else -1
+                is_listed = message_id.queue_partition == queue_partition and last_start < tick.ends_as_of
+                if segment is not None and is_listed:
+                    self._close(message_id, offset, "nonexistent")
+                    self.leases.nonexistent.append((offset, message_id))
 
     def _open(self, message_id: MessageId) -> Segment | None:
         segments = self.segments.get(message_id)
         return segments[-1] if segments and segments[-1].end == OPEN_END else None
 
-    def _close(self, message_id: MessageId, offset: int) -> None:
+    def _close(self, message_id: MessageId, offset: int, what: str) -> None:
         segment = self._open(message_id)
         if segment is not None:
-            segment.end = offset
+            segment.end, segment.ended_by = offset, what
 
 
-def covered(marker: Marker) -> Iterator[MessageId]:
-    """Return the messages that a marker is about."""
-    for first, count in marker.ranges:
-        for message_offset in range(first, first + count):
-            yield MessageId(marker.queue_partition, message_offset)
+def _offset_of(tick: Tick) -> int:
+    return tick.marker_offset
+
+
+def all_covered(logs: Iterator[LoggedMarker]) -> Iterator[tuple[LoggedMarker, Marker, MessageId]]:
+    """Return each message of each marker that is about messages."""
+    for logged in logs:
+        if logged.marker is not None:
+            for message_id in logged.marker.covered():
+                yield logged, logged.marker, message_id

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from faults.load import finished_messages, messages_in_flight, write_marker, write_record
 from faults.processes import processes_of
+from faults.product_log import read_marker_logs
 from faults.topics import read_dump
 from kmq_spark.core.fold import PartitionState, Rules, fold
 from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_MESSAGES_PER_MARKER, Marker, MarkerType, OffsetRange, Outcome
@@ -58,7 +59,7 @@ def corrupted(campaign: Campaign) -> Stage:
         stage.drain()
         if tracker.stats.restarts:
             stage.fail(f"F14: the query was restarted {tracker.stats.restarts} times")
-    found = read_dump(stage.queue, stage.bootstrap_servers).set_aside
+    found = len(read_dump(stage.queue, stage.bootstrap_servers).set_aside)
     if found != written:
         stage.fail(f"F14: {written} records were no markers, {found} are in the dead-letter topic")
     return stage
@@ -133,7 +134,7 @@ def _start_of_no_partition(stage: Stage, generator: random.Random) -> None:
 
 def _log_again(stage: Stage, generator: random.Random) -> None:
     """Write a stretch of every markers partition once more, as a replication tool that lost its place does."""
-    for partition, log in read_dump(stage.queue, stage.bootstrap_servers).markers.items():
+    for partition, log in read_marker_logs(stage.queue, stage.bootstrap_servers).items():
         ours = [one.marker for one in log if one.marker is not None and one.marker.type is not MarkerType.TICK]
         begin = generator.randrange(max(1, len(ours) - 20))
         for marker in ours[begin : begin + 20]:
@@ -144,7 +145,7 @@ def _log_again(stage: Stage, generator: random.Random) -> None:
 def _same_fold(stage: Stage, generator: random.Random) -> None:
     """The packed fold, cut anywhere, decides what the model decides on the log that was really written."""
     rules = Rules(max_deliveries=stage.max_deliveries)
-    for partition, log in read_dump(stage.queue, stage.bootstrap_servers).markers.items():
+    for partition, log in read_marker_logs(stage.queue, stage.bootstrap_servers).items():
         expected, status = ModelTracker(rules).fold(log)
         for _ in range(3):
             state, decided, at = PartitionState.empty(), [], 0

@@ -16,17 +16,17 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from faults.checker import Verdict, check, open_messages
-from faults.conservation import Told
-from faults.events import EventFile, read_events
-from faults.evidence import RECORDS, REMEMBERED, RecordFile, keep_rest
+from faults.checker import Verdict, open_messages
+from faults.conservation import Status, Told
+from faults.events import EventFile
+from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
+from faults.judge import verdict_of
 from faults.leases import Session, read_leases
 from faults.processes import NEVER_MS, TrackerChild, WorkerChild
 from faults.sender import Sender
-from faults.topics import read_dump, without
+from faults.topics import Dump, read_dump, without
 from faults.waits import Bounds, Stretch, gaps
 from faults.worker import Profile
 from kmq_spark.config import load_settings
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from faults.clocks import FalseClock, MovableClock
-    from faults.evidence import RawRecord
-    from faults.topics import Dump, Record
-    from kmq_spark.core.markers import MessageId
-    from kmq_spark.core.state import Status
+    from kmq_spark.core.state import Status as TrackerStatus
     from kmq_spark.local.broker import EmbeddedBroker
     from kmq_spark.service import QueueTracker
 
@@ -134,7 +131,7 @@ class Stage:
         self._away: list[Stretch] = []
         self._tracked: list[Stretch] = []
         self._began_ms = _now_ms()
-        self._removed: dict[MessageId, Record] = {}
+        self._remembered = Dump()
         self.notes: list[str] = []
         self.failures: list[str] = []
         self.recovery_s: list[float] = []
@@ -142,7 +139,7 @@ class Stage:
         self._children: list[WorkerChild | TrackerChild] = []
         self._crew: list[WorkerChild] = []
         self._senders: list[Sender] = []
-        self._told: tuple[Path, Mapping[int, Status]] | None = None
+        self._told: tuple[Path, Mapping[int, TrackerStatus]] | None = None
         self._lock = threading.Lock()
 
     def injected(self, what: str, **fields: object) -> None:
@@ -287,9 +284,8 @@ class Stage:
     def remember(self) -> None:
         """Read the queue topic for the verdict, before records of it are removed."""
         kept = RecordFile(self._evidence and self._evidence / REMEMBERED)
-        dump = read_dump(self.queue, self.bootstrap_servers, kept.keep)
+        self._remembered.messages += read_dump(self.queue, self.bootstrap_servers, kept.keep).messages
         kept.close()
-        self._removed |= {record.place: record for record in dump.messages}
 
     def close(self) -> None:
         """End whatever still runs, a broker of its own included."""
@@ -305,35 +301,19 @@ class Stage:
     def verdict(self, *, is_drained: bool = True) -> Verdict:
         """Read the topics and the event files, and check them."""
         kept = RecordFile(self._evidence and self._evidence / RECORDS)
-        dump = self._dump(kept.keep)
+        dump = read_dump(self.queue, self.bootstrap_servers, kept.keep)
         kept.close()
-        present = {record.place: record for record in dump.messages}
-        dump.messages = list((self._removed | present).values())
-        dump.removed = self._removed.keys() - present.keys()
-        found = check(
-            dump,
-            read_events(self.folder),
-            self.sessions(),
-            max_deliveries=self.max_deliveries,
-            is_drained=is_drained,
-            # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
-            told={} if self.hostile_markers else self.told(),
-            bounds=self._whole_bounds(dump),
-        )
-        for failure in self.failures:
-            invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
-            found.add(invariant, what)
+        # As `faults.judge` reads them again.
+        facts = json.loads(facts_text(self._facts(is_drained=is_drained)))
+        found = verdict_of(self.folder, facts, dump, self._remembered)
         if self._evidence is not None:
-            facts = partial(self._facts, is_drained=is_drained)
             keep_rest(self._evidence, self.folder, facts, {"violations": found.violations, "counts": found.counts})
         return found
 
     def _facts(self, *, is_drained: bool) -> dict[str, Any]:
-        """Return everything that the verdict takes besides the topics and the event files, as JSON holds it."""
-        topics = self.layout.topics
+        """Return everything that the verdict takes besides the topics, the event files and the logs."""
         return {
             "queue": self.queue,
-            "topics": [topics.markers_topic, topics.queue_topic, topics.dead_letter_topic],
             "seed": self.seed,
             "max_deliveries": self.max_deliveries,
             "is_drained": is_drained,
@@ -343,7 +323,7 @@ class Stage:
             "hostile_markers": sorted(self.hostile_markers),
             "sessions": self.sessions(),
             "told": {
-                partition: (begins_at, status.to_dict()) for partition, (begins_at, status) in self.told().items()
+                partition: (begins_at, status._asdict()) for partition, (begins_at, status) in self.told().items()
             },
             "bounds": asdict(self._true_bounds()),
             "clock_epochs": None if self._clock is None else self._clock.epochs,
@@ -364,18 +344,6 @@ class Stage:
             ],
         }
 
-    def _dump(self, keep: Callable[[RawRecord], None] | None = None) -> Dump:
-        """Read the topics, as though what is hostile had not been written: it must change nothing."""
-        dump = read_dump(self.queue, self.bootstrap_servers, keep)
-        dump.injected = self.injected_markers
-        without(dump, self.hostile_markers)
-        return dump
-
-    def _whole_bounds(self, dump: Dump) -> Bounds:
-        """Return the bounds of this fault, instants of a clock that was moved made true."""
-        bounds = self._true_bounds()
-        return bounds if self._clock is None else self._clock.corrected(bounds, dump)
-
     def _true_bounds(self) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
@@ -389,7 +357,10 @@ class Stage:
         words = [(child.checkpoint_dir, child.told()) for child in trackers]
         checkpoint, statuses = next((word for word in reversed(words) if word[1]), self._told or (self.folder, {}))
         begins_at = self._begins_at(checkpoint)
-        return {partition: Told(begins_at.get(partition, 0), status) for partition, status in statuses.items()}
+        return {
+            partition: Told(begins_at.get(partition, 0), Status.of(status.to_dict()))
+            for partition, status in statuses.items()
+        }
 
     def _begins_at(self, checkpoint: Path) -> dict[int, int]:
         """Return from which marker offsets the state in a checkpoint was built, as Spark's Kafka source noted it."""
@@ -412,7 +383,8 @@ class Stage:
         return sorted(found, key=lambda session: sum(session.decides_from.values()))
 
     def _open_count(self) -> int:
-        dump = self._dump()
+        dump = read_dump(self.queue, self.bootstrap_servers)
+        without(dump, self.hostile_markers)
         return len(open_messages(dump, [read_leases(partition, log, []) for partition, log in dump.markers.items()]))
 
     def _run_tracker(self, tracker: QueueTracker) -> None:

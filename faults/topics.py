@@ -2,6 +2,7 @@
 What the topics of a queue hold, as values: the checker's evidence.
 
 Rule 1: `read_committed`: what a transaction gave up is not there.
+Rule 2: a reader of its own, and names as docs/protocol.md has them: nothing of the product reads what judges it.
 """
 
 from __future__ import annotations
@@ -11,19 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from faults.evidence import RawRecord
-from kmq_spark.core.events import LoggedMarker
-from kmq_spark.core.markers import MessageId
-from kmq_spark.errors import WireError
-from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topic_reader import read_to_end
-from kmq_spark.kafka.topics import check_queue
-from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import ORIGIN, PREVIOUS
+from faults.protocol import DELIVERY_COUNT, ORIGIN, PREVIOUS, LoggedMarker, MessageId, decode, number_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from kmq_spark.core.markers import Marker
+READ_TIMEOUT_S = 15.0
 
 
 class Record(NamedTuple):
@@ -50,9 +44,22 @@ class Record(NamedTuple):
         return place_of(self.header(PREVIOUS))
 
     @property
+    def delivery_count(self) -> int:
+        """Deliveries before this copy."""
+        return number_of(self.header(DELIVERY_COUNT)) or 0
+
+    @property
     def id(self) -> str:
         """The producer's name for the message: what stands before the bar in its value."""
         return (self.value or b"").partition(b"|")[0].decode("utf-8", "replace")
+
+
+class NoMarker(NamedTuple):
+    """A record of the markers topic that is no marker: its place, and its bytes."""
+
+    partition: int
+    offset: int
+    value: bytes | None
 
 
 @dataclass(slots=True)
@@ -64,23 +71,28 @@ class Dump:
         markers: By markers partition, in log order; None as the marker of an unreadable record.
         messages: The queue topic.
         dead_letters: The dead-letter topic, records of the markers topic that were no markers left out.
-        set_aside: How many of those there are.
+        set_aside: Those.
+        no_markers: Records of the markers topic that are no markers.
         removed: Messages that were read before their records were removed from the queue topic.
         injected: Markers that the injector wrote: markers partition, marker offset.
+        queue_topic: Name.
+        markers_topic: Name.
     """
 
     markers: dict[int, list[LoggedMarker]] = field(default_factory=dict)
     messages: list[Record] = field(default_factory=list)
     dead_letters: list[Record] = field(default_factory=list)
-    set_aside: int = 0
+    set_aside: list[Record] = field(default_factory=list)
+    no_markers: list[NoMarker] = field(default_factory=list)
     removed: set[MessageId] = field(default_factory=set)
     injected: set[tuple[int, int]] = field(default_factory=set)
+    queue_topic: str = ""
+    markers_topic: str = ""
 
 
-def place_of(header: bytes | None) -> MessageId | None:
-    """Return what an origin or previous header says; None where it is absent or says nothing."""
-    partition, _, offset = (header or b"").partition(b":")
-    return MessageId(int(partition), int(offset)) if partition.isdigit() and offset.isdigit() else None
+def topics_of(queue: str) -> tuple[str, str, str]:
+    """Return the names of a queue's markers topic, queue topic and dead-letter topic."""
+    return f"{queue}.markers", queue, f"{queue}.dlq"
 
 
 def read_dump(queue: str, bootstrap_servers: str, keep: Callable[[RawRecord], None] | None = None) -> Dump:
@@ -92,37 +104,76 @@ def read_dump(queue: str, bootstrap_servers: str, keep: Callable[[RawRecord], No
         bootstrap_servers: Broker.
         keep: Is given every record as it is read.
     """
-    layout = check_queue(queue, bootstrap_servers=bootstrap_servers)
-    topics = layout.topics
-    config = reader_config(bootstrap_servers, f"{topics.consumer_group}.checker")
 
-    def records(topic: str, partition_count: int) -> Iterator[RawRecord]:
-        for message in read_to_end(config, topic, partition_count):
-            record = RawRecord.of(message)
-            if keep is not None:
-                keep(record)
-            yield record
+    def records() -> Iterator[RawRecord]:
+        for topic in topics_of(queue):
+            for record in read_topic(topic, bootstrap_servers):
+                if keep is not None:
+                    keep(record)
+                yield record
 
-    return dump_of(
-        records(topics.markers_topic, layout.partition_count),
-        records(topics.queue_topic, layout.partition_count),
-        records(topics.dead_letter_topic, layout.dead_letter_partition_count),
+    return dump_of(records(), queue)
+
+
+def read_topic(topic: str, bootstrap_servers: str) -> Iterator[RawRecord]:
+    """
+    Read every committed record of a topic, up to where it ends now.
+
+    Raises:
+        TimeoutError: Nothing came for a while before the end.
+    """
+    from confluent_kafka import Consumer, KafkaError, TopicPartition  # noqa: PLC0415  # judging evidence needs no broker
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"{topic}.checker",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "check.crcs": True,
+            "log_level": 3,
+        }
     )
+    try:
+        partitions = consumer.list_topics(topic, READ_TIMEOUT_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        unread = set(partitions)
+        while unread:
+            # `consume` waits until it has all that it was asked for: ask for one, then for what is there.
+            messages = consumer.consume(1, READ_TIMEOUT_S)
+            if not messages:
+                message = f"cannot read {topic} to its end: got nothing for {READ_TIMEOUT_S:g} s; check the broker"
+                raise TimeoutError(message)
+            for each in messages + consumer.consume(1_000, 0):
+                error = each.error()
+                if error is None:
+                    yield RawRecord.of(each)
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
+                    unread.discard(-1 if (partition := each.partition()) is None else partition)
+                # Other errors pass by themselves, or the time-out above names them.
+    finally:
+        consumer.close()
 
 
-def dump_of(markers: Iterable[RawRecord], messages: Iterable[RawRecord], dead_letters: Iterable[RawRecord]) -> Dump:
-    """Return what the records of the three topics say."""
-    dump = Dump()
+def dump_of(records: Iterable[RawRecord], queue: str) -> Dump:
+    """Return what the records of a queue's topics say."""
+    markers_topic, queue_topic, dead_letter_topic = topics_of(queue)
+    dump = Dump(queue_topic=queue_topic, markers_topic=markers_topic)
     by_partition: defaultdict[int, list[LoggedMarker]] = defaultdict(list)
-    for raw in markers:
-        by_partition[raw.partition].append(LoggedMarker(raw.offset, raw.timestamp_ms, _decoded(raw.value)))
-    dump.markers = dict(by_partition)
-    dump.messages = list(map(_record, messages))
-    for record in map(_record, dead_letters):
-        if record.previous is None:
-            dump.set_aside += 1
-        else:
-            dump.dead_letters.append(record)
+    for raw in records:
+        if raw.topic == markers_topic:
+            logged = LoggedMarker(raw.offset, raw.timestamp_ms, decode(raw.value))
+            by_partition[raw.partition].append(logged)
+            if logged.marker is None:
+                dump.no_markers.append(NoMarker(raw.partition, raw.offset, raw.value))
+        elif raw.topic == queue_topic:
+            dump.messages.append(_record(raw))
+        elif raw.topic == dead_letter_topic:
+            record = _record(raw)
+            (dump.set_aside if record.previous is None else dump.dead_letters).append(record)
+    dump.markers = {partition: by_partition[partition] for partition in sorted(by_partition)}
     return dump
 
 
@@ -133,13 +184,6 @@ def without(dump: Dump, markers: Collection[tuple[int, int]]) -> None:
         dump.markers[partition] = [
             logged._replace(marker=None) if logged.marker_offset in hostile else logged for logged in log
         ]
-
-
-def _decoded(value: bytes | None) -> Marker | None:
-    try:
-        return decode_marker(value)
-    except WireError:
-        return None
 
 
 def _record(raw: RawRecord) -> Record:

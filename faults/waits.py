@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from faults.leases import covered
-from kmq_spark.core.markers import MarkerType
+from faults.protocol import MarkerType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from faults.protocol import MessageId
     from faults.topics import Dump, Record
-    from kmq_spark.core.markers import MessageId
 
 LATE_BOUND_MS = 15_000
 """I8: a redelivery waits no longer than this while nothing is away."""
@@ -163,7 +162,7 @@ def _changes(dump: Dump, bounds: Bounds) -> dict[int, list[tuple[int, int]]]:
     for partition, log in dump.markers.items():
         for logged in log:
             if logged.marker is not None and logged.marker.type is MarkerType.START:
-                for message_id in covered(logged.marker):
+                for message_id in logged.marker.covered():
                     first_start.setdefault(
                         message_id, bounds.marker_ms(partition, logged.marker_offset, logged.appended_at_ms)
                     )

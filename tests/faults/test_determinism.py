@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from faults.topics import read_dump
+from faults.product_log import read_marker_logs
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.policy import Rules
@@ -58,7 +58,7 @@ class Recording:
 
     def expected(self) -> dict[int, list[Decision]]:
         """Return what the model decides, by markers partition."""
-        logs = read_dump(self.queue, self._bootstrap_servers).markers
+        logs = read_marker_logs(self.queue, self._bootstrap_servers)
         return {partition: ModelTracker(RULES).fold(log)[0] for partition, log in logs.items()}
 
     def replay(

@@ -2,57 +2,119 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from faults import protocol
+from faults.allowances import Process, Run
 from faults.checker import check
-from faults.conservation import Told
-from faults.leases import Session, covered
-from faults.topics import Dump, Record
+from faults.conservation import Status, Told
+from faults.evidence import RawRecord
+from faults.leases import Session
+from faults.protocol import MessageId, QueueRules
+from faults.topics import Record, dump_of
 from faults.waits import Bounds
 from kmq_spark.core.fold import PartitionState, Rules, fold
-from kmq_spark.core.markers import MarkerType, MessageId, Outcome
+from kmq_spark.core.markers import MarkerType, Outcome, Release
 from kmq_spark.testing import end, log, start, tick
-from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, PREVIOUS, SILENT_COUNT
+from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from faults.checker import Verdict
+    from faults.topics import Dump
+    from faults.whole import Verdict
     from kmq_spark.core.events import LoggedMarker
-    from kmq_spark.core.state import Status
+    from kmq_spark.core.markers import Marker
+    from kmq_spark.core.state import Status as TrackerStatus
 
 OLD, NEW = Session("old", {0: 0}), Session("new", {0: 100})
 REDELIVERED, DEAD_LETTERED = Outcome.REDELIVERED, Outcome.DEAD_LETTERED
 
+QUEUE = "q"
+LIMIT = 2
+WORKER = "kmq-consumer-host-77-abcd"
+"""Who wrote what names no writer, but for what only a tracker writes."""
+ACTOR = "worker-77"
+SIGNATURE = b"\x82\x01\x10" + b"s" * 16
+"""Field 16, 16 bytes."""
 
-def first_copy(offset: int) -> Record:
+Header = tuple[str, bytes | None]
+
+
+def first_copy(offset: int, at_ms: int = 500, headers: tuple[Header, ...] = ()) -> Record:
     """Return a message as its producer sent it."""
-    return Record(MessageId(0, offset), 500, b"key", f"id-{offset}|body".encode(), (("trace", b"t"),))
+    value = f"id-{offset}|body".encode()
+    return Record(MessageId(0, offset), at_ms, b"key", value, (("trace", b"t"), ("kmq-queue", b"emails"), *headers))
 
 
-def next_copy(
-    offset: int, previous: int, count: int, at_ms: int, *, origin: int | None = None, silent: int | None = None
+def with_header(record: Record, name: str, value: bytes | None) -> Record:
+    """Return a record with one header in place of those of its name; without them where the value is None."""
+    kept = tuple(each for each in record.headers if each[0] != name)
+    return record._replace(headers=kept if value is None else (*kept, (name, value)))
+
+
+def copy_of(
+    source: Record, offset: int, at_ms: int, count: int, *, is_silent: bool = True, error: str = "", limit: int = LIMIT
 ) -> Record:
-    """Return a message as the tracker sends it, or a dead letter; all its deliveries ended without a word."""
-    source = first_copy(previous if origin is None else origin)
-    ours: dict[str, object] = {
-        DELIVERY_COUNT: count,
-        PREVIOUS: f"0:{previous}",
-        ORIGIN: f"0:{previous if origin is None else origin}",
+    """Return a message as the tracker sends it again."""
+    copy = _with_history(source, offset, at_ms, count)
+    if is_silent:
+        copy = with_header(copy, "kmq-silent-count", b"%d" % (int(source.header("kmq-silent-count") or 0) + 1))
+    if limit and copy.header("kmq-silent-count"):
+        copy = with_header(copy, "kmq-max-deliveries", b"%d" % limit)
+    if error:
+        copy = with_header(copy, "kmq-last-error", error.encode())
+    for name in ("kmq-delay-ms", "kmq-not-before-ms"):
+        copy = with_header(copy, name, None)
+    return copy
+
+
+def letter_of(source: Record, offset: int, at_ms: int, count: int, reason: str) -> Record:
+    """Return a message as the tracker puts it into the dead-letter topic."""
+    return _dead(_with_history(source, offset, at_ms, count), source.place, count, reason)
+
+
+def empty_letter(place: int, offset: int, at_ms: int, count: int, reason: str) -> Record:
+    """Return the dead letter of a message whose payload is gone."""
+    where = b"0:%d" % place
+    headers = (("kmq-delivery-count", b"%d" % count), ("kmq-origin", where), ("kmq-previous", where))
+    return _dead(Record(MessageId(0, offset), at_ms, None, None, headers), MessageId(0, place), count, reason)
+
+
+def _with_history(source: Record, offset: int, at_ms: int, count: int) -> Record:
+    attempts = source.header("kmq-attempts-ms")
+    told = {
+        "kmq-delivery-count": b"%d" % count,
+        "kmq-origin": source.header("kmq-origin") or b"%d:%d" % source.place,
+        "kmq-previous": b"%d:%d" % source.place,
+        "kmq-first-sent-ms": source.header("kmq-first-sent-ms") or b"%d" % source.appended_at_ms,
+        "kmq-attempts-ms": b"%s,%d" % (attempts, source.appended_at_ms) if attempts else b"%d" % source.appended_at_ms,
     }
-    ours[SILENT_COUNT] = count if silent is None else silent
-    headers = (*source.headers, *((name, str(value).encode()) for name, value in ours.items()))
-    return Record(MessageId(0, offset), at_ms, source.key, source.value, headers)
+    copy = source._replace(place=MessageId(0, offset), appended_at_ms=at_ms)
+    for name, value in told.items():
+        copy = with_header(copy, name, value)
+    return copy
 
 
-def handled(offset: int, name: str = "") -> dict[str, Any]:
-    """Return what a consumer writes down when its handler has returned."""
-    return {"event": "handled", "id": name or f"id-{offset}", "copy": [0, offset]}
+def _dead(letter: Record, place: MessageId, count: int, reason: str) -> Record:
+    told = {"topic": QUEUE, "partition": place[0], "offset": place[1], "group": f"kmq.{QUEUE}"}
+    told |= {"delivery.count": count, "message": reason}
+    headers = tuple((f"__dlq.errors.{name}", str(value).encode()) for name, value in told.items())
+    return letter._replace(headers=(*letter.headers, *headers))
+
+
+def event(kind: str, at_ms: int, offset: int = -1, name: str = "", actor: str = ACTOR, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+    """Return what an actor writes down; what a handler does names its copy."""
+    found = {"event": kind, "actor": actor, "wall": at_ms / 1000, "monotonic": at_ms / 1000, **more}
+    if offset >= 0:
+        found |= {"id": name or f"id-{offset}", "copy": [0, offset]}
+    return found
 
 
 class Story:
     """
-    A queue whose every promise was kept.
+    A queue whose every promise was kept; two deliveries are the limit.
 
     Message 0 is acked. Message 1 expires, and its copy 10 is acked. Message 2 is rejected. Message 3 uses up its two
     deliveries. Each test breaks one thing.
@@ -63,7 +125,7 @@ class Story:
         self.markers: list[LoggedMarker] = log(
             start(0, 1_000, count=4),  # 0: due at 6_000
             end(0, 2_000),
-            end(2, 2_100, outcome=Outcome.REJECTED),
+            end(2, 2_100, outcome=Outcome.REJECTED, reason="bad"),
             tick(2_500),  # 3: the rejection is due
             end(2, 2_600, outcome=DEAD_LETTERED, reason="bad"),
             tick(6_100),  # 5: messages 1 and 3 are due
@@ -74,50 +136,150 @@ class Story:
             tick(11_600),  # 10: copy 11 is due, for the last time
             end(11, 11_700, outcome=DEAD_LETTERED, reason="delivery limit reached: 2 of 2"),
         )
-        self.messages = [first_copy(offset) for offset in range(4)]
-        self.messages += [next_copy(10, 1, 1, 6_200), next_copy(11, 3, 1, 6_200)]
-        self.dead_letters = [next_copy(0, 2, 1, 2_600), next_copy(1, 11, 2, 11_700, origin=3)]
-        self.events: list[dict[str, Any]] = [
-            {"event": event, "id": f"id-{offset}"} for offset in range(4) for event in ("send", "sent", "delivered")
+        firsts = [first_copy(offset) for offset in range(4)]
+        copies = [copy_of(firsts[1], 10, 6_200, 1), copy_of(firsts[3], 11, 6_200, 1)]
+        self.messages = [*firsts, *copies]
+        self.dead_letters = [
+            letter_of(firsts[2], 0, 2_600, 1, "bad"),
+            letter_of(copies[1], 1, 11_700, 2, "delivery limit reached: 2 of 2"),
         ]
-        self.events += [handled(0), handled(10, "id-1")]
+        self.events: list[dict[str, Any]] = [event("injected", 0, actor="injector"), event("began", 10)]
+        for offset in range(4):
+            self.events += self.sent(offset)
+        self.events += self.worked(0, 1_000, 1_900) + self.worked(2, 1_000, 2_050, "rejected")
+        self.events += self.worked(10, 6_500, 6_900, name="id-1")
+        self.events += [event("delivered", 1_001, 1), event("delivered", 1_001, 3)]
+        self.events += [event("delivered", 6_501, 11, "id-3")]
         self.sessions = [OLD]
         self.bounds = Bounds()
+        self.run = Run([Process("WorkerChild", "worker", 0), Process("TrackerChild", "tracker-1", 0)], 1)
+        self.rules = QueueRules(max_deliveries=LIMIT)
+        self.tracker_rules = Rules(max_deliveries=LIMIT)
+        self.removed: list[Record] = []
+        self.injected: set[int] = set()
+        self.unsigned: set[int] = set()
+        self.no_markers: list[RawRecord] = []
+        self.set_aside: list[Record] = []
+        self.is_told = True
+        self.tracker_tells: Callable[[TrackerStatus], TrackerStatus] = lambda status: status
         self._next_offset = 0
-        self.removed: set[MessageId] = set()
-        self.tracker_tells: Callable[[Status], Status] = lambda status: status
 
-    def append(self, *markers: LoggedMarker, is_handled: bool = True) -> None:
-        """Go on with the log; what is acked has been handled."""
+    def sent(self, offset: int, name: str = "", at_ms: int = 450) -> list[dict[str, Any]]:
+        """Return what a producer writes down."""
+        named = {"id": name or f"id-{offset}", "actor": "sender-1"}
+        return [event("send", at_ms, **named), event("sent", at_ms + 100, **named, place=[0, offset])]
+
+    def worked(
+        self, offset: int, given_ms: int, done_ms: int, what: str = "handled", name: str = ""
+    ) -> list[dict[str, Any]]:
+        """Return what a consumer writes down of one delivery."""
+        return [event("delivered", given_ms + 1, offset, name), event(what, done_ms, offset, name)]
+
+    def message(self, offset: int) -> Record:
+        """Return a record of the queue topic."""
+        return next(record for record in self.messages if record.place.message_offset == offset)
+
+    def change(self, offset: int, record: Record) -> None:
+        """Put another record in the place of one of the queue topic."""
+        self.messages = [record if each.place.message_offset == offset else each for each in self.messages]
+
+    def remove(self, offset: int) -> None:
+        """Take a record out of the queue topic."""
+        self.messages = [each for each in self.messages if each.place.message_offset != offset]
+
+    def rewrite(self, at: int, logged: LoggedMarker) -> None:
+        """Put another marker in the place of one."""
+        self.markers[at] = logged._replace(marker_offset=self.markers[at].marker_offset)
+
+    def resign(self, at: int, writer: str) -> None:
+        """Name another writer of a marker."""
+        marker = self.markers[at].marker
+        assert marker is not None
+        self.rewrite(at, self.markers[at]._replace(marker=replace(marker, consumer_id=writer)))
+
+    def add(self, offset: int, at_ms: int = 500, headers: tuple[Header, ...] = ()) -> Record:
+        """Let a producer send one more message."""
+        self.messages.append(first_copy(offset, at_ms, headers))
+        self.events += self.sent(offset, at_ms=at_ms - 50)
+        return self.messages[-1]
+
+    def append(self, *markers: LoggedMarker, is_handled: bool = True, names: dict[int, str] | None = None) -> None:
+        """Go on with the log; what is started is given to a handler, what is acked has been handled."""
         first = max(self._next_offset, self.markers[-1].marker_offset + 1)
         self.markers += log(*markers, first=first)
-        for marker in (logged.marker for logged in markers if is_handled):
-            if marker is not None and marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
-                self.events += [handled(message_id.message_offset) for message_id in covered(marker)]
+        for logged in markers if is_handled else ():
+            self.events += self._done(logged, names or {})
 
     def commit(self) -> None:
         """End a transaction: its commit takes an offset."""
         self._next_offset = self.markers[-1].marker_offset + 2
 
+    def _done(self, logged: LoggedMarker, names: dict[int, str]) -> Iterator[dict[str, Any]]:
+        marker = logged.marker
+        assert marker is not None
+        kind = ""
+        if marker.type is MarkerType.START and not marker.never_handed_out:
+            kind = "delivered"
+        elif marker.type is MarkerType.END:
+            kind = {Outcome.ACKED: "handled", Outcome.REJECTED: "rejected"}.get(marker.outcome, "")
+        elif marker.release is Release.FAILED:
+            kind = "raised"
+        for each in protocol_marker(marker).covered() if kind else ():
+            offset = each.message_offset
+            yield event(kind, logged.appended_at_ms, offset, names.get(offset, self._name(offset)))
+
+    def _name(self, offset: int) -> str:
+        return next((each.id for each in self.messages if each.place.message_offset == offset), "")
+
+    def records(self) -> Iterator[RawRecord]:
+        """Return the records of the topics as a broker gives them."""
+        for logged in self.markers:
+            value = None if logged.marker is None else self._value(logged, logged.marker)
+            yield RawRecord(f"{QUEUE}.markers", 0, logged.marker_offset, 2, logged.appended_at_ms, None, value)
+        yield from self.no_markers
+        yield from raw(QUEUE, self.messages)
+        yield from raw(f"{QUEUE}.dlq", [*self.dead_letters, *self.set_aside])
+
+    def dump(self) -> Dump:
+        """Return the topics."""
+        dump = dump_of(self.records(), QUEUE)
+        dump.markers[0].sort()
+        dump.messages += self.removed
+        dump.removed = {record.place for record in self.removed}
+        dump.injected = {(0, offset) for offset in self.injected}
+        return dump
+
     def verdict(self) -> Verdict:
         """Check it."""
-        dump = Dump({0: self.markers}, self.messages, self.dead_letters, removed=self.removed)
-        status = fold(PartitionState.empty(), self.markers, Rules(max_deliveries=2)).status
-        told = {0: Told(0, self.tracker_tells(status))}
-        return check(dump, self.events, self.sessions, max_deliveries=2, told=told, bounds=self.bounds)
+        told = {0: Told(0, Status.of(self.status().to_dict()))} if self.is_told else {}
+        return check(
+            self.dump(), self.events, self.sessions, rules=self.rules, told=told, bounds=self.bounds, run=self.run
+        )
+
+    def status(self) -> TrackerStatus:
+        """Return what the tracker says."""
+        return self.tracker_tells(fold(PartitionState.empty(), self.markers, self.tracker_rules).status)
+
+    def _value(self, logged: LoggedMarker, marker: Marker) -> bytes:
+        is_by_tracker = marker.outcome in {REDELIVERED, DEAD_LETTERED} and marker.type is MarkerType.END
+        is_by_tracker |= marker.type in {MarkerType.TICK, MarkerType.RULES}
+        if not marker.consumer_id:
+            marker = replace(marker, consumer_id=self._tracker_at(logged.marker_offset) if is_by_tracker else WORKER)
+        is_signed = is_by_tracker and logged.marker_offset not in self.unsigned
+        return encode_marker(marker) + (SIGNATURE if is_signed else b"")
+
+    def _tracker_at(self, offset: int) -> str:
+        return ["", *(each.tracker_id for each in self.sessions if each.decides_from.get(0, 0) <= offset)][-1]
 
 
-def defer(story: Story, *, decided_ms: int = 20_001, count: int = 0, silent: int = 0) -> None:
-    """Message 4 is put off until 20_000, and comes then."""
-    story.messages += [first_copy(4), next_copy(12, 4, count, 20_100, silent=silent)]
-    story.events.append({"event": "send", "id": "id-4"})
-    story.append(start(4, 12_000, lease_ms=0, never_handed_out=True, due_at_ms=20_000), tick(decided_ms))
-    story.append(end(4, 20_100, outcome=REDELIVERED), start(12, 20_200, delivery_count=count + 1), end(12, 20_300))
+def protocol_marker(marker: Marker) -> protocol.Marker:
+    """Return a marker as the checker reads it."""
+    found = protocol.decode(encode_marker(marker))
+    assert found is not None
+    return found
 
 
-def write_gone_for_what_is_there(story: Story, offset: int = 1) -> None:
-    """I5: the dead letter says that retention removed the payload, and the record is in the topic."""
-    story.markers[6] = end(offset, 6_200, outcome=DEAD_LETTERED, reason="payload gone", marker_offset=6)
-    story.messages = [record for record in story.messages if record.place.message_offset != 10]
-    gone = next_copy(2, offset, 1, 6_200)
-    story.dead_letters.append(gone._replace(value=None, headers=(*gone.headers, (DLQ_MESSAGE, b"payload gone"))))
+def raw(topic: str, records: list[Record]) -> Iterator[RawRecord]:
+    """Return messages as a broker gives them."""
+    for record in records:
+        yield RawRecord(topic, *record.place, 2, record.appended_at_ms, record.key, record.value, record.headers)

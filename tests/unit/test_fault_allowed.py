@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from faults.allowances import Process, Run
+from faults.leases import Session
+from faults.protocol import MessageId
 from faults.waits import Bounds, Stretch
-from kmq_spark.core.markers import MessageId
-from kmq_spark.testing import end, log, start, tick
-from tests.unit.fault_story import (
-    DEAD_LETTERED,
-    REDELIVERED,
-    Story,
-    defer,
-    first_copy,
-    next_copy,
-    write_gone_for_what_is_there,
-)
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.fold import Rules
+from kmq_spark.core.markers import Outcome, Release
+from kmq_spark.core.policy import QueueRules
+from kmq_spark.testing import end, keep_alive, log, rules, start, tick
+from tests.unit.fault_seeds import HOUR_MS, bury, defer, fetch_again, redeliver, set_aside_twice
+from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, event, letter_of
 
 
 def test_right_story_has_no_violations() -> None:
     verdict = Story().verdict()
     assert verdict.violations == []
     assert verdict.lateness_ms == [200, 200]  # 6_200 - 6_000
+    assert [wait.came_ms - wait.due_ms for wait in verdict.other_waits] == [500, 200]
     assert (verdict.counts["redelivered"], verdict.counts["dead_lettered"]) == (2, 2)
     # Six: messages 0 to 3 and the copies 10 and 11.
     assert (verdict.counts["leases"], verdict.counts["leases_told_by_tracker"]) == (6, 6)
@@ -37,13 +39,14 @@ def test_deferred_message_has_no_delivery_yet() -> None:
 def test_ack_after_the_decision_is_counted_and_allowed() -> None:
     """The tracker decided at a TICK, the ack came behind it, the END behind that: both are right."""
     story = Story()
-    story.messages += [first_copy(4), next_copy(12, 4, 1, 20_200)]
-    story.events.append({"event": "send", "id": "id-4"})
-    story.append(start(4, 12_000), tick(20_000), end(4, 20_100), end(4, 20_200, outcome=REDELIVERED))
-    story.append(start(12, 20_300, delivery_count=2), end(12, 20_400))
+    story.add(4, 11_800)
+    story.append(start(4, 12_000), tick(20_000), end(4, 20_100))
+    redeliver(story, 4, 12, 20_200)
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.counts["acked_after_decision"] == 1
+    # The copy was acked, too: one end besides the first.
+    assert verdict.counts["ends_besides_the_first"] == 1
 
 
 def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
@@ -58,19 +61,131 @@ def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
 def test_message_fetched_again_may_come_twice() -> None:
     """Its consumer died between START and commit, longer ago than a lease: two leases, a redelivery each."""
     story = Story()
-    story.append(start(1, 12_000), tick(20_000), end(1, 20_100, outcome=REDELIVERED))
-    story.messages.append(next_copy(12, 1, 1, 20_100))
-    story.append(start(12, 20_200, delivery_count=2), end(12, 20_300))
+    story.events.append(event("injected", 11_000, actor="injector"))
+    fetch_again(story, 1, 12_000, ends=False)
+    redeliver(story, 1, 12, 20_100, tick(20_000))
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.counts["fetched_again"] == 1
+    assert verdict.counts["ends_besides_the_first"] == 1
 
 
 def test_payload_that_retention_removed_may_be_gone() -> None:
     """The record was read before it was removed: its dead letter without payload is right."""
     story = Story()
-    write_gone_for_what_is_there(story)
-    story.removed.add(MessageId(0, 1))
+    story.add(4, 11_800)
+    reason = "payload gone: x"
+    story.append(start(4, 12_000), tick(17_100), end(4, 17_200, outcome=DEAD_LETTERED, reason=reason))
+    story.dead_letters.append(empty_letter(4, 2, 17_200, 1, reason))
+    story.removed = [story.message(4)]
+    story.remove(4)
+    assert story.verdict().violations == []
+
+
+def test_payload_may_be_gone_after_a_failure() -> None:
+    """The handler's exception stands before the cause, and the lease is one that the tracker decided to redeliver."""
+    story = Story()
+    story.add(4, 11_800)
+    reason = "E: x; payload gone: y"
+    story.append(start(4, 12_000), keep_alive(4, 12_100, lease_ms=0, release=Release.FAILED, reason="E: x"))
+    story.append(tick(12_200), end(4, 12_300, outcome=DEAD_LETTERED, reason=reason))
+    story.dead_letters.append(empty_letter(4, 2, 12_300, 1, reason))
+    story.removed = [story.message(4)]
+    story.remove(4)
+    assert story.verdict().violations == []
+
+
+def test_failure_is_redelivered_with_its_exception_and_the_last_one_at_once() -> None:
+    """The delay of a release does not apply to what becomes a dead letter."""
+    story = Story()
+    story.add(4, 11_800)
+    failed = keep_alive(4, 12_100, lease_ms=3_000, release=Release.FAILED, reason="E: x")
+    story.append(start(4, 12_000), failed, tick(15_101), end(4, 15_200, outcome=REDELIVERED))
+    story.messages.append(copy_of(story.message(4), 12, 15_200, 1, is_silent=False, error="E: x"))
+    story.append(start(12, 15_300, delivery_count=2), keep_alive(12, 15_400, release=Release.FAILED, reason="E: y"))
+    bury(story, 12, 2, 15_600, 2, "delivery limit reached: 2 of 2; last error: E: y", tick(15_500))
+    assert story.verdict().violations == []
+
+
+def test_backoff_lengthens_a_lease() -> None:
+    """By the rules in force at the START, in all three ways, with jitter: the first TICK behind it decides."""
+    for kind in (BackoffKind.CONSTANT, BackoffKind.LINEAR, BackoffKind.EXPONENTIAL):
+        story, backoff = Story(), Backoff(kind, 4_000, 60_000, 0.5)
+        story.append(rules(QueueRules(7, 2, backoff), 11_900))
+        story.tracker_rules = Rules(max_deliveries=2)
+        story.add(4, 11_800)
+        at = len(story.markers)
+        story.append(start(4, 12_000))
+        delay_ms = 0
+        for clock_ms in range(17_000, 30_000, 10):
+            story.rewrite(at, start(4, 12_000))
+            status = story.status()
+            assert status.next_deadline_at_ms is not None
+            delay_ms = status.next_deadline_at_ms - 17_000
+            if clock_ms > 17_000 + delay_ms:
+                redeliver(story, 4, 12, clock_ms + 1, tick(clock_ms))
+                break
+        assert 2_000 <= delay_ms <= 4_000
+        assert story.verdict().violations == []
+
+
+def test_expired_message_is_dropped_by_consumer_and_by_tracker() -> None:
+    """Its time to live was over as it was started; another one's as its lease ended."""
+    story = Story()
+    for offset in (4, 5):
+        story.add(offset, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(5, 14_000))
+    story.append(start(4, 14_800), end(4, 14_900, outcome=Outcome.EXPIRED), is_handled=False)
+    story.append(tick(19_100), end(5, 19_200, outcome=Outcome.EXPIRED))
+    story.resign(-1, "old")
+    story.is_told = False
+    assert story.verdict().violations == []
+
+
+def test_what_does_not_exist_is_taken_out_by_a_tick() -> None:
+    """STARTs past the end of the queue topic: no copy, no dead letter, no END; the lease counts as nonexistent."""
+    story = Story()
+    story.append(start(77, 12_000), is_handled=False)
+    story.append(tick(12_100), tick(12_200, queue_ends=[12], ends_as_of=14))
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["leases_told_by_tracker"] == 7
+
+
+def test_no_marker_is_set_aside_once() -> None:
+    story = Story()
+    set_aside_twice(story)
+    story.set_aside.pop()
+    story.is_told = False
+    assert story.verdict().violations == []
+
+
+def test_rejected_message_keeps_what_it_had() -> None:
+    """A copy that counts a silent delivery, rejected: its dead letter has the same headers."""
+    story = Story()
+    story.add(4, 11_800)
+    story.append(start(4, 12_000))
+    story.append(tick(17_100), end(4, 17_200, outcome=REDELIVERED))
+    story.messages.append(copy_of(story.message(4), 12, 17_200, 1))
+    story.append(start(12, 17_300, delivery_count=2), end(12, 17_400, outcome=Outcome.REJECTED, reason="bad"))
+    story.append(tick(17_500), end(12, 17_600, outcome=DEAD_LETTERED, reason="bad"))
+    story.dead_letters.append(letter_of(story.message(12), 2, 17_600, 2, "bad"))
+    assert story.verdict().violations == []
+
+
+def test_killed_worker_and_fenced_tracker_may_end_with_an_error() -> None:
+    """A worker that was killed, and a tracker that a newer one has fenced."""
+    story = Story()
+    killed = Process("WorkerChild", "victim", 137, is_ended_by_us=True)
+    fenced = Process("TrackerChild", "tracker-2", 1, log="tracker b of q has taken over\n")
+    story.run = replace(story.run, processes=[*story.run.processes, killed, fenced])
+    assert story.verdict().violations == []
+
+
+def test_newer_tracker_may_take_over() -> None:
+    """Each ENDs what it has decided, behind where it took over."""
+    story = Story()
+    story.sessions = [OLD, Session("new", {0: 9})]
     assert story.verdict().violations == []
 
 
@@ -78,27 +193,43 @@ def test_time_in_which_the_broker_was_away_excuses_a_late_redelivery() -> None:
     """20 s of suspension, and 14 s after it."""
     story = Story()
     story.bounds = Bounds(away=[Stretch(6_100, 26_100)], stall_ms=10_000)
-    story.messages[4] = next_copy(10, 1, 1, 40_100)
-    story.messages[5] = next_copy(11, 3, 1, 40_100)
-    story.markers[8:] = log(
+    for offset, source in ((10, 1), (11, 3)):
+        story.change(offset, copy_of(story.message(source), offset, 40_100, 1))
+    story.markers[6:] = log(
+        end(1, 40_100, outcome=REDELIVERED),
+        end(3, 40_100, outcome=REDELIVERED),
         start(10, 40_500, delivery_count=2, count=2),
         end(10, 41_000),
         tick(45_600),
         end(11, 45_700, outcome=DEAD_LETTERED, reason="delivery limit reached: 2 of 2"),
-        first=8,
+        first=6,
     )
+    story.dead_letters[1] = letter_of(story.message(11), 1, 45_700, 2, "delivery limit reached: 2 of 2")
+    story.events = [each for each in story.events if each.get("copy") not in ([0, 10], [0, 11])]
+    story.events += story.worked(10, 40_500, 40_900, name="id-1")
     assert story.verdict().violations == []
 
 
 def test_clock_of_the_log_goes_on_where_the_clock_of_the_broker_was_set_back() -> None:
     """An hour back between START and TICK: the lease of 5 s is one of 5 s, by the steps from marker to marker."""
-    story, hour_ms = Story(), 3_600_000
-    story.messages += [first_copy(4), next_copy(12, 4, 1, 105_100)]
-    story.events.append({"event": "send", "id": "id-4"})
-    story.append(start(4, 100_000 + hour_ms), *(tick(at_ms) for at_ms in range(100_000, 105_500, 500)), tick(105_001))
+    story = Story()
+    story.add(4, 100_000 + HOUR_MS)
+    story.append(start(4, 100_000 + HOUR_MS))
+    story.append(*(tick(at_ms) for at_ms in range(100_000, 105_500, 500)), tick(105_001))
     story.append(end(4, 105_100, outcome=REDELIVERED))
+    story.messages.append(copy_of(story.message(4), 12, 105_100, 1))
     story.append(start(12, 105_200, delivery_count=2), end(12, 105_300))
-    story.bounds = Bounds(true_messages={MessageId(0, 12): 105_100 + hour_ms})
+    # What handlers do is told in true time.
+    story.events = [each for each in story.events if each.get("copy") != [0, 12]]
+    story.events += story.worked(12, 105_200 + HOUR_MS, 105_250 + HOUR_MS, name="id-4")
+    true_ms = {(0, logged.marker_offset): logged.appended_at_ms + HOUR_MS for logged in story.markers[13:]}
+    story.bounds = Bounds(true_messages={MessageId(0, 12): 105_100 + HOUR_MS}, true_markers=true_ms)
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.lateness_ms[-1] == 100  # 105_100 - 105_000
+
+
+def test_run_without_a_campaign_needs_no_injections() -> None:
+    story = Story()
+    story.run = Run()
+    assert story.verdict().violations == []

@@ -8,18 +8,35 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faults.conservation import read_account, unbalanced, untrue
+from faults.conservation import Status, read_account, unbalanced, untrue
 from faults.leases import Session, read_leases
+from faults.protocol import LoggedMarker as SeenMarker
 from kmq_spark.core.fold import DecisionAction, PartitionState, Rules, fold
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.testing import end, keep_alive, log, start, tick
+from tests.unit.fault_story import protocol_marker
 
 if TYPE_CHECKING:
     from kmq_spark.core.decisions import Decision
     from kmq_spark.core.events import LoggedMarker
-    from kmq_spark.core.state import Status
+    from kmq_spark.core.state import Status as TrackerStatus
 
 RULES = Rules(max_deliveries=3)
+
+
+def seen(log: list[LoggedMarker]) -> list[SeenMarker]:
+    """Return a log as the checker reads it."""
+    return list(map(_seen, log))
+
+
+def _seen(logged: LoggedMarker) -> SeenMarker:
+    marker = logged.marker and protocol_marker(logged.marker)
+    return SeenMarker(logged.marker_offset, logged.appended_at_ms, marker)
+
+
+def said(status: TrackerStatus) -> Status:
+    """Return a status as the checker reads it."""
+    return Status.of(status.to_dict())
 
 
 @dataclass(slots=True)
@@ -27,7 +44,7 @@ class Tracked:
     """A markers partition with a tracker that folds each marker as it comes, and writes its ENDs a little later."""
 
     log: list[LoggedMarker] = field(default_factory=list)
-    told: list[Status] = field(default_factory=list)
+    told: list[TrackerStatus] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=lambda: [Session("0", {0: 0})])
     state: PartitionState = field(default_factory=PartitionState.empty)
     now_ms: int = 1_000
@@ -82,10 +99,11 @@ class Tracked:
 
     def check(self) -> None:
         """Every status that was told agrees with the log, and the log with itself."""
-        leases = read_leases(0, self.log, self.sessions)
-        account = read_account(self.log, leases, {session.tracker_id for session in self.sessions})
+        log = seen(self.log)
+        leases = read_leases(0, log, self.sessions)
+        account = read_account(log, leases, {session.tracker_id for session in self.sessions})
         for status in self.told:
-            assert list(untrue(status, account)) == []
+            assert list(untrue(said(status), account)) == []
         markers = [logged.marker for logged in self.log if logged.marker is not None]
         ends = [marker.outcome for marker in markers if marker.type is MarkerType.END]
         copies, letters = ends.count(Outcome.REDELIVERED), ends.count(Outcome.DEAD_LETTERED)
@@ -144,8 +162,8 @@ def test_ack_between_decision_and_end_may_be_counted_either_way() -> None:
     assert [one.message_offset for one in tracked.waiting] == [7]
     tracked.write(end(7))
     tracked.send()
-    leases = read_leases(0, tracked.log, tracked.sessions)
-    account = read_account(tracked.log, leases)
+    leases = read_leases(0, seen(tracked.log), tracked.sessions)
+    account = read_account(seen(tracked.log), leases)
     assert (account.totals()["acked"], account.totals()["redelivered"]) == (1, 0)
     bounds = account.bounds(len(tracked.log))
     assert (bounds["started"], bounds["acked"], bounds["redelivered"]) == ((1, 1), (0, 1), (0, 1))
@@ -157,10 +175,10 @@ def test_state_that_was_rebuilt_counts_from_where_it_begins() -> None:
         start(1, 1_000), end(1, 2_000),
         start(2, 3_000), tick(9_000), end(2, 9_100, outcome=Outcome.REDELIVERED),
     )  # fmt: skip
-    leases = read_leases(0, story, [Session("0", {0: 0})])
-    rebuilt = fold(PartitionState.empty(), story[2:], RULES).status
-    assert list(untrue(rebuilt, read_account(story, leases, begins_at=2))) == []
-    assert list(untrue(rebuilt, read_account(story, leases))) == [
+    leases = read_leases(0, seen(story), [Session("0", {0: 0})])
+    rebuilt = said(fold(PartitionState.empty(), story[2:], RULES).status)
+    assert list(untrue(rebuilt, read_account(seen(story), leases, begins_at=2))) == []
+    assert list(untrue(rebuilt, read_account(seen(story), leases))) == [
         "the tracker counts 1 started before marker 5, the log 2",
         "the tracker counts 0 acked before marker 5, the log 1",
     ]

@@ -12,17 +12,13 @@ from hypothesis import strategies as st
 
 from faults.checker import Verdict, Violation
 from faults.clocks import Epoch, MovableClock
+from faults.conservation import Status
 from faults.evidence import FACTS, RECORDS, RawRecord, RecordFile, keep_rest, read_records
 from faults.judge import judge, main
-from faults.topics import Record
-from kmq_spark.core.fold import PartitionState, Rules, fold
-from kmq_spark.core.markers import Outcome
-from kmq_spark.testing import end
-from kmq_spark.wire.codec import encode_marker
-from tests.unit.fault_story import Story
+from tests.unit.fault_seeds import dead_letter_without_a_cause
+from tests.unit.fault_story import QUEUE, Story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 TOPICS = ["q.markers", "q", "q.dlq"]
@@ -46,44 +42,39 @@ def test_line_holds_the_record(record: RawRecord) -> None:
     assert RawRecord.from_line(record.to_line()) == record
 
 
-def raw(topic: str, records: list[Record]) -> Iterator[RawRecord]:
-    """Return messages as a broker gives them."""
-    for record in records:
-        yield RawRecord(topic, *record.place, 2, record.appended_at_ms, record.key, record.value, record.headers)
-
-
 def keep(story: Story, source: Path, target: Path, **more: Any) -> None:  # noqa: ANN401  # fields of the facts
     """Write a story as the evidence of a stage."""
     kept = RecordFile(target / RECORDS)
-    for logged in story.markers:
-        assert logged.marker is not None
-        value = encode_marker(logged.marker)
-        kept.keep(RawRecord("q.markers", 0, logged.marker_offset, 2, logged.appended_at_ms, None, value))
-    for record in (*raw("q", story.messages), *raw("q.dlq", story.dead_letters)):
+    for record in story.records():
         kept.keep(record)
     kept.close()
     (source / "all.events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in story.events))
-    status = fold(PartitionState.empty(), story.markers, Rules(max_deliveries=2)).status
+    (source / "worker.log").write_text("all is well\n")
+    status = Status.of(story.status().to_dict())
     facts = {
-        "topics": TOPICS,
+        "queue": QUEUE,
         "max_deliveries": 2,
         "is_drained": True,
+        "injections": 1,
         "injected_markers": [],
         "hostile_markers": [],
         "sessions": story.sessions,
-        "told": {0: (0, status.to_dict())},
+        "told": {0: (0, status._asdict())},
         "bounds": asdict(story.bounds),
         "clock_epochs": None,
         "failures": [],
+        "processes": [
+            {"kind": "WorkerChild", "log": "worker.log", "exit_code": 0, "is_ended_by_us": False, "ended_at_ms": None}
+        ],
         **more,
     }
-    keep_rest(target, source, lambda: facts, {})
+    keep_rest(target, source, facts, {})
 
 
 def broken_story() -> Story:
     """Return a story with a dead letter without a cause in it."""
     story = Story()
-    story.markers[4] = end(2, 2_600, outcome=Outcome.REDELIVERED, marker_offset=story.markers[4].marker_offset)
+    dead_letter_without_a_cause(story)
     return story
 
 
@@ -112,13 +103,13 @@ def test_moved_clock_is_corrected_again(tmp_path: Path) -> None:
 
 
 def test_evidence_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    """A file where a folder should be, facts that raise: the campaign goes on."""
+    """A file where a folder should be, facts that are no JSON: the campaign goes on."""
     (tmp_path / "file").write_text("")
     kept = RecordFile(tmp_path / "file" / RECORDS)
     kept.keep(RawRecord("q", 0, 0, 2, 1, None, None))
     kept.close()
-    keep_rest(tmp_path / "file", tmp_path, dict, {})
-    keep_rest(tmp_path / "kept", tmp_path, lambda: {"no": 1 // 0}, {})
+    keep_rest(tmp_path / "file", tmp_path, {}, {})
+    keep_rest(tmp_path / "kept", tmp_path, {"key that is no text": {(1, 2): 3}}, {})
     broken = RecordFile(tmp_path / RECORDS)
     for headers in ((("bad", "text"),), ()):
         broken.keep(RawRecord("q", 0, 0, 2, 1, None, None, headers))  # type: ignore[arg-type]  # as a client might

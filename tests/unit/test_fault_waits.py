@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from faults.clocks import Epoch, MovableClock
+from faults.protocol import MessageId
 from faults.waits import QUIET_COUNT, Bounds, Quiet, Stretch, Wait, gaps, merged, too_late
-from kmq_spark.core.markers import MessageId
 
 if TYPE_CHECKING:
     from pathlib import Path
