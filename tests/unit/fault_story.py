@@ -166,8 +166,11 @@ class Story:
 
     def sent(self, offset: int, name: str = "", at_ms: int = 450) -> list[dict[str, Any]]:
         """Return what a producer writes down."""
-        named = {"id": name or f"id-{offset}", "actor": "sender-1"}
-        return [event("send", at_ms, **named), event("sent", at_ms + 100, **named, place=[0, offset])]
+        name = name or f"id-{offset}"
+        return [
+            event("send", at_ms, actor="sender-1", id=name),
+            event("sent", at_ms + 100, actor="sender-1", id=name, place=[0, offset]),
+        ]
 
     def worked(
         self, offset: int, given_ms: int, done_ms: int, what: str = "handled", name: str = ""

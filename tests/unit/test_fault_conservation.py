@@ -30,7 +30,7 @@ def seen(log: list[LoggedMarker]) -> list[SeenMarker]:
 
 
 def _seen(logged: LoggedMarker) -> SeenMarker:
-    marker = logged.marker and protocol_marker(logged.marker)
+    marker = None if logged.marker is None else protocol_marker(logged.marker)
     return SeenMarker(logged.marker_offset, logged.appended_at_ms, marker)
 
 
