@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow unit with-broker integration faults faults-short soak check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow unit with-broker integration faults faults-short soak checker-selftest check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -12,7 +12,7 @@ WORKERS := 3
 SPREAD := -n $(WORKERS) --dist loadgroup
 
 help: ## say what can be made
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 setup: .venv/.jars ## make .venv with the locked packages, and fetch the locked jars
 
@@ -48,6 +48,9 @@ faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
 
 soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what grows; MINUTES=6 for less
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
+	@$(BIN)/python -m tests.unit.fault_seeds
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

@@ -40,6 +40,7 @@ class Process:
         exit_code: As a shell gives it; None while it runs.
         is_ended_by_us: Whether it was killed, or armed to end by itself.
         ended_at_ms: Epoch milliseconds; None where that is not known.
+        is_hung: Whether it did not end when it was asked to, so that it was killed.
         log: What it wrote.
     """
 
@@ -48,6 +49,7 @@ class Process:
     exit_code: int | None
     is_ended_by_us: bool = False
     ended_at_ms: int | None = None
+    is_hung: bool = False
     log: str = ""
 
 
@@ -94,18 +96,21 @@ SAME_CHECKPOINT = "concurrent"
 """Spark refuses the second query on one checkpoint in these words."""
 
 
-def bad_endings(run: Run) -> Iterator[str]:
+def bad_endings(run: Run, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield processes that ended by themselves, or with an error, or that wrote of one that nothing caught."""
+    said = {str(event.get("actor", "")).rpartition("-")[0] for event in events if event["event"] == "ended"}
     trackers = [process for process in run.processes if process.kind == "TrackerChild"]
     for process in run.processes:
         is_worker = process.kind == "WorkerChild"
         last = (process.log.strip().splitlines() or [""])[-1]
         # With several of them the older ends with an error, and says why.
         is_fenced = not is_worker and len(trackers) > 1 and (FENCED in last or SAME_CHECKPOINT in process.log.lower())
-        if process.exit_code is None:
-            yield f"{process.name} did not end"
+        if process.exit_code is None or process.is_hung:
+            yield f"{process.name} did not end when it was asked to"
         elif process.exit_code and not process.is_ended_by_us and not is_fenced:
             yield f"{process.name} ended with {process.exit_code}: {last}"
+        elif is_worker and process.exit_code == 0 and process.name not in said:
+            yield f"{process.name} ended with 0 and left its work in the middle"
         if is_worker and TRACEBACK in process.log:
             lines = process.log.splitlines()
             at = next(number for number, line in enumerate(lines) if TRACEBACK in line)

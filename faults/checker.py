@@ -74,7 +74,7 @@ def check(
     check_producers(whole, events, verdict)
     _check_consumers(whole, events, bounds, run, verdict)
     _check_conservation(whole, told or {}, verdict)
-    for what in bad_endings(run):
+    for what in bad_endings(run, events):
         verdict.add("I9", what)
     if is_drained:
         for place in sorted(open_messages(dump, list(leases.values()))):

@@ -88,6 +88,7 @@ def _process(folder: Path, values: Mapping[str, Any]) -> Process:
         values["exit_code"],
         values["is_ended_by_us"],
         values["ended_at_ms"],
+        values.get("is_hung", False),
         log.read_text(errors="replace") if log.exists() else "",
     )
 

@@ -41,6 +41,7 @@ class Child:
 
     Attributes:
         is_ended_by_us: Whether it was killed, or armed to end by itself.
+        is_hung: Whether it did not end when it was asked to, so that it was killed.
         ended_at_ms: When it was seen to have ended, epoch milliseconds; None while it runs.
 
     Args:
@@ -53,6 +54,7 @@ class Child:
     """
 
     ended_at_ms: int | None = None
+    is_hung: bool = False
 
     def __init__(
         self,
@@ -126,6 +128,7 @@ class Child:
         """Ask it to end, and wait; kill it where it does not."""
         self._signal(signal.SIGTERM)
         if self.wait(STOP_TIMEOUT_S) is None:
+            self.is_hung = True
             self.kill()
         return self.exit_code
 

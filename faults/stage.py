@@ -338,6 +338,7 @@ class Stage:
                     "log": child.log.name,
                     "exit_code": child.exit_code,
                     "is_ended_by_us": child.is_ended_by_us,
+                    "is_hung": child.is_hung,
                     "ended_at_ms": child.ended_at_ms,
                 }
                 for child in (*self._children, *self._crew)

@@ -555,6 +555,16 @@ def hang_a_worker(story: Story) -> None:
     story.run = Run([Process("WorkerChild", "worker", None)], 1)
 
 
+def kill_a_worker_that_hangs(story: Story) -> None:
+    """I9: a worker did not end when it was asked to, and the harness killed it."""
+    story.run = Run([Process("WorkerChild", "worker", 137, is_ended_by_us=True, is_hung=True)], 1)
+
+
+def end_in_the_middle(story: Story) -> None:
+    """I9: a worker ends with exit code 0 before its loop is done."""
+    story.events = [each for each in story.events if each["event"] != "ended"]
+
+
 def log_what_nothing_caught(story: Story) -> None:
     """I9: a worker ends with exit code 0, and its log has an exception in it that nothing caught."""
     log = "Exception in thread 7\nTraceback (most recent call last):\n  File x\nKeyError: 3\nended\n"

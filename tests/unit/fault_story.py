@@ -144,6 +144,7 @@ class Story:
             letter_of(copies[1], 1, 11_700, 2, "delivery limit reached: 2 of 2"),
         ]
         self.events: list[dict[str, Any]] = [event("injected", 0, actor="injector"), event("began", 10)]
+        self.events.append(event("ended", 10**6))
         for offset in range(4):
             self.events += self.sent(offset)
         self.events += self.worked(0, 1_000, 1_900) + self.worked(2, 1_000, 2_050, "rejected")
