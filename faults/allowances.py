@@ -3,7 +3,7 @@ What the promises leave room for, counted, and bounded: an allowance without a b
 
 | allowance | bound |
 |---|---|
-| fetched again | only after something happened to a consumer or the broker; each time what is started at once |
+| fetched again | the consumer that had started it has ended, was torn or away; each time what it starts in a second |
 | acked, renewed, released or started after the decision | the tracker's END comes within I8's bound of the TICK |
 | ends of one message | one, and one more for each lease that it had besides, and for each ack behind the decision |
 | sends without an answer | none while every sender was closed in order |
@@ -11,22 +11,24 @@ What the promises leave room for, counted, and bounded: an allowance without a b
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from faults.hands import EDGE_MS, TrueTimes, process_of_actor
+from faults.waits import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
 
-    from faults.hands import Hands, TrueTimes
-    from faults.waits import Stretch
+    from faults.hands import Hands
 
-BEFORE_MS = 15_000
-"""So long before a START that fetches a message again something may have happened: session time-outs, rebalances."""
+COMMIT_MS = 1_000
+"""What a consumer starts within this time it may have left uncommitted."""
 
-OF_CONSUMERS = frozenset({"began", "ended", "injected", "interrupted"})
-"""Events of what happens to a group."""
+FOREVER_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +69,58 @@ class Run:
     injections: int | None = None
 
 
-def disturbances_ms(
-    run: Run, events: Sequence[Mapping[str, Any]], times: TrueTimes, away: Sequence[Stretch]
-) -> list[int]:
-    """Return when something happened to consumers, to the broker or to a group, epoch milliseconds, in order."""
-    found = [process.ended_at_ms for process in run.processes if process.ended_at_ms is not None]
-    found += [at_ms for event in events if event["event"] in OF_CONSUMERS and (at_ms := times.of(event)) is not None]
-    # All of a long absence: its end is what matters, and its begin.
-    found += [edge for stretch in away for edge in stretch]
-    return sorted(found)
+class Refetches:
+    """
+    Messages that were fetched again: started, and started again.
 
+    That is right where the consumer that had started one before could not commit its position: it has ended, it was
+    torn by an exception, or it or the broker was away, and that between the two STARTs. For each such cause it is no
+    more than that consumer had started within a second: a commit follows each START.
 
-def fetched_again(hands: Hands, disturbed_ms: Sequence[int]) -> Iterator[str]:
-    """Yield messages that were fetched again without anything that happened, or too many of them."""
-    repeated = hands.repeated_starts()
-    for one in repeated:
-        first = bisect_left(disturbed_ms, one.at_ms - BEFORE_MS)
-        if first == bisect_right(disturbed_ms, one.at_ms):
-            yield f"marker {one.marker_offset} of partition {one.partition} starts again what was started, for no cause"
-    bound = len(disturbed_ms) * hands.most_started
-    if len(repeated) > bound:
-        yield f"{len(repeated)} messages were fetched again, at most {bound} for {len(disturbed_ms)} causes"
+    Args:
+        hands: What consumers wrote.
+        run: When processes ended.
+        events: What they were called, and what tore them.
+        away: Stretches on which something was away.
+    """
+
+    def __init__(self, hands: Hands, run: Run, events: Sequence[Mapping[str, Any]], away: Sequence[Stretch]) -> None:
+        """Find them."""
+        times = TrueTimes(events)
+        names = {str(event["actor"]).rpartition("-")[0]: str(event["actor"]) for event in events if "actor" in event}
+        self._causes: defaultdict[str, list[Stretch]] = defaultdict(list)
+        for process in run.processes:
+            if process.ended_at_ms is not None and process.name in names:
+                ended = Stretch(process.ended_at_ms - EDGE_MS, FOREVER_MS)
+                self._causes[process_of_actor(names[process.name])].append(ended)
+        for event in events:
+            if event["event"] == "interrupted" and (at_ms := times.of(event)) is not None:
+                self._causes[process_of_actor(str(event["actor"]))].append(Stretch(at_ms - EDGE_MS, at_ms + EDGE_MS))
+        self._away = list(away)
+        self._starts = hands.starts()
+        self.found = [
+            (message_id, before, again)
+            for message_id, starts in self._starts.items()
+            for before, again in pairwise(starts)
+        ]
+
+    def at_most(self, process: str) -> int:
+        """Return how many messages of a consumer may be fetched again."""
+        written = sorted(at_ms for starts in self._starts.values() for name, at_ms in starts if name == process)
+        most = max((at - bisect_left(written, at_ms - COMMIT_MS) + 1 for at, at_ms in enumerate(written)), default=0)
+        return most * (len(self._causes[process]) + len(self._away))
+
+    def faults(self) -> Iterator[str]:
+        """Yield what has no cause, and what is too many."""
+        lost: Counter[str] = Counter()
+        for message_id, (process, before_ms), (_, again_ms) in self.found:
+            lost[process] += 1
+            causes = [*self._causes[process], *self._away]
+            if not any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in causes):
+                yield f"{message_id} was started by process {process}, and again, and nothing has happened to it"
+        for process, count in lost.items():
+            if count > (most := self.at_most(process)):
+                yield f"{count} messages of process {process} were fetched again, at most {most} are allowed"
 
 
 TRACEBACK = "Traceback (most recent call last)"

@@ -14,14 +14,24 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from faults.allowances import Run, bad_endings, disturbances_ms, fetched_again
+from faults.allowances import Refetches, Run, bad_endings
 from faults.conservation import Account, cannot, read_account, unbalanced, untrue
 from faults.copies import copy_differences, empty_letter_differences, letter_differences
 from faults.endings import GONE, check_ends
-from faults.hands import Hands, TrueTimes
+from faults.hands import Hands
 from faults.leases import OPEN_END, Leases, read_leases
 from faults.producers import check_producers
-from faults.protocol import DLQ_OFFSET, DLQ_PARTITION, DLQ_TOPIC, MarkerType, MessageId, Outcome, QueueRules, number_of
+from faults.protocol import (
+    DLQ_OFFSET,
+    DLQ_PARTITION,
+    DLQ_TOPIC,
+    SET_ASIDE_BYTES,
+    MarkerType,
+    MessageId,
+    Outcome,
+    QueueRules,
+    number_of,
+)
 from faults.waits import Bounds, Wait, stalls, too_late
 from faults.whole import Verdict, Violation, Whole
 
@@ -196,7 +206,9 @@ def _check_counts(whole: Whole, verdict: Verdict) -> None:
 def _check_set_aside(whole: Whole, verdict: Verdict) -> None:
     """I5: a record that is no marker is set aside once, with its bytes; nothing else is."""
     topic = whole.dump.markers_topic.encode()
-    expected = Counter((partition, offset, value or b"") for partition, offset, value in whole.dump.no_markers)
+    expected = Counter(
+        (partition, offset, (value or b"")[:SET_ASIDE_BYTES]) for partition, offset, value in whole.dump.no_markers
+    )
     found: Counter[tuple[int, int, bytes]] = Counter()
     for letter in whole.dump.set_aside:
         partition, offset = number_of(letter.header(DLQ_PARTITION)), number_of(letter.header(DLQ_OFFSET))
@@ -215,10 +227,10 @@ def _check_consumers(
     hands = Hands(whole.dump, events, bounds, whole.trackers)
     for one in hands.findings():
         verdict.add(*one)
-    disturbed_ms = disturbances_ms(run, events, TrueTimes(events), bounds.away)
-    for what in fetched_again(hands, disturbed_ms):
+    refetches = Refetches(hands, run, events, bounds.away)
+    for what in refetches.faults():
         verdict.add("I4", what)
-    verdict.counts["fetched_again"] = len(hands.repeated_starts())
+    verdict.counts["fetched_again"] = len(refetches.found)
     if bounds.letters_need_a_cause:
         failed = {whole.origin(place) for name in ("raised", "rejected") for place, _ in hands.done[name]}
         for letter in whole.dump.dead_letters:

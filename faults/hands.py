@@ -113,7 +113,6 @@ class Hands:
         done: By kind of event, message and process: when; None where that cannot be known.
         given: Messages that handlers were given, with the names that they had.
         said: By message and process: what it wrote, in log order.
-        most_started: How many messages a consumer started at once: so many one lost commit makes it fetch again.
 
     Args:
         dump: Topics.
@@ -134,18 +133,13 @@ class Hands:
                 if kind == "delivered":
                     self.given.append((copy, str(event.get("id", ""))))
         self.said: defaultdict[Holding, list[Said]] = defaultdict(list)
-        largest = 0
         for partition, log in dump.markers.items():
             for offset, read_ms, marker in log:
                 if marker is None or (partition, offset) in dump.injected or marker.writer in trackers:
                     continue
                 at_ms, writer = bounds.marker_ms(partition, offset, read_ms), process_of_writer(marker.writer)
-                if marker.type is MarkerType.START:
-                    largest = max(largest, sum(size for _, size in marker.ranges))
                 for message_id in marker.covered():
                     self.said[message_id, writer].append(Said(partition, offset, at_ms, read_ms, marker))
-        # One START a queue partition, then the commit of the positions behind them.
-        self.most_started = largest * len(dump.markers)
         self._records = {record.place: record for record in dump.messages}
         self._slack_ms = EDGE_MS + bounds.slack_ms
 
@@ -160,20 +154,14 @@ class Hands:
             if record is None or record.id != name:
                 yield Finding("I2", f"a handler was given {name!r} as {copy}, which is {record and record.id!r}")
 
-    def repeated_starts(self) -> list[Said]:
-        """Return each START of a message that a consumer had started before."""
-        first: dict[MessageId, tuple[int, int]] = {}
-        starts = [
-            (one.partition, one.marker_offset, copy, one)
-            for (copy, _), said in self.said.items()
-            for one in said
-            if one.marker.type is MarkerType.START
-        ]
-        found = []
-        for partition, offset, copy, one in sorted(starts, key=lambda each: each[:2]):
-            if first.setdefault(copy, (partition, offset)) != (partition, offset):
-                found.append(one)
-        return found
+    def starts(self) -> dict[MessageId, list[tuple[str, int]]]:
+        """Return by which process, and when, each message was started, in log order."""
+        found: defaultdict[MessageId, list[tuple[int, int, str, int]]] = defaultdict(list)
+        for (copy, process), said in self.said.items():
+            for one in said:
+                if one.marker.type is MarkerType.START:
+                    found[copy].append((one.partition, one.marker_offset, process, one.at_ms))
+        return {copy: [(process, at_ms) for _, _, process, at_ms in sorted(each)] for copy, each in found.items()}
 
     def _speech(self, holding: Holding, said: Sequence[Said]) -> Iterator[Finding]:
         """Judge what a process wrote about a message."""

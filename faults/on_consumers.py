@@ -50,6 +50,7 @@ def killed(campaign: Campaign) -> Stage:
         stage.send(rate=200)
         stage.worker("healthy")
         _in_slots(jobs, lambda job: _kill_one(stage, *job))
+        stage.must_have_passed(CONSUMER_POINTS)
         stage.drain()
     return stage
 

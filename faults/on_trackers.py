@@ -45,6 +45,7 @@ def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
     for point, _ in jobs:
         nth = 1 if point in AT_START else generator.randint(2, 5)
         _kill_one(stage, point, nth, after_s=generator.uniform(0.5, 3.0))
+    stage.must_have_passed(points)
     _recover(stage, stage.tracker())
     stage.drain()
     return stage

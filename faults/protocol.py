@@ -198,6 +198,8 @@ ATTEMPTS_KEPT = 20
 REASON_CHARS = 1_000
 ERROR_CHARS = 300
 SIGNATURE_BYTES = 16
+SET_ASIDE_BYTES = 65_536
+"""So much of a record that is no marker is kept in its dead letter."""
 
 _LAST_PARTITION = 32_767
 _LAST_OFFSET = 2**48 - 1

@@ -33,7 +33,7 @@ from kmq_spark.config import load_settings
 from kmq_spark.kafka.topics import create_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -123,6 +123,7 @@ class Stage:
         self.profile = Profile(self.bootstrap_servers, queue, str(self.folder), seed=seed, **profile)
         self.events = EventFile(self.folder, "injector")
         self.injections = 0
+        self._passed: set[str] = set()
         self.is_drained = False
         self.bounds = Bounds()
         self.injected_markers: set[tuple[int, int]] = set()
@@ -146,7 +147,13 @@ class Stage:
         """Count an injection and write it down; safe for threads."""
         with self._lock:
             self.injections += 1
+            self._passed.add(str(fields.get("point", "")))
         self.events.write("injected", what=what, **fields)
+
+    def must_have_passed(self, points: Iterable[str]) -> None:
+        """Note each crash point that ended no process: a fault that was not injected has proved nothing."""
+        for point in sorted(set(points) - self._passed):
+            self.fail(f"crash point {point} ended no process")
 
     @contextmanager
     def away(self, after_s: float = 0.0) -> Iterator[None]:

@@ -283,16 +283,24 @@ def ack_more_often_than_it_was_started(story: Story) -> None:
 
 
 def fetch_again_for_no_cause(story: Story) -> None:
-    """I4: a message is started a second time, half a minute after anything happened to a consumer or the broker."""
+    """I4: a message is started a second time, and nothing has happened to the consumer that had started it."""
     fetch_again(story, at_ms=40_000)
 
 
+def fetch_again_before_its_consumer_died(story: Story) -> None:
+    """I4: a message is started by another consumer, two seconds before the first one is killed."""
+    fetch_again(story, at_ms=12_000, by=78)
+    kill_the_worker(story, at_ms=14_000)
+
+
 def fetch_again_without_end(story: Story) -> None:
-    """I4: one consumer came, and ten messages are started again and again."""
-    for offset in range(20, 30):
-        story.add(offset, 11_800)
-        for number in range(8):
-            story.append(start(offset, 12_000 + number), end(offset, 12_000 + number))
+    """I4: one consumer was killed, and what it had started in a minute is started again."""
+    for number in range(60):
+        story.add(20 + number, 11_800)
+        story.append(start(20 + number, 12_000 + 1_000 * number), end(20 + number, 12_100 + 1_000 * number))
+    kill_the_worker(story, at_ms=75_000)
+    for number in range(60):
+        fetch_again(story, 20 + number, at_ms=80_000 + number, by=78)
 
 
 # I5: one dead letter.
@@ -771,11 +779,24 @@ def defer(
     redeliver(story, 4, 12, 20_100, tick(decided_ms), count=count, is_silent=is_silent)
 
 
-def fetch_again(story: Story, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True) -> None:
-    """Let a consumer start a message again."""
-    story.append(start(offset, at_ms, delivery_count=1 + (offset == 11)))
+def fetch_again(story: Story, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True, by: int = 77) -> None:
+    """Let a consumer start a message again, and acknowledge it."""
+    first = len(story.markers)
+    story.append(start(offset, at_ms, delivery_count=1 + (offset == 11)), is_handled=False)
     if ends:
-        story.append(end(offset, at_ms + 100))
+        story.append(end(offset, at_ms + 100), is_handled=False)
+    for at in range(first, len(story.markers)):
+        story.resign(at, f"kmq-consumer-host-{by}-abcd")
+    kinds = ("delivered", "handled") if ends else ("delivered",)
+    name = story.message(offset).id
+    story.events += [event(kind, at_ms + 50, offset, name, actor=f"worker-{by}") for kind in kinds]
+
+
+def kill_the_worker(story: Story, at_ms: int) -> None:
+    """Let the consumer of the story end by `kill -9`."""
+    killed = Process("WorkerChild", "worker", 137, is_ended_by_us=True, ended_at_ms=at_ms)
+    story.run = Run([killed, Process("TrackerChild", "tracker-1", 0)], 1)
+    story.events = [each for each in story.events if each["event"] != "ended"]
 
 
 def seeds() -> list[Callable[[Story], None]]:

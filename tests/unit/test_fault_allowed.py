@@ -13,8 +13,8 @@ from kmq_spark.core.fold import Rules
 from kmq_spark.core.markers import Outcome, Release
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import end, keep_alive, log, rules, start, tick
-from tests.unit.fault_seeds import HOUR_MS, bury, defer, fetch_again, redeliver, set_aside_twice
-from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, event, letter_of
+from tests.unit.fault_seeds import HOUR_MS, bury, defer, fetch_again, kill_the_worker, redeliver, set_aside_twice
+from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, letter_of
 
 
 def test_right_story_has_no_violations() -> None:
@@ -61,13 +61,22 @@ def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
 def test_message_fetched_again_may_come_twice() -> None:
     """Its consumer died between START and commit, longer ago than a lease: two leases, a redelivery each."""
     story = Story()
-    story.events.append(event("injected", 11_000, actor="injector"))
-    fetch_again(story, 1, 12_000, ends=False)
+    kill_the_worker(story, at_ms=11_000)
+    fetch_again(story, 1, 12_000, ends=False, by=78)
     redeliver(story, 1, 12, 20_100, tick(20_000))
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.counts["fetched_again"] == 1
     assert verdict.counts["ends_besides_the_first"] == 1
+
+
+def test_message_may_be_fetched_again_after_the_broker_was_away() -> None:
+    """Its consumer lives, and could not commit."""
+    story = Story()
+    story.bounds = Bounds(away=[Stretch(1_500, 11_000)])
+    fetch_again(story, 1, 12_000, ends=False, by=78)
+    redeliver(story, 1, 12, 20_100, tick(20_000))
+    assert story.verdict().violations == []
 
 
 def test_payload_that_retention_removed_may_be_gone() -> None:
