@@ -120,9 +120,11 @@ def read_topic(topic: str, bootstrap_servers: str) -> Iterator[RawRecord]:
     Read every committed record of a topic, up to where it ends now.
 
     Raises:
+        KafkaException: There is no such topic, or the broker cannot be reached.
         TimeoutError: Nothing came for a while before the end.
     """
-    from confluent_kafka import Consumer, KafkaError, TopicPartition  # noqa: PLC0415  # judging evidence needs no broker
+    # Judging evidence needs no broker.
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 
     consumer = Consumer(
         {
@@ -137,7 +139,10 @@ def read_topic(topic: str, bootstrap_servers: str) -> Iterator[RawRecord]:
         }
     )
     try:
-        partitions = consumer.list_topics(topic, READ_TIMEOUT_S).topics[topic].partitions
+        metadata = consumer.list_topics(topic, READ_TIMEOUT_S).topics[topic]
+        if metadata.error is not None:
+            raise KafkaException(metadata.error)
+        partitions = metadata.partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         unread = set(partitions)
         while unread:
