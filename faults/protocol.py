@@ -249,9 +249,8 @@ def _varint(data: bytes, at: int, longest: int = _VARINT_BYTES) -> tuple[int, in
         byte = data[at + number]
         value |= (byte & 0x7F) << (7 * number)
         if byte < 0x80:  # noqa: PLR2004  # no more bytes follow
-            if value >= 2**64:
-                raise _BadError
-            return value, at + number + 1
+            # Bits above the 64th are dropped.
+            return value % 2**64, at + number + 1
     raise _BadError
 
 

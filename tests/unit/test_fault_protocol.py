@@ -174,9 +174,10 @@ def test_markers_of_the_product_are_read_alike(marker: Marker, partition: int, k
     assert len(found.signature) == (protocol.SIGNATURE_BYTES if key else 0)
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(value=st.lists(FIELD, max_size=8).map(b"".join))
 @example(b"\x0b\x0c\x1a\x00")  # a group
+@example(b"\x10\x03\x1a\x16\x08" + b"\xff" * 9 + b"\x02\x10" + b"\xff" * 9 + b"\x01")  # 65 bits
 @example(b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x02")
 def test_fields_in_any_order_of_any_type_are_read_alike(value: bytes) -> None:
     """Fields twice, of a wrong type, unknown, in groups, packed and not, cut off."""

@@ -34,7 +34,7 @@ def servers_of(producer: Producer) -> str:
 
 def test_every_record_is_read_as_it_lies_there(producer: Producer) -> None:
     """Absent keys and values, headers that repeat and have no value, all partitions, one of them empty."""
-    headers: list[tuple[str, bytes | None]] = [("twice", b"1"), ("twice", None), ("empty", b"")]
+    headers: list[tuple[str, str | bytes | None]] = [("twice", b"1"), ("twice", None), ("empty", b"")]
     for partition in range(PARTITIONS - 1):
         producer.produce("q", b"value", b"key", partition, headers=headers)
         producer.produce("q", None, None, partition)
