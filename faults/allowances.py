@@ -3,7 +3,7 @@ What the promises leave room for, counted, and bounded: an allowance without a b
 
 | allowance | bound |
 |---|---|
-| fetched again | the consumer that had started it has ended, was torn or away; each time what it starts in a second |
+| fetched again | its consumer has ended, was torn or away, or the group has changed; what it starts in a second each |
 | acked, renewed, released or started after the decision | the tracker's END comes within I8's bound of the TICK |
 | ends of one message | one, and one more for each lease that it had besides, and for each ack behind the decision |
 | sends without an answer | none while every sender was closed in order |
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from faults.hands import Hands
+
+CHANGES = frozenset({"began", "ended"})
+"""Events of workers that change the group."""
+
+CHANGE_MS = 15_000
+"""So long after a worker has come or gone the group may change: a session has to end, the others have to join."""
 
 COMMIT_MS = 1_000
 """What a consumer starts within this time it may have left uncommitted."""
@@ -74,8 +80,13 @@ class Refetches:
     Messages that were fetched again: started, and started again.
 
     That is right where the consumer that had started one before could not commit its position: it has ended, it was
-    torn by an exception, or it or the broker was away, and that between the two STARTs. For each such cause it is no
-    more than that consumer had started within a second: a commit follows each START.
+    torn by an exception, or it or the broker was away, and that between the two STARTs; or the group has just changed,
+    since a commit of an older generation is refused. For each such cause it is no more than that consumer had started
+    within a second: a commit follows each START.
+
+    Attributes:
+        found: Message, process and time of the first START, process and time of the next one.
+        by_change: How many of them a changed group alone explains, once `faults` was asked.
 
     Args:
         hands: What consumers wrote.
@@ -97,7 +108,11 @@ class Refetches:
             if event["event"] == "interrupted" and (at_ms := times.of(event)) is not None:
                 self._causes[process_of_actor(str(event["actor"]))].append(Stretch(at_ms - EDGE_MS, at_ms + EDGE_MS))
         self._away = list(away)
+        changed = [process.ended_at_ms for process in run.processes if process.ended_at_ms is not None]
+        changed += [at_ms for event in events if event["event"] in CHANGES and (at_ms := times.of(event)) is not None]
+        self._changes = sorted(changed)
         self._starts = hands.starts()
+        self.by_change = 0
         self.found = [
             (message_id, before, again)
             for message_id, starts in self._starts.items()
@@ -108,7 +123,7 @@ class Refetches:
         """Return how many messages of a consumer may be fetched again."""
         written = sorted(at_ms for starts in self._starts.values() for name, at_ms in starts if name == process)
         most = max((at - bisect_left(written, at_ms - COMMIT_MS) + 1 for at, at_ms in enumerate(written)), default=0)
-        return most * (len(self._causes[process]) + len(self._away))
+        return most * (len(self._causes[process]) + len(self._away) + len(self._changes))
 
     def faults(self) -> Iterator[str]:
         """Yield what has no cause, and what is too many."""
@@ -116,7 +131,11 @@ class Refetches:
         for message_id, (process, before_ms), (_, again_ms) in self.found:
             lost[process] += 1
             causes = [*self._causes[process], *self._away]
-            if not any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in causes):
+            if any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in causes):
+                continue
+            self.by_change += 1
+            first = bisect_left(self._changes, again_ms - CHANGE_MS)
+            if first == len(self._changes) or self._changes[first] > again_ms:
                 yield f"{message_id} was started by process {process}, and again, and nothing has happened to it"
         for process, count in lost.items():
             if count > (most := self.at_most(process)):

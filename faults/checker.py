@@ -231,6 +231,7 @@ def _check_consumers(
     for what in refetches.faults():
         verdict.add("I4", what)
     verdict.counts["fetched_again"] = len(refetches.found)
+    verdict.counts["fetched_again_from_the_living"] = refetches.by_change
     if bounds.letters_need_a_cause:
         failed = {whole.origin(place) for name in ("raised", "rejected") for place, _ in hands.done[name]}
         for letter in whole.dump.dead_letters:

@@ -289,8 +289,8 @@ def fetch_again_for_no_cause(story: Story) -> None:
 
 def fetch_again_before_its_consumer_died(story: Story) -> None:
     """I4: a message is started by another consumer, two seconds before the first one is killed."""
-    fetch_again(story, at_ms=12_000, by=78)
-    kill_the_worker(story, at_ms=14_000)
+    fetch_again(story, at_ms=40_000, by=78)
+    kill_the_worker(story, at_ms=42_000)
 
 
 def fetch_again_without_end(story: Story) -> None:
