@@ -17,6 +17,8 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from kmq_spark.failpoints import failpoint
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -93,6 +95,7 @@ class CheckpointFolder:
             )  # fmt: skip
             return None
         if aside is not None:
+            failpoint("tracker.checkpoint-renamed")
             logger.error(
                 "checkpoint %s cannot be used: it is now %s, and the state is rebuilt from the markers topic",
                 self._path, aside, extra={"action": "checkpoint_damaged"},

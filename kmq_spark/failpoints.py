@@ -31,6 +31,9 @@ VARIABLE = "KMQ_FAILPOINT"
 ONCE_VARIABLE = "KMQ_FAILPOINT_ONCE_FILE"
 """A file that is made when the point fires; where it exists, no point fires: a restarted process lives."""
 
+LOG_VARIABLE = "KMQ_FAILPOINT_LOG"
+"""A file to which each point that fires appends its name, a line."""
+
 EXIT_CODE = 137
 
 FAILPOINTS: dict[str, str] = {
@@ -47,6 +50,8 @@ FAILPOINTS: dict[str, str] = {
     "consumer.end-sent": "an END is sent, whether it is durable is not known",
     "consumer.release-sent": "a release is sent, whether it is durable is not known",
     "consumer.extension-sent": "a longer lease of a message is sent, whether it is durable is not known",
+    "consumer.renewal-sent": "leases are renewed, whether that is durable is not known",
+    "consumer.revoked": "the positions of partitions that are taken away are committed, they are not let go",
     "consumer.tx-sent": "results and ENDs are sent in an open transaction",
     "consumer.tx-before-commit": "results and ENDs are durable in an open transaction, its commit is not sent",
     "consumer.tx-committed": "results and ENDs are committed, nothing has taken note of it",
@@ -63,11 +68,14 @@ FAILPOINTS: dict[str, str] = {
     "tracker.before-commit": "all of a transaction is sent, its commit is not",
     "tracker.committed": "a transaction is committed, nothing has taken note of it",
     "tracker.chunk-committed": "one of several transactions of a batch is committed, the next is not begun",
+    "tracker.aborting": "a transaction has failed, its abort is not sent",
+    "tracker.checkpoint-renamed": "a checkpoint that cannot be used has another name, nothing is started anew",
     "tracker.delivered": "all of a batch is committed, Spark's commit log does not say so",
     "ticker.tick-sent": "a TICK is sent",
     "producer.sent": "the messages of a producer with an id are sent in an open transaction, their position is not",
     "producer.position-sent": "messages and position are sent in an open transaction, its commit is not sent",
     "producer.committed": "messages and position are committed, nothing has taken note of it",
+    "queue.topic-created": "one topic of a queue is made, the others may be or not",
     "redrive.message-sent": "a dead letter is sent back in an open transaction",
     "redrive.end-sent": "the END of a dead letter is sent in an open transaction",
     "redrive.before-commit": "all of a redrive's transaction is sent, its commit is not",
@@ -83,6 +91,7 @@ class _Armed:
     name: str
     passages_left: int
     once_file: str
+    log_file: str
 
 
 def _armed(environment: Mapping[str, str]) -> _Armed | None:
@@ -98,7 +107,7 @@ def _armed(environment: Mapping[str, str]) -> _Armed | None:
     if nth and not (nth.isdecimal() and int(nth) >= 1):
         message = f"failpoint passage is not allowed: got {nth!r} in {VARIABLE}, a number from 1 on; correct it"
         raise ConfigError(message)
-    return _Armed(name, int(nth or 1), environment.get(ONCE_VARIABLE, ""))
+    return _Armed(name, int(nth or 1), environment.get(ONCE_VARIABLE, ""), environment.get(LOG_VARIABLE, ""))
 
 
 _ARMED = _armed(os.environ)
@@ -125,8 +134,17 @@ def _pass(armed: _Armed, name: str) -> None:
         return
     armed.passages_left -= 1
     if armed.passages_left <= 0 and _is_first(armed.once_file):
+        _note(armed)
         # Neither atexit nor finally nor librdkafka's threads get a turn.
         os._exit(EXIT_CODE)
+
+
+def _note(armed: _Armed) -> None:
+    """Write down that the point fires, where that is asked for."""
+    if armed.log_file:
+        file = os.open(armed.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(file, f"{armed.name}\n".encode())
+        os.close(file)
 
 
 def _is_first(once_file: str) -> bool:

@@ -374,6 +374,7 @@ class Fetcher:
                 consumer.commit(offsets=self._offsets(positions), asynchronous=False)
             except KafkaException as error:
                 self._log_commit(error.args[0])
+            failpoint("consumer.revoked")
         self._forget(gone)
         self._log_rebalance("gave up", partitions)
 

@@ -223,6 +223,7 @@ class MarkerWriter:
         if self._keep_alive:
             for renewal in renewals(self._leases.open_leases(), now):
                 self._renew(renewal)
+                failpoint("consumer.renewal-sent")
 
     def _write_extensions(self, queue_partition: int, leases: Sequence[Lease]) -> None:
         alike: dict[float, list[Lease]] = {}

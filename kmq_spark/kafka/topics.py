@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
+from kmq_spark.failpoints import failpoint
 from kmq_spark.inspection.replication import replication_settings
 from kmq_spark.kafka.client_errors import unreachable
 from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
@@ -505,6 +506,7 @@ def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> Non
             # Somebody else made it in between: the check that follows says whether it fits.
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise client_error(error, f"cannot create topic {name}") from error
+        failpoint("queue.topic-created")
 
 
 def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: int) -> None:

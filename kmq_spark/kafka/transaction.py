@@ -352,6 +352,7 @@ class TransactionalProducer:
         Behind a request that has no answer the call waits for the request's time-out, and it may never return. A new
         producer of the same transactional id aborts the transaction at once.
         """
+        self._tracker_failpoint("tracker.aborting")
         answer = aborting(self._producer, ABORT_WAIT_S)
         try:
             answer.result(0)

@@ -58,6 +58,7 @@ def worker(stage: Stage, results: str, number: int, point: str) -> Iterator[subp
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.crosses(*POINTS)
 def test_each_message_has_its_result_exactly_once_whatever_dies_around_the_commit(stage: Stage, results: str) -> None:
     """`kill -9` with everything sent, with everything durable, and right after the commit: three workers, one each."""
     names = sorted(f"m{number}".encode() for number in range(12))

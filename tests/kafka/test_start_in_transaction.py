@@ -58,6 +58,7 @@ def test_start_and_position_are_written_together(make_queue: Callable[..., Queue
 
 
 @pytest.mark.slow
+@pytest.mark.crosses
 @pytest.mark.parametrize("point", ["consumer.start-tx-sent", "consumer.start-tx-before-commit"])
 def test_crash_between_start_and_commit_repeats_nothing(queue: Queue, point: str) -> None:
     """Neither was written: the next consumer starts each message once, and no tracker ever sees the first START."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 from kmq_spark.checkpoint_folder import CheckpointFolder
 from kmq_spark.checkpoints import is_damaged
 from kmq_spark.errors import KafkaClientError, StateError
+from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_damaged_state_is_told_from_a_lost_broker() -> None:
@@ -33,6 +37,23 @@ def test_damaged_checkpoint_is_renamed_and_kept(tmp_path: Path, caplog: pytest.L
         assert (tmp_path / f"orders.damaged-{number}" / "state").is_dir()
     assert len(caplog.records) == 2  # one loud line each
     assert CheckpointFolder(str(tmp_path / "orders")).put_aside() is None
+
+
+RENAMING = (
+    "import sys; from kmq_spark.checkpoint_folder import CheckpointFolder; CheckpointFolder(sys.argv[1]).put_aside()"
+)
+
+
+@pytest.mark.crosses("tracker.checkpoint-renamed")
+def test_tracker_that_dies_behind_the_renaming_begins_with_an_empty_checkpoint(tmp_path: Path) -> None:
+    """Nothing of the old folder is left at its place, and the next start renames nothing more."""
+    folder = tmp_path / "orders"
+    (folder / "state").mkdir(parents=True)
+    environment = {**os.environ, VARIABLE: "tracker.checkpoint-renamed"}
+    done = subprocess.run([sys.executable, "-c", RENAMING, str(folder)], env=environment, check=False)
+    assert done.returncode == EXIT_CODE
+    assert [path.name for path in tmp_path.iterdir()] == ["orders.damaged-1"]
+    assert CheckpointFolder(str(folder)).put_aside() is None
 
 
 def test_checkpoint_elsewhere_is_left_to_the_operator(caplog: pytest.LogCaptureFixture) -> None:

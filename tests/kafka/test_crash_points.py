@@ -1,0 +1,136 @@
+"""What dies at a crash point that no scenario of the campaign passes: nothing is lost, and nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from kmq_spark.config import load_settings
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.kafka.topics import check_queue, create_queue
+from kmq_spark.one_shot import track_once
+from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, seen, wait_until
+
+if TYPE_CHECKING:
+    from kmq_spark.config import Settings
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+
+HOLDER = """
+import sys, time
+from kmq_spark.kafka.consumer import QueueConsumer
+queue, servers, what = sys.argv[1:]
+consumer = QueueConsumer(queue, bootstrap_servers=servers, lease_ms=1_000, extra={"session.timeout.ms": "3000"})
+while not (messages := consumer.receive(3, timeout=1.0)):
+    pass
+if what == "extends":
+    messages[0].extend(2)
+if what == "leaves":
+    messages[0].ack()
+    consumer.close()
+time.sleep(60)
+"""
+
+COPIER = """
+import sys
+from kmq_spark.kafka.producer import QueueProducer
+queue, servers = sys.argv[1:]
+options = {"producer_id": "copier", "commit_every": 3, "commit_every_ms": 3_600_000}
+with QueueProducer(queue, bootstrap_servers=servers, **options) as producer:
+    for number in range((producer.position or 0) + 1, 11):
+        producer.send(str(number), position=number)
+"""
+
+
+def run(program: list[str], point: str = "") -> int:
+    """Run a program with an armed crash point, or with none; return its exit code."""
+    environment = {**os.environ, VARIABLE: point} if point else None
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode in {0, EXIT_CODE}, done.stderr.decode()[-2_000:]
+    return done.returncode
+
+
+def settings_of(queue: Queue) -> Settings:
+    """Return the settings of a tracker without a limit."""
+    kafka: dict[str, object] = {"bootstrap_servers": queue.bootstrap_servers}
+    return load_settings(None, {"kafka": kafka, "queue": {"max_deliveries": 0}})
+
+
+@pytest.mark.crosses
+@pytest.mark.parametrize(
+    ("point", "what"), [("consumer.renewal-sent", "renews"), ("consumer.extension-sent", "extends")]
+)
+def test_consumer_killed_as_it_renews_leaves_its_messages_to_the_tracker(queue: Queue, point: str, what: str) -> None:
+    """Whether the longer lease is durable or not: each message comes again, once, when its lease is over."""
+    queue.send("a", "b")
+    assert run(["-c", HOLDER, queue.name, queue.bootstrap_servers, what], point) == EXIT_CODE
+    started = sum(len(covered(each.marker)) for each in queue.markers(MarkerType.START))
+    redelivered: list[int] = []
+
+    def all_redelivered() -> bool:
+        redelivered.append(track_once(queue.name, settings_of(queue)).redelivered)
+        return sum(redelivered) >= started
+
+    assert wait_until(all_redelivered, 30)
+    assert track_once(queue.name, settings_of(queue)).redelivered == 0
+    assert len(seen(queue)) == 2 + started
+
+
+@pytest.mark.crosses("consumer.revoked")
+def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(queue: Queue) -> None:
+    """The next one gets what comes after it, and nothing that was started before."""
+    queue.send("a", "b", "c")
+    assert run(["-c", HOLDER, queue.name, queue.bootstrap_servers, "leaves"], "consumer.revoked") == EXIT_CODE
+    started = sum(len(covered(each.marker)) for each in queue.markers(MarkerType.START))
+    assert queue.committed() == {0: started}
+    queue.send("d")
+    rest = [b"a", b"b", b"c", b"d"][started:]
+    with consumer_of(queue, extra={"session.timeout.ms": "3000"}) as consumer:
+        assert [each.value for each in receive_all(consumer, len(rest))] == rest
+
+
+@pytest.mark.crosses
+@pytest.mark.parametrize("point", ["producer.sent", "producer.position-sent", "producer.committed"])
+def test_producer_killed_around_its_commit_sends_each_message_once(queue: Queue, point: str) -> None:
+    """Its next life goes on behind the position that was committed, whatever the last one had sent."""
+    assert run(["-c", COPIER, queue.name, queue.bootstrap_servers], f"{point}:2") == EXIT_CODE
+    assert run(["-c", COPIER, queue.name, queue.bootstrap_servers]) == 0
+    assert seen(queue) == [str(number).encode() for number in range(1, 11)]
+
+
+@pytest.mark.crosses("tracker.aborting")
+def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: str) -> None:
+    """A message that the broker refuses with our headers: the open transaction is aborted by the next tracker."""
+    name = f"aborting-{time.time_ns()}"
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1, max_message_bytes=10_000)
+    queue, large = Queue(name, bootstrap_servers), b"x" * (10_000 + 16 * 1024 - 110)
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for value in (b"small", large):
+        producer.produce(name, value, partition=0)
+    producer.flush(10)
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        receive_all(consumer, 2)
+        time.sleep(1.5)
+    command = ["-m", "kmq_spark.cli.main", "tracker", "once", name, "--bootstrap-server", bootstrap_servers]
+    assert run(command, "tracker.aborting") == EXIT_CODE
+    ended = [track_once(name, settings_of(queue)) for _ in range(2)]
+    assert [(each.redelivered, each.dead_lettered) for each in ended] == [(1, 1), (0, 0)]
+    assert seen(queue) == [b"small", large, b"small"]
+    assert [record.value() for record in read_all(bootstrap_servers, f"{name}.dlq")] == [large]
+
+
+@pytest.mark.crosses("queue.topic-created")
+def test_queue_that_was_half_made_is_made_whole(bootstrap_servers: str) -> None:
+    """`kmq queue create` dies behind the first topic; run again it makes what is missing."""
+    name = f"half-{time.time_ns()}"
+    command = ["-m", "kmq_spark.cli.main", "queue", "create", name, "--bootstrap-server", bootstrap_servers]
+    assert run(command, "queue.topic-created") == EXIT_CODE
+    assert run(command) == 0
+    assert check_queue(name, bootstrap_servers=bootstrap_servers).partition_count == 4
