@@ -21,7 +21,7 @@ from kmq_spark.core.markers import Marker, MarkerType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kmq_spark.service import QueueTracker
+    from kmq_spark.tracker.queue_tracker import QueueTracker
 
 DEFAULT = (10_000, 100_000, 1_000_000, 10_000_000)
 HOUR_MS = 3_600_000

@@ -23,12 +23,12 @@ from confluent_kafka import Producer
 from bench.stage import every_lateness, spread
 from kmq_spark.config import load_settings
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
-from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
-from kmq_spark.service import QueueTracker
+from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.spark.session import build_session, session_settings
+from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import encode_marker
 
 LEASE_MS = 2_000

@@ -26,7 +26,7 @@ from kmq_spark.wire.codec import encode_marker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kmq_spark.service import QueueTracker
+    from kmq_spark.tracker.queue_tracker import QueueTracker
 
 LEASE_MS = 5_000
 BESIDE = 1_000

@@ -20,8 +20,8 @@ from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
-from kmq_spark.service import QueueTracker
 from kmq_spark.spark.session import build_session, session_settings
+from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from kmq_spark.kafka.topics import QueueTopics
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 MESSAGE_BYTES = 200
 PARTITIONS = 4

@@ -27,7 +27,7 @@ from kmq_spark.core.markers import MarkerType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kmq_spark.service import QueueTracker
+    from kmq_spark.tracker.queue_tracker import QueueTracker
 
 KINDS = ("plain", "share", "ack", "run")
 OURS = frozenset({"ack", "run"})

@@ -7,7 +7,7 @@ Rule 2: bytes in, a marker within bounds out, or None: what docs/protocol.md say
 Rule 3: the wire format is protobuf's, read by hand: field number and wire type, the last value counts, unknown fields
 are skipped (https://protobuf.dev/programming-guides/encoding/).
 
-`tests/unit/test_fault_protocol.py` compares it with the product's codec.
+`tests/unit/faults/test_protocol.py` compares it with the product's codec.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from faults.events import EventFile
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 from faults.growth import Bound, Growth, grown
 from faults.processes import TrackerChild, processes_of
 from faults.waits import QUIET_P99_MS
+from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.demo.audit import audit
-from kmq_spark.kafka.consumer import QueueConsumer
-from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

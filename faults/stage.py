@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from faults.clocks import FalseClock, MovableClock
     from kmq_spark.core.state import Status as TrackerStatus
     from kmq_spark.local.broker import EmbeddedBroker
-    from kmq_spark.service import QueueTracker
+    from kmq_spark.tracker.queue_tracker import QueueTracker
 
 BROKER_SETTINGS = {
     # A killed consumer's partitions are free after two seconds: more kills in the same time.
@@ -215,7 +215,7 @@ class Stage:
     @contextmanager
     def tracking(self, **settings: object) -> Iterator[QueueTracker]:
         """Run a tracker in this process for the time of a block."""
-        from kmq_spark.service import QueueTracker  # noqa: PLC0415  # Spark loads only where it is used
+        from kmq_spark.tracker.queue_tracker import QueueTracker  # noqa: PLC0415  # Spark loads only where it is used
 
         assert self._spark is not None
         flags: dict[str, dict[str, Any]] = {

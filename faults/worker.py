@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faults.events import EventFile
+from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.consumer import QueueConsumer
 
 if TYPE_CHECKING:
-    from kmq_spark.kafka.message import Message
+    from kmq_spark.consumer.message import Message
 
 
 NICENESS = 10
@@ -61,7 +61,7 @@ class Profile:
         slow: Share of deliveries that take one and a half leases.
         forgotten: Share of deliveries that are never settled (`receive` only).
         isolate_after: As of the consumer; 0, because who forgets a third on purpose makes suspects of innocents
-            (`tests/kafka/test_poison_isolation.py` tries it).
+            (`tests/kafka/consumer/test_poison.py` tries it).
         extra: librdkafka settings.
     """
 
@@ -133,7 +133,7 @@ def main(text: str) -> None:
     """Work until SIGTERM."""
     profile = Profile(**json.loads(text))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    logging.getLogger("kmq_spark.kafka.worker").setLevel(logging.CRITICAL)  # handlers raise on purpose
+    logging.getLogger("kmq_spark.consumer.worker").setLevel(logging.CRITICAL)  # handlers raise on purpose
     events = EventFile(Path(profile.folder), f"{profile.name}-{os.getpid()}")
     consumer = QueueConsumer(
         profile.queue,

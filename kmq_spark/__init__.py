@@ -27,37 +27,38 @@ from kmq_spark.errors import (
 
 if TYPE_CHECKING:
     from kmq_spark.config import load_settings
-    from kmq_spark.kafka.configured import consumer_from, producer_from, run_worker
-    from kmq_spark.kafka.consumer import QueueConsumer
-    from kmq_spark.kafka.dead_letters import list_dead_letters, purge, redrive
-    from kmq_spark.kafka.message import Message
-    from kmq_spark.kafka.producer import QueueProducer
-    from kmq_spark.kafka.redrive import RedriveSummary
+    from kmq_spark.configured import consumer_from, producer_from, run_worker
+    from kmq_spark.consumer.consumer import QueueConsumer
+    from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.transactions.record import Transaction
+    from kmq_spark.consumer.worker import RunSummary
+    from kmq_spark.dlq.dead_letters import list_dead_letters, purge, redrive
+    from kmq_spark.dlq.filter import DeadLetterFilter
+    from kmq_spark.dlq.redrive import RedriveSummary
     from kmq_spark.kafka.topics import check_queue, create_queue
-    from kmq_spark.kafka.transaction_record import Transaction
-    from kmq_spark.kafka.worker import RunSummary
-    from kmq_spark.wire.dead_letter import DeadLetter, DeadLetterFilter
+    from kmq_spark.producer.producer import QueueProducer
+    from kmq_spark.wire.dead_letter import DeadLetter
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DeadLetter": "kmq_spark.wire.dead_letter",
-    "DeadLetterFilter": "kmq_spark.wire.dead_letter",
-    "Message": "kmq_spark.kafka.message",
-    "QueueConsumer": "kmq_spark.kafka.consumer",
-    "QueueProducer": "kmq_spark.kafka.producer",
-    "RedriveSummary": "kmq_spark.kafka.redrive",
-    "RunSummary": "kmq_spark.kafka.worker",
-    "Transaction": "kmq_spark.kafka.transaction_record",
+    "DeadLetterFilter": "kmq_spark.dlq.filter",
+    "Message": "kmq_spark.consumer.message",
+    "QueueConsumer": "kmq_spark.consumer.consumer",
+    "QueueProducer": "kmq_spark.producer.producer",
+    "RedriveSummary": "kmq_spark.dlq.redrive",
+    "RunSummary": "kmq_spark.consumer.worker",
+    "Transaction": "kmq_spark.consumer.transactions.record",
     "check_queue": "kmq_spark.kafka.topics",
-    "consumer_from": "kmq_spark.kafka.configured",
+    "consumer_from": "kmq_spark.configured",
     "create_queue": "kmq_spark.kafka.topics",
-    "list_dead_letters": "kmq_spark.kafka.dead_letters",
+    "list_dead_letters": "kmq_spark.dlq.dead_letters",
     "load_settings": "kmq_spark.config",
-    "producer_from": "kmq_spark.kafka.configured",
-    "purge": "kmq_spark.kafka.dead_letters",
-    "redrive": "kmq_spark.kafka.dead_letters",
-    "run_worker": "kmq_spark.kafka.configured",
+    "producer_from": "kmq_spark.configured",
+    "purge": "kmq_spark.dlq.dead_letters",
+    "redrive": "kmq_spark.dlq.dead_letters",
+    "run_worker": "kmq_spark.configured",
 }
 
 __all__ = [

@@ -1,8 +1,8 @@
 """
 `kmq acls`: the rights that each part of a queue needs and no more, as the commands that grant them.
 
-Rule 1: one table; `tests/kafka/test_rights.py` runs every part under it, on a broker with Kafka's own authorizer, and
-tries what must be refused.
+Rule 1: one table; `tests/kafka/operator/test_rights.py` runs every part under it, on a broker with Kafka's own
+authorizer, and tries what must be refused.
 Rule 2: groups are granted by their whole name. A prefix is granted only where a process chooses the rest of the name,
 and it ends with a separator: `kmq.orders` is also the beginning of the tracker's group, of every named group and of
 the groups of a queue `orders2`.
@@ -26,7 +26,7 @@ from kmq_spark.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kmq_spark.kafka.topics import QueueTopics
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 PARTS = (
     "producer", "consumer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger", "creator",
@@ -133,7 +133,7 @@ def acls(
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
-    from kmq_spark.kafka.topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
 
     del print_them  # the only thing this command does; the flag is there because Kafka's users expect to ask for it
     for each in part or ():

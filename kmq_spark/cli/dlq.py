@@ -91,7 +91,7 @@ def list_(
     max_bytes: MaxBytes = 256,
 ) -> None:
     """List the dead letters that are neither redriven nor purged, a partition after the other, oldest first."""
-    from kmq_spark.kafka.dead_letters import list_dead_letters  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import list_dead_letters  # noqa: PLC0415  # `kmq --help` must not load the client
 
     chosen = wanted.chosen()
     letters = list_dead_letters(name, **chosen, limit=limit, **connection.reach())
@@ -113,7 +113,7 @@ def show(
     max_bytes: MaxBytes = 4096,
 ) -> None:
     """Show all of a dead letter: reason, attempts, key, value, headers."""
-    from kmq_spark.kafka.dead_letters import list_dead_letters  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import list_dead_letters  # noqa: PLC0415  # `kmq --help` must not load the client
 
     wanted = [*(places or ()), *(ids or ())]
     if not wanted:
@@ -141,7 +141,7 @@ def redrive_(
     form: Form = OutputForm.TABLE,
 ) -> None:
     """Send dead letters back to their queue, each exactly once; run it again where it was cut short."""
-    from kmq_spark.kafka.dead_letters import redrive  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import redrive  # noqa: PLC0415  # `kmq --help` must not load the client
 
     summary = redrive(name, **selection.chosen(), to=to, dry_run=not execute, **connection.reach())
     print_summary(summary, "redrive", f"{_topic(name)} to {to or name}", form)
@@ -158,7 +158,7 @@ def purge_(
     form: Form = OutputForm.TABLE,
 ) -> None:
     """End dead letters for good; the broker removes what lies below the lowest open one."""
-    from kmq_spark.kafka.dead_letters import purge  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import purge  # noqa: PLC0415  # `kmq --help` must not load the client
 
     summary = purge(name, **selection.chosen(), dry_run=not execute, **connection.reach())
     print_summary(summary, "purge", f"from {_topic(name)}", form)
@@ -166,7 +166,7 @@ def purge_(
 
 
 def _topic(name: str) -> str:
-    from kmq_spark.kafka.topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
 
     return QueueTopics.parse(name).dead_letter_topic
 

@@ -18,7 +18,7 @@ from kmq_spark.inspection.spans import counted, instant
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kmq_spark.kafka.redrive import RedriveSummary
+    from kmq_spark.dlq.redrive import RedriveSummary
     from kmq_spark.wire.dead_letter import DeadLetter
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kmq_spark.config import Settings
-    from kmq_spark.kafka.inspector import QueueInspector
+    from kmq_spark.inspection.inspector import QueueInspector
 
 
 def quiet_client() -> None:
@@ -25,7 +25,7 @@ def quiet_client() -> None:
 
 def inspector_of(queue: str, settings: Settings) -> QueueInspector:
     """Return an inspector of a queue; close it."""
-    from kmq_spark.kafka.inspector import QueueInspector  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.inspection.inspector import QueueInspector  # noqa: PLC0415  # `kmq --help` must not load the client
 
     quiet_client()
     return QueueInspector(queue, **settings.kafka.reach())

@@ -40,7 +40,7 @@ def show(
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Tell a message's story from its first copy on: sent, started, kept alive, ended, redelivered, dead, redriven."""
-    from kmq_spark.kafka.storyteller import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.inspection.message_history import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
 
     wanted = MessageId.parse(message_id)
     if wanted is None:

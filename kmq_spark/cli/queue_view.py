@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kmq_spark.config import Settings
+    from kmq_spark.inspection.inspector import QueueInspector
     from kmq_spark.inspection.view import Held
-    from kmq_spark.kafka.inspector import QueueInspector
     from kmq_spark.wire.headers import Headers
 
 SHOWN_BYTES = 200
@@ -43,8 +43,8 @@ def list_queues(
     output: Output = OutputForm.TABLE,
 ) -> None:
     """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
+    from kmq_spark.inspection.cluster import Cluster  # noqa: PLC0415  # as above
     from kmq_spark.inspection.names import queues_of  # noqa: PLC0415  # `kmq --help` must not load the client
-    from kmq_spark.kafka.cluster import Cluster  # noqa: PLC0415  # as above
 
     settings = connection.settings()
     quiet_client()

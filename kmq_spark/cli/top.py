@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kmq_spark.inspection.figures import Figures
-    from kmq_spark.kafka.inspector import QueueInspector
+    from kmq_spark.inspection.inspector import QueueInspector
 
 NARROW = 100
 """Columns below which the less asked for figures are left out."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kmq_spark.config import Settings
-    from kmq_spark.tracker_service import TrackerService
+    from kmq_spark.tracker.service import TrackerService
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:
-    from kmq_spark.tracker_service import TrackerService  # noqa: PLC0415  # as above
+    from kmq_spark.tracker.service import TrackerService  # noqa: PLC0415  # as above
 
     service = TrackerService(spark, settings.tracker.queues, settings)
     signals.attach(service)

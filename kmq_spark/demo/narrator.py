@@ -20,9 +20,9 @@ from kmq_spark.demo.crew import Crew
 from kmq_spark.demo.processes import TrackerProcess
 from kmq_spark.demo.source_files import BROKEN_FILES, count_directly, standard_library
 from kmq_spark.inspection.spans import counted
-from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.topics import QueueLayout, create_queue
 from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.demo.source_files import count_definitions
-from kmq_spark.kafka.consumer import QueueConsumer
 
 if TYPE_CHECKING:
-    from kmq_spark.kafka.message import Message
+    from kmq_spark.consumer.message import Message
 
 MAX_IN_FLIGHT = 40
 """Few enough that a killed worker takes a handful of files with it, not half the library."""

@@ -4,7 +4,7 @@ Whether a consumer group that nobody used for a while would read acknowledged me
 Rule 1: messages outlive the group's offsets only where the queue's retention is longer than the brokers' for offsets.
 With a shorter one every message that was acknowledged before the group's last member left is removed before its offsets
 expire. So the two settings are compared, and nothing has to be remembered elsewhere.
-Rule 2: A tracker restores the offsets (`kafka/consumer_positions.py`), until its own copy of them has expired, too.
+Rule 2: A tracker restores the offsets (`tracker/consumer_positions.py`), until its own copy of them has expired, too.
 
 Source: Kafka's documentation of `offsets.retention.minutes`; KIP-211.
 """

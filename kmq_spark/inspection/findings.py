@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.expiry import expiry_finding
 from kmq_spark.inspection.liveness import Life, described, life_of, snapshots_late
-from kmq_spark.inspection.replication import replication_findings
 from kmq_spark.inspection.spans import counted, span
+from kmq_spark.kafka.replication import replication_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

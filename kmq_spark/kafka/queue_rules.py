@@ -26,7 +26,8 @@ from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.lookups import NOT_ALLOWED
-from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import (
     admin_config,
     make_client,
@@ -34,7 +35,7 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
-from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, QueueTopics, ensure_compacted_topic
+from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, ensure_compacted_topic
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.signature import signed
@@ -68,7 +69,7 @@ LEASE_LOOK_MS = 3_000
 
 class FullRecord(NamedTuple):
     """
-    The record that says that a queue is full, see `queue_full`.
+    The record that says that a queue is full, see `tracker/full_sign.py`.
 
     Attributes:
         offset: Where it is in the topic.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kmq_spark.inspection.replication import alter_command, replication_findings, replication_settings
+from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kmq_spark.kafka.topics import QueueTopics
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 HEADER_ROOM_BYTES = 16 * 1024
 """What the queue topic takes beyond a producer's largest message: a redelivery adds `kmq-*` headers to it."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message, TopicPartition
 
-    from kmq_spark.kafka.redelivery_records import OutgoingRecord
+    from kmq_spark.kafka.records import OutgoingRecord
 
     OnDelivery = Callable[[KafkaError | None, Message], None]
     OnEachDelivery = Callable[[int, KafkaError | None, Message], None]

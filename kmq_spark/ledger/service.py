@@ -21,7 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
 from kmq_spark.config import plain
 from kmq_spark.errors import ConfigError, LedgerError
-from kmq_spark.kafka.topics import QueueTopics, check_queue
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.topics import check_queue
 from kmq_spark.ledger.lock import exclusive
 from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, TABLES, Location
 from kmq_spark.ledger.sources import TopicSource, dead_letter_rows, marker_rows, message_rows, read_topic

@@ -18,10 +18,10 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.producing import ProducerState
 from kmq_spark.errors import KafkaClientError, TopicError, WireError
-from kmq_spark.inspection.replication import alter_command
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, settings_of
-from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.records import OutgoingRecord
+from kmq_spark.kafka.replication import alter_command
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 from kmq_spark.kafka.topics import ensure_producers_topic, partition_count
 from kmq_spark.wire.position import decode_state, encode_state
@@ -29,7 +29,7 @@ from kmq_spark.wire.position import decode_state, encode_state
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kmq_spark.kafka.topics import QueueTopics
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 PARTITION = 0
 

@@ -26,7 +26,7 @@ from kmq_spark.core.markers import MessageId
 from kmq_spark.core.producing import Outcome, ProducerState, SourcePosition, next_life, outcome_of
 from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.redelivery_records import OutgoingRecord
+from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.kafka.transaction import TransactionalProducer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka import Message as KafkaMessage
 
-    from kmq_spark.kafka.topics import QueueTopics
+    from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.wire.headers import Headers
 
     OnDelivery = Callable[[MessageId | None, KmqError | None], object]

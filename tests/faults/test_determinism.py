@@ -15,10 +15,10 @@ from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.spark.fold_rows import FoldSettings
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
-from kmq_spark.spark.tracker import MarkersSource, build_query, read_markers
 from kmq_spark.testing import ModelTracker
+from kmq_spark.tracker.fold_rows import FoldSettings
+from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:

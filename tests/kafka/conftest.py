@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.kafka.consumer import QueueConsumer
-from kmq_spark.kafka.message import Message
-from kmq_spark.kafka.producer import QueueProducer
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.kafka.topics import create_queue
+from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ Rule 1: written from its wire, with nothing of our codec: what both agree on was
 Rule 2: one message at a time, as its consumer: filter by key, START durable, position committed, then the handler.
 
 Source: kafka-mq-go `queue/internal/mqclient.go`, `queue/internal/markerproducer.go`, `queue/message.go` and
-`queue/proto/kafka_mq_v1.proto`; the bytes are compared with those of the Go program in `tests/unit/test_go_wire.py`.
+`queue/proto/kafka_mq_v1.proto`; `tests/unit/wire/test_go_wire.py` compares the bytes with those of the Go program.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from kmq_spark import RedriveSummary, list_dead_letters, purge, redrive
 from kmq_spark.cli.main import app
 from kmq_spark.core.markers import MarkerType, Outcome
-from kmq_spark.kafka.topics import QueueTopics
+from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import Headers, dead_letter_headers
 from tests.kafka.conftest import Queue, read_all

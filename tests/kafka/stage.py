@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kmq_spark.config import Settings, load_settings
-from kmq_spark.kafka.consumer import QueueConsumer
-from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.service import QueueTracker
+from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.tracker.queue_tracker import QueueTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from kmq_spark.kafka.message import Message
+    from kmq_spark.consumer.message import Message
     from kmq_spark.kafka.topics import QueueLayout
 
 LEASE_MS = 3_000

@@ -15,7 +15,7 @@ from kmq_spark.config import load_settings
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import check_queue, create_queue
-from kmq_spark.one_shot import track_once
+from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, seen, wait_until
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 HOLDER = """
 import sys, time
-from kmq_spark.kafka.consumer import QueueConsumer
+from kmq_spark.consumer.consumer import QueueConsumer
 queue, servers, what = sys.argv[1:]
 consumer = QueueConsumer(queue, bootstrap_servers=servers, lease_ms=1_000, extra={"session.timeout.ms": "3000"})
 while not (messages := consumer.receive(3, timeout=1.0)):
@@ -40,7 +40,7 @@ time.sleep(60)
 
 COPIER = """
 import sys
-from kmq_spark.kafka.producer import QueueProducer
+from kmq_spark.producer.producer import QueueProducer
 queue, servers = sys.argv[1:]
 options = {"producer_id": "copier", "commit_every": 3, "commit_every_ms": 3_600_000}
 with QueueProducer(queue, bootstrap_servers=servers, **options) as producer:

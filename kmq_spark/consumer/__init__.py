@@ -1,0 +1,1 @@
+"""The consumer: receives messages, keeps their leases, writes their markers, runs handlers."""

@@ -1,0 +1,179 @@
+"""
+Back-pressure, the consumer's side: fetch nothing while too much of the queue is in flight.
+
+Rule 1: a consumer asks for the end of the topic `kmq.queues` every `LOOK_S`, by the client that it has for its group,
+in a thread of its own. It reads the topic when the end has changed, by a client that is closed after `FRESH_S` without
+a change.
+Rule 2: a record that is not renewed within `FRESH_S` does not count: its tracker is gone.
+Rule 3: best effort: without the topic, or the right to it, there is no back-pressure, and everything else goes on.
+
+The tracker's side is `tracker/full_sign.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
+from kmq_spark.kafka.settings import new_client_id, reader_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from confluent_kafka import Consumer
+
+    from kmq_spark.consumer.intake import Intake
+    from kmq_spark.kafka.queue_rules import FullRecord
+    from kmq_spark.kafka.queue_topics import QueueTopics
+
+logger = logging.getLogger(__name__)
+
+FRESH_S = 60.0
+
+LOOK_S = 10.0
+
+LOOK_TIMEOUT_MS = 3_000
+
+END_TIMEOUT_S = 1.0
+"""How long the broker may take to return the end of the topic; `FullWatch.stop` may wait for so long."""
+
+WARN_INTERVAL_S = 60.0
+
+
+class Freshness:
+    """Tells whether a record counts, by when it was seen: the clocks of two hosts may differ."""
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self._offset: int | None = None
+        self._has_looked = False
+        self._seen_s = float("-inf")
+
+    def is_fresh(self, record: FullRecord | None, now_s: float, epoch_s: float) -> bool:
+        """
+        Return whether a queue is full.
+
+        Args:
+            record: The newest record, None where there is none.
+            now_s: Monotonic seconds.
+            epoch_s: Epoch seconds; they count for a record that was there before the first look.
+        """
+        is_first_look, self._has_looked = not self._has_looked, True
+        if record is None:
+            self._offset = None
+            return False
+        if record.offset != self._offset:
+            self._offset = record.offset
+            is_old = is_first_look and epoch_s - record.at_ms / 1000 > FRESH_S
+            self._seen_s = float("-inf") if is_old else now_s
+        return now_s - self._seen_s <= FRESH_S
+
+
+class FullWatch(threading.Thread):
+    """
+    The consumer's side: looks whether the queue is full.
+
+    Args:
+        topics: Names of the queue.
+        bootstrap_servers: Comma-separated `host:port`.
+        extra: librdkafka settings.
+
+    Attributes:
+        is_full: What the last look has found.
+    """
+
+    def __init__(self, topics: QueueTopics, bootstrap_servers: str, extra: Mapping[str, str] | None) -> None:
+        """Open no client; `start_on` begins to look."""
+        super().__init__(name=f"kmq-full-{topics}", daemon=True)
+        self._topics = topics
+        config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("full"), extra)
+        self._reader = RulesReader(topics, config, LOOK_TIMEOUT_MS)
+        self._freshness = Freshness()
+        self._intake: Callable[[], Intake | None] = lambda: None
+        self._intake_use = threading.Lock()
+        self._end: int | None = None
+        self._changed_s = float("-inf")
+        self._stopping = threading.Event()
+        self._logged_s = float("-inf")
+        self.is_full = False
+
+    @property
+    def client(self) -> Consumer | None:
+        """The client, to be left alone in a child process; None while none is open."""
+        return self._reader.client
+
+    def start_on(self, intake: Intake) -> None:
+        """Begin to look, by the client of *intake*."""
+        # A consumer that is dropped without `close` must take its client along: this thread keeps no reference.
+        self._intake = weakref.ref(intake)
+        self.start()
+
+    def run(self) -> None:
+        """Look until stopped, or until the intake is gone; called by `start_on`."""
+        try:
+            while not self._stopping.is_set() and self._look():
+                self._stopping.wait(LOOK_S)
+        finally:
+            self.is_full = False
+            self._reader.close()
+
+    def stop(self) -> None:
+        """Stop looking; when this returns, the client of the intake is no longer in use here and may be closed."""
+        self._stopping.set()
+        with self._intake_use:
+            pass
+
+    def close(self) -> None:
+        """Stop looking; a look that is under way is waited for."""
+        self.stop()
+        if self.is_alive():
+            self.join(LOOK_TIMEOUT_MS / 1000)
+
+    def _look(self) -> bool:
+        """Look once; return whether there is something left to look with."""
+        try:
+            with self._intake_use:
+                intake = self._intake()
+                if intake is None or self._stopping.is_set():
+                    return False
+                end = intake.end_of(RULES_TOPIC, END_TIMEOUT_S)
+                del intake
+            self._read(end)
+        except (KmqError, KafkaException) as error:
+            # What is known stays, until it is too old.
+            logger.debug("cannot look whether %s is full: %s", self._topics, error)
+        self._judge()
+        return True
+
+    def _read(self, end: int) -> None:
+        now_s = time.monotonic()
+        if end != self._end:
+            # An empty topic needs no reader.
+            if end or self._end:
+                self._reader.look()
+            self._end, self._changed_s = end, now_s
+        elif now_s - self._changed_s > FRESH_S:
+            self._reader.close()
+
+    def _judge(self) -> None:
+        now_s, was_full = time.monotonic(), self.is_full
+        self.is_full = self._freshness.is_fresh(self._reader.full, now_s, time.time())
+        if self.is_full and now_s - self._logged_s >= WARN_INTERVAL_S:
+            self._logged_s = now_s
+            logger.warning(
+                "receiving nothing: queue %s has more in flight than its max_in_flight; acknowledge messages, or raise "
+                "it with `kmq queue alter %s --max-in-flight`",
+                self._topics, self._topics, extra={"action": "queue_full", "queue": str(self._topics)},
+            )  # fmt: skip
+        elif was_full and not self.is_full:
+            logger.info(
+                "queue %s is full no more, receiving goes on", self._topics,
+                extra={"action": "queue_full", "queue": str(self._topics)},
+            )  # fmt: skip

@@ -1,0 +1,412 @@
+"""
+The steps from the queue topic to a handler's hands: fetch, START, durable, commit; and their way back.
+
+Rule 1: a message is handed out, and its position committed, only after its START is durable.
+Rule 2: a START that did not become durable in time gives its messages back: the position is sought back.
+Rule 3: one thread at a time; rebalance callbacks run inside its calls.
+Rule 4: markers need no ownership: what is held stays held when its partition goes to another consumer.
+Rule 5: what is not handed out now is deferred by a START of its own, and so may leave the position behind it; what
+other queues and groups are meant to take is passed over without a marker.
+
+Source: kmq README, "How does kmq work"; kafka-mq-go does these steps message by message, each awaited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Message as KafkaMessage
+
+from kmq_spark.consumer.batch import Batch, Columns, Limits, Terms, columns_of, lease_out, place_of, sizes_of
+from kmq_spark.consumer.fetcher import Fetcher
+from kmq_spark.consumer.markers.deferrals import deferrals
+from kmq_spark.consumer.markers.starts import PlainStarts, StartWriter
+from kmq_spark.consumer.poison.admission import CROWD, Portion, Room, Verdict, count_that_fits, portion_of
+from kmq_spark.consumer.poison.suspects import Isolation
+from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.marker_ranges import ranges_of_fetched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from confluent_kafka import Consumer
+
+    from kmq_spark.consumer.leases import LeaseTable
+    from kmq_spark.consumer.markers.producer import MarkerProducer
+    from kmq_spark.consumer.missing_offsets import MissingOffsets
+    from kmq_spark.consumer.poison.admission import Admission, Door
+
+_HEADERS = KafkaMessage.headers
+
+REPORT_GRACE_S = 2.0
+"""librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
+
+LEAVE_S = 15.0
+"""How long leaving the group may take: a rebalance that waits for a dead member is over before, one that waits for a
+consumer of the thread that closes is not."""
+
+MAX_PASSED = 1_000
+"""Most records looked at at once where the last ones were for others: theirs are passed over at little cost."""
+
+LOOK_FAR = 2_000
+"""Records looked at for others behind suspects that have had their share; others are thought to wait behind so many."""
+
+
+class Intake:
+    """
+    Fetches messages of a queue and starts them.
+
+    Args:
+        config: librdkafka settings of the consumer.
+        topic: Queue topic.
+        door: Which records are taken, and how.
+        leases: Where leases go once their START is durable.
+        markers: Sends the STARTs.
+        consumer_id: Name told in the STARTs.
+        limits: Of leases, and of what may be held.
+        write_settled: Waits until the markers of all that was settled are durable, at most so many seconds.
+        starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
+        missing_offsets: Looks whether assigned partitions have committed offsets; None for no look.
+        is_queue_full: Whether the queue has so much in flight that nothing may be fetched; never, by default.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        topic: str,
+        door: Door,
+        leases: LeaseTable,
+        markers: MarkerProducer,
+        consumer_id: str,
+        limits: Limits,
+        write_settled: Callable[[float], object],
+        starts: Callable[[Consumer], StartWriter] | None = None,
+        missing_offsets: MissingOffsets | None = None,
+        is_queue_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Join the group; partitions come with the first `take`."""
+        self._topic = topic
+        self._door = door
+        self._leases = leases
+        self._consumer_id = consumer_id
+        self._limits = limits
+        self._write_settled = write_settled
+        self.is_queue_full = is_queue_full
+        self._isolation = Isolation()
+        self._started: list[Batch] = []
+        self._look_count = 1
+        self._is_blocked = self._is_torn = False
+        self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
+        self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
+
+    @property
+    def clients(self) -> tuple[object, ...]:
+        """The clients, to be left alone in a child process."""
+        return (self._fetcher.client, *self._starts.clients())
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most messages held."""
+        return self._limits.max_in_flight
+
+    @property
+    def owned(self) -> set[int]:
+        """Partitions that the group has given to this consumer."""
+        return self._fetcher.owned
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the last `take` found something that must wait until less is held."""
+        return self._is_blocked
+
+    def room(self) -> Room:
+        """Return what may be handed out now: none while the queue is full, a suspect is out or waits for others."""
+        if self.is_queue_full():
+            return Room(0, 0, is_empty=False)
+        now = time.monotonic()
+        held_count = self._held_count(now)
+        under_way_bytes = sum([batch.byte_count for batch in self._started])
+        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes_bound(now)
+        if max_bytes <= 0:
+            max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes(now)
+        is_full = held_count > 0 and (max_bytes <= 0 or self._isolation.is_pausing(now))
+        if is_full or self._isolation.is_out(now):
+            return Room(0, 0, is_empty=False)
+        return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
+
+    def take(self, max_messages: int, timeout: float, *, lease_s: float | None = None) -> Batch | None:
+        """
+        Fetch records, as many as are there, and send the STARTs of those that are to be handed out now or later.
+
+        Args:
+            max_messages: Most messages to hand out; `room` bounds them, too.
+            timeout: Seconds to wait for the first record.
+            lease_s: Length of the leases, seconds; None for the consumer's.
+
+        Returns:
+            A batch, whose STARTs are under way; perhaps without messages, where there are none for us among the
+            records. None where no records came, or what came must wait.
+
+        Raises:
+            KmqError: The client reported an error that does not pass by itself.
+        """
+        room = self.room()
+        room = room._replace(max_messages=min(room.max_messages, max_messages))
+        if room.max_messages < 1:
+            return None
+        if self._is_torn:
+            self._fetch_again()
+        # Until all that is fetched now is in a batch, or back in the stash: whatever interrupts it in between.
+        self._is_torn = True
+        batch = self._take(room, timeout, lease_s)
+        self._is_torn = False
+        return batch
+
+    def wait_until_durable(self, batch: Batch) -> None:
+        """
+        Wait for the STARTs of a batch, and give its messages back where they failed.
+
+        Messages whose time to live is over by then are ended, and no longer among the messages of the batch.
+
+        Args:
+            batch: What `take` returned; batches are waited for in their order.
+
+        Raises:
+            KmqError: A START failed or took too long; nothing may be handed out of this batch or a later one, they are
+                fetched again.
+        """
+        start_timeout_s = self._limits.start_timeout_s
+        if batch.is_suspect:
+            # What it does to this process must not undo what was done before it, again and again. Before the wait for
+            # the START: its report wakes the thread that writes.
+            self._write_settled(start_timeout_s)
+        if not batch.wait(start_timeout_s + REPORT_GRACE_S):
+            batch.error = KafkaClientError(
+                f"cannot start messages of {self._topic}: got no answer within {start_timeout_s:g} s; "
+                "check the broker, the messages are fetched again",
+                code="_TIMED_OUT",
+                retriable=True,
+            )
+        if batch.error is not None:
+            with contextlib.suppress(KmqError):  # the next `take` tries it again
+                self.give_back()
+            raise batch.error
+        if batch.is_marked:
+            failpoint("consumer.start-durable")
+        self._leases.open(batch.leases)
+        if batch.expiring:
+            batch.drop_expired()
+
+    def commit(self, batch: Batch) -> None:
+        """Commit the position behind a batch whose START is durable; the answer is not waited for."""
+        if batch.is_marked and self._starts.commits_positions:
+            self._fetcher.committed(batch.next_offsets)
+        else:
+            self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
+        if batch in self._started:
+            self._started.remove(batch)
+
+    def end_of(self, topic: str, timeout: float) -> int:
+        """Do what `Fetcher.end_of` does; any thread may call it, but not after `close`."""
+        return self._fetcher.end_of(topic, timeout)
+
+    def idle(self) -> None:
+        """Serve the group without fetching."""
+        self._fetcher.idle(0)
+
+    def serve(self) -> None:
+        """Serve the group without fetching, where that was not done for a second."""
+        self._fetcher.serve()
+
+    def close(self, timeout: float) -> None:
+        """Commit what was handed out and leave the group; batches that were not waited for are fetched by others."""
+        # Before the last commit: it must not cover them.
+        self._drop_started()
+        try:
+            self._fetcher.close(min(timeout, LEAVE_S))
+        finally:
+            self._starts.close()
+
+    def give_back(self) -> None:
+        """
+        Give back every batch whose position is not to be committed yet: its messages are fetched again.
+
+        It may be called at any time, also after an exception in the middle of any other method of this class, and once
+        more where it was interrupted itself.
+
+        Raises:
+            KmqError: It is not possible now; the next `take` tries it again.
+        """
+        self._is_torn = True
+        self._fetch_again(self._drop_started())
+
+    def _drop_started(self) -> dict[int, int]:
+        """
+        Forget the batches under way; what has its position already stays held, and is given back by its caller.
+
+        Returns:
+            By partition, the first offset that was under way.
+        """
+        first: dict[int, int] = {}
+        for batch in self._started:
+            for partition, offset in batch.first_offsets.items():
+                first.setdefault(partition, offset)
+            for lease in batch.leases:
+                if not self._fetcher.is_behind(lease.queue_partition, batch.next_offsets[lease.queue_partition]):
+                    lease.end("it was never handed out")
+                    lease.take_held()
+        self._started.clear()
+        return first
+
+    def _fetch_again(self, dropped: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Fetch again what was fetched and is in no batch; *dropped* is where batches without a position began."""
+        behind = {partition: offset for batch in self._started for partition, offset in batch.next_offsets.items()}
+        self._fetcher.fetch_again(behind, dropped)
+        self._is_torn = False
+
+    def _take(self, room: Room, timeout: float, lease_s: float | None) -> Batch | None:
+        self._is_blocked = False
+        look_count = max(room.max_messages, self._look_count)
+        records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
+        if not records:
+            return None
+        # What was held may have ended while the fetch waited.
+        room = room._replace(is_empty=not self._held_count(time.monotonic()))
+        headers: list[Any] = list(map(_HEADERS, records))
+        if any(headers) or not self._door.is_open:
+            return self._take_sorted(records, room, lease_s)
+        self._look_count = 1
+        self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
+        sizes = sizes_of(records, ())
+        count = count_that_fits(sizes, self._exact(room, sizes))
+        if count < len(records):
+            self._fetcher.put_back(records[count:])
+        self._is_blocked = not count
+        if not count:
+            return None
+        handed = columns_of(records[:count], sizes[:count])
+        return self._start(Batch(*place_of(handed)), handed, None, lease_s)
+
+    def _take_sorted(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> Batch | None:
+        """Take what headers decide about."""
+        now = time.monotonic()
+        records, admissions, others_wait = self._look(records, now)
+        sizes = sizes_of(records, list(map(_HEADERS, records)))
+        turn = self._isolation.turn(now, is_empty=room.is_empty, others_wait=others_wait)
+        portion = portion_of(admissions, sizes, self._exact(room, sizes), turn)
+        if portion.is_waiting:
+            self._isolation.pause(now)
+        elif not portion.is_suspect:
+            self._isolation.end(now)
+        self._look_count = self._next_look_count(admissions, portion)
+        if portion.taken_count < len(records):
+            self._fetcher.put_back(records[portion.taken_count :])
+        self._is_blocked = bool(records) and not portion.taken_count
+        if not portion.taken_count:
+            return None
+        batch = self._start(
+            Batch(*place_of(columns_of(records[: portion.taken_count], sizes))),
+            columns_of([records[index] for index in portion.handed], [sizes[index] for index in portion.handed]),
+            [admissions[index].delivery_count for index in portion.handed],
+            lease_s,
+            deferrals(records, admissions, portion, self._consumer_id, lambda c: self._isolation.defer_ms(c, now)),
+        )
+        if portion.is_suspect:
+            batch.is_suspect = True
+            self._isolation.begin(batch.messages, now)
+        batch.expiring = [
+            message
+            for message, index in zip(batch.messages, portion.handed, strict=True)
+            if admissions[index].expires_at_ms is not None
+        ]
+        return batch
+
+    def _look(self, records: list[KafkaMessage], now: float) -> tuple[list[KafkaMessage], list[Admission], bool]:
+        """Return records, the verdicts on them, and whether others wait behind suspects, where that matters."""
+        admissions = self._admissions(records)
+        verdicts = {each.verdict for each in admissions}
+        if Verdict.HAND_OUT_ALONE not in verdicts or not self._isolation.is_resting(now):
+            return records, admissions, False
+        if Verdict.HAND_OUT not in verdicts:
+            self._fetcher.put_back(records)
+            records = self._fetcher.fetch(LOOK_FAR, 0.0, at_least=LOOK_FAR)
+            admissions = self._admissions(records)
+        others_wait = len(records) >= LOOK_FAR or any(each.verdict is Verdict.HAND_OUT for each in admissions)
+        return records, admissions, others_wait
+
+    def _admissions(self, records: list[KafkaMessage]) -> list[Admission]:
+        # The client's stub allows what may be sent; what was read is always text and bytes.
+        headers: list[Any] = list(map(_HEADERS, records))
+        return [self._door.admit(each, record) for each, record in zip(headers, records, strict=True)]
+
+    def _start(
+        self,
+        batch: Batch,
+        handed: Columns,
+        counts: Sequence[int] | None,
+        lease_s: float | None,
+        deferrals: Sequence[Marker] = (),
+    ) -> Batch:
+        """Put records under leases and send their STARTs: one for each queue partition and delivery count."""
+        duration_s = self._limits.lease_s if lease_s is None else lease_s
+        terms = Terms(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
+        batch.messages, batch.leases = lease_out(handed, counts, terms)
+        batch.byte_count = sum([lease.byte_count for lease in batch.leases])
+        starts = [
+            (
+                Marker(
+                    MarkerType.START,
+                    lease.queue_partition,
+                    ranges,
+                    redeliver_after_ms=round(duration_s * 1000),
+                    delivery_count=lease.delivery_count,
+                    consumer_id=self._consumer_id,
+                ),
+                batch.on_report_of(lease),
+            )
+            for lease in batch.leases
+            for ranges in ranges_of_fetched(lease.offsets)
+        ]
+        batch.expect(len(starts) + len(deferrals))
+        self._starts.send(batch, [*((marker, batch.on_report) for marker in deferrals), *starts], self._fetcher.owned)
+        self._started.append(batch)
+        if deferrals:
+            failpoint("consumer.deferral-sent")
+        if batch.is_marked:
+            failpoint("consumer.start-sent")
+        return batch
+
+    @staticmethod
+    def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
+        """Return how many records to look at next: ever more where all are for others, or for later."""
+        if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
+            return CROWD
+        return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)
+
+    def _exact(self, room: Room, sizes: Sequence[int]) -> Room:
+        """Return the room with its bytes counted exactly where an upper bound of what is held does not do."""
+        if sum(sizes) <= room.max_bytes:
+            return room
+        under_way_bytes = sum([batch.byte_count for batch in self._started])
+        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes(time.monotonic())
+        return room._replace(max_bytes=max(0, max_bytes))
+
+    def _held_count(self, now: float) -> int:
+        return self._leases.held_count(now) + sum([len(batch.messages) for batch in self._started])
+
+    def _started_positions(self, gone: set[int]) -> dict[int, int]:
+        """Wait for what is under way on partitions that go away; return the positions behind what became durable."""
+        positions: dict[int, int] = {}
+        for batch in self._started:
+            if not gone & batch.next_offsets.keys():
+                continue
+            if not batch.wait(self._limits.start_timeout_s) or batch.error is not None:
+                break  # what comes after it lies behind it, and would take the position along
+            positions.update(batch.next_offsets)
+        return positions

@@ -1,0 +1,1 @@
+"""Writing START, KEEPALIVE and END markers."""

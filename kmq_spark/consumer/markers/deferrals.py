@@ -1,0 +1,64 @@
+"""
+Write down what is handed out later: STARTs that nobody holds.
+
+Rule 1: messages that fall due together share a marker, so that a hundred thousand of them are a few hundred markers.
+Rule 2: no clock, no client.
+
+Source: docs/protocol.md, "What a consumer does with a record".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.kafka.marker_ranges import cut_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.consumer.poison.admission import Admission, Portion
+
+
+def deferrals(
+    records: Sequence[KafkaMessage],
+    admissions: Sequence[Admission],
+    portion: Portion,
+    consumer_id: str,
+    defer_ms: Callable[[int], int],
+) -> list[Marker]:
+    """
+    Return the STARTs of what is handed out later.
+
+    Args:
+        records: What was fetched.
+        admissions: The verdict on each.
+        portion: Which of them are deferred, and which postponed.
+        consumer_id: Written into the markers.
+        defer_ms: Returns how long the next suspect that must wait is deferred, milliseconds; takes its crowd.
+    """
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for index in portion.deferred:
+        record, admission = records[index], admissions[index]
+        key = (record.partition(), admission.delivery_count, admission.due_at_ms, 0)
+        groups.setdefault(key, []).append(record.offset())
+    for index in portion.postponed:
+        record, admission = records[index], admissions[index]
+        key = (record.partition(), admission.delivery_count, 0, defer_ms(admission.crowd))
+        groups.setdefault(key, []).append(record.offset())
+    return [
+        Marker(
+            MarkerType.START,
+            partition,
+            ranges,
+            redeliver_after_ms=after_ms,
+            delivery_count=delivery_count,
+            consumer_id=consumer_id,
+            never_handed_out=True,
+            due_at_ms=due_at_ms,
+        )
+        for (partition, delivery_count, due_at_ms, after_ms), offsets in groups.items()
+        for ranges in cut_ranges(offsets)
+    ]

@@ -1,0 +1,278 @@
+"""
+Write what a consumer's handlers have settled, and keep alive what they hold, in a thread of its own.
+
+Rule 1: what was settled is gathered for a few milliseconds and leaves as one END a queue partition.
+Rule 2: releases leave as one KEEPALIVE a queue partition and delay, rejections as one END a reason, extensions as one
+KEEPALIVE a length.
+Rule 3: renewals and ENDs come from this one thread, so that no renewal overtakes the release of its message.
+
+Source: kafka-mq-go `queue/consumer.go` writes one marker a message, each awaited; that is what made it slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kmq_spark.consumer.leases import Verb
+from kmq_spark.consumer.markers.keep_alive import Renewal, renewals
+from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.marker_ranges import cut_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kmq_spark.consumer.leases import Lease, LeaseTable, Settled
+    from kmq_spark.consumer.markers.producer import MarkerProducer
+    from kmq_spark.errors import KmqError
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 0.02
+"""Longest sleep while nothing is held."""
+
+FLUSH_S = 0.001
+"""Longest sleep while somebody waits for a flush."""
+
+EXPIRED = "expired"
+"""Reason of an END of a message whose time to live was over."""
+
+SWEEP_S = 0.1
+"""How often leases are looked through for renewal and for their end; the shortest lease is ten times that."""
+
+
+class MarkerWriter:
+    """
+    The thread that writes ENDs, releases and renewals of one consumer.
+
+    Args:
+        producer: Sends them; its reports are served here.
+        leases: The consumer's leases and outboxes.
+        consumer_id: Name of the consumer, told in every marker.
+        ack_linger_ms: How long settled messages are gathered.
+        keep_alive: Whether held messages are renewed.
+    """
+
+    def __init__(
+        self,
+        producer: MarkerProducer,
+        leases: LeaseTable,
+        *,
+        consumer_id: str,
+        ack_linger_ms: int,
+        keep_alive: bool,
+    ) -> None:
+        """Prepare; `start` starts the thread."""
+        self._producer = producer
+        self._leases = leases
+        self._consumer_id = consumer_id
+        self._ack_linger_s = ack_linger_ms / 1000
+        self._keep_alive = keep_alive
+        self._swept_at = 0.0
+        self._rounds = 0
+        self._flushing = 0
+        self._round_done = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"kmq-markers-{consumer_id}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def flush(self, timeout: float) -> None:
+        """
+        Wait until everything settled before this call is durable.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            KmqError: A marker could not be written; the first such error since the last flush.
+            KafkaClientError: It took longer; the markers are written as soon as the broker is back.
+        """
+        until = time.monotonic() + timeout
+        self._wait_for_round(timeout)
+        self._producer.wait(max(0.0, until - time.monotonic()))
+
+    def write_out(self, timeout: float) -> bool:
+        """
+        Wait until everything settled before this call is durable, and leave errors to the next `flush`.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            False where it took longer.
+        """
+        until = time.monotonic() + timeout
+        self._wait_for_round(timeout)
+        return not self._producer.wait_for_reports(max(0.0, until - time.monotonic()))
+
+    def _wait_for_round(self, timeout: float) -> None:
+        with self._round_done:
+            # The round that runs now may have passed a partition already; the one after it passes all.
+            wanted = self._rounds + 2
+            self._flushing += 1
+            try:
+                self._round_done.wait_for(lambda: self._rounds >= wanted, timeout)
+            finally:
+                self._flushing -= 1
+
+    def close(self, timeout: float) -> None:
+        """
+        Write what is left and end the thread.
+
+        Args:
+            timeout: Seconds for the last markers.
+
+        Raises:
+            KmqError: As `flush`.
+        """
+        try:
+            self.flush(timeout)
+        finally:
+            self._stopping.set()
+            self._thread.join()
+            self._producer.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            began_at = time.monotonic()
+            try:
+                self._round(began_at)
+            except Exception:
+                # Without this thread no END is written and every message comes again: go on with the next round.
+                logger.exception("cannot write markers", extra={"action": "marker_round_failed"})
+            with self._round_done:
+                self._rounds += 1
+                self._round_done.notify_all()
+            self._serve_until_next_round(began_at)
+
+    def _round(self, now: float) -> None:
+        for outbox in self._leases.outboxes():
+            if outbox.acked:
+                self._write_ends(outbox.queue_partition, outbox.take_acked())
+            if outbox.others:
+                self._write_others(outbox.queue_partition, outbox.take_others())
+            if outbox.extended:
+                self._write_extensions(outbox.queue_partition, outbox.take_extended())
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            self._sweep(now)
+
+    def _serve_until_next_round(self, began_at: float) -> None:
+        is_idle = not self._producer.is_waiting and not self._leases.open_leases()
+        until = began_at + (IDLE_S if is_idle else self._ack_linger_s)
+        while True:
+            left = FLUSH_S if self._flushing else until - time.monotonic()
+            self._producer.serve(max(0.0, left))
+            if self._flushing or time.monotonic() >= until:
+                return
+
+    def _write_ends(
+        self, queue_partition: int, offsets: Sequence[int], outcome: Outcome = Outcome.ACKED, reason: str = ""
+    ) -> None:
+        for ranges in cut_ranges(offsets):
+            self._producer.send_until_durable(
+                Marker(
+                    MarkerType.END,
+                    queue_partition,
+                    ranges,
+                    outcome=outcome,
+                    reason=reason,
+                    consumer_id=self._consumer_id,
+                )
+            )
+            failpoint("consumer.end-sent")
+
+    def _write_others(self, queue_partition: int, settled: Sequence[Settled]) -> None:
+        groups: dict[Settled, list[int]] = {}
+        for one in settled:
+            groups.setdefault(one._replace(message_offset=-1), []).append(one.message_offset)
+        for kind, offsets in groups.items():
+            if kind.verb is Verb.REJECT:
+                self._write_ends(queue_partition, offsets, Outcome.REJECTED, kind.reason)
+            elif kind.verb is Verb.EXPIRE:
+                self._write_ends(queue_partition, offsets, Outcome.EXPIRED, EXPIRED)
+            else:
+                self._write_releases(queue_partition, offsets, kind)
+
+    def _write_releases(self, queue_partition: int, offsets: Sequence[int], kind: Settled) -> None:
+        for ranges in cut_ranges(offsets):
+            self._producer.send_until_durable(
+                Marker(
+                    MarkerType.KEEPALIVE,
+                    queue_partition,
+                    ranges,
+                    redeliver_after_ms=kind.delay_ms,
+                    reason=kind.reason,
+                    consumer_id=self._consumer_id,
+                    never_handed_out=kind.never_handed_out,
+                    release=Release.FAILED if kind.has_failed else Release.GIVEN_BACK,
+                )
+            )
+            failpoint("consumer.release-sent")
+
+    def _sweep(self, now: float) -> None:
+        """Let go of what has ended, renew what is due."""
+        for lease in self._leases.expire(now):
+            _log_lost(lease)
+        if self._keep_alive:
+            for renewal in renewals(self._leases.open_leases(), now):
+                self._renew(renewal)
+                failpoint("consumer.renewal-sent")
+
+    def _write_extensions(self, queue_partition: int, leases: Sequence[Lease]) -> None:
+        alike: dict[float, list[Lease]] = {}
+        for lease in leases:
+            alike.setdefault(lease.duration_s, []).append(lease)
+        for duration_s, found in alike.items():
+            # From when the first was asked for: the end here must not come after the end on the broker.
+            sent_at = min([lease.renewed_at for lease in found])
+            self._renew(Renewal(queue_partition, tuple(found), sent_at, duration_s), is_extension=True)
+            failpoint("consumer.extension-sent")
+
+    def _renew(self, renewal: Renewal, *, is_extension: bool = False) -> None:
+        parts = list(cut_ranges(renewal.offsets()))
+        left = len(parts)
+
+        def on_report(error: KmqError | None, _appended_at_ms: int) -> None:
+            # Reports are served by the writer's thread alone, so counting needs no lock.
+            nonlocal left
+            left -= 1
+            if error is not None:
+                logger.warning("keep-alive failed: %s", error, extra={"action": "keep_alive_failed"})
+                if is_extension and left >= 0 and error.retriable:
+                    # Nobody else would try again where keep-alive is off; until then the old length holds.
+                    self._leases.outbox(renewal.queue_partition).extended.extend(
+                        [lease for lease in renewal.leases if lease.held and lease.expires_at > time.monotonic()]
+                    )
+                left = -1
+            elif left == 0:
+                renewal.durable(time.monotonic())
+
+        for ranges in parts:
+            marker = Marker(
+                MarkerType.KEEPALIVE,
+                renewal.queue_partition,
+                ranges,
+                redeliver_after_ms=round(renewal.duration * 1000),
+                consumer_id=self._consumer_id,
+            )
+            self._producer.send(marker, on_report)
+
+
+def _log_lost(lease: Lease) -> None:
+    offsets = sorted(lease.held)
+    if offsets:
+        logger.warning(
+            "lease lost: %d message(s) of queue partition %d from offset %d on were held too long, "
+            "they will be redelivered",
+            len(offsets),
+            lease.queue_partition,
+            offsets[0],
+            extra={"action": "lease_lost", "partition": lease.queue_partition},
+        )

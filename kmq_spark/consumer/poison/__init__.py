@@ -1,0 +1,1 @@
+"""Handing out messages that may kill their process one at a time."""

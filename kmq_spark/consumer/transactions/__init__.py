@@ -1,0 +1,1 @@
+"""Results and acks in one Kafka transaction."""

@@ -1,0 +1,147 @@
+"""
+The names of a queue's topics, consumer groups and transactional ids, all derived from the name of the queue.
+
+Rule 1: two queues never share a name.
+
+Source: system.md §2; kafka-mq-go names its group after nothing but itself, so that two of its queues share one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
+from kmq_spark.errors import ConfigError
+
+MAX_TOPIC_CHARS = 249
+"""Longest name of a topic. Kafka's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTopics:
+    """
+    The names that belong to a queue, or to one of the groups that read it.
+
+    Attributes:
+        queue: Name of the queue, and of its queue topic.
+        group: Name of the group, empty for the one that a queue has by itself. Each group sees every message, and has
+            a markers topic, a dead-letter topic and a tracker of its own.
+
+    Raises:
+        ConfigError: A name has other characters than `A-Za-z0-9._-`, or not 1 to 200 of them (a group's: 100).
+    """
+
+    queue: str
+    group: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> QueueTopics:
+        """
+        Return the names for `queue` or `queue@group`, as the command line and the settings write it.
+
+        Raises:
+            ConfigError: A name is not allowed, or the group is missing after an `@`.
+        """
+        queue, at, group = text.partition("@") if isinstance(text, str) else (text, "", "")
+        if at and not group:
+            message = f"group name is missing: got {text!r}, queue@group or queue; name the group or leave out the @"
+            raise ConfigError(message)
+        return cls(queue, group)
+
+    def __str__(self) -> str:
+        """Return the form that `parse` reads."""
+        return f"{self.queue}@{self.group}" if self.group else self.queue
+
+    def __post_init__(self) -> None:
+        """Check the names: they reach topic names, metric labels, file paths and SQL."""
+        if self.group and not is_name(self.group, LONGEST_GROUP):
+            raise name_error("group", self.group, LONGEST_GROUP)
+        if not is_name(self.queue) or set(self.queue) <= {"."}:
+            raise name_error("queue", self.queue)
+        if len(self.redrive_topic) > MAX_TOPIC_CHARS:
+            message = (
+                f"names are too long together: got {str(self)!r}, {MAX_TOPIC_CHARS} characters in the topic name "
+                f"{self.redrive_topic!r}; choose shorter names"
+            )
+            raise ConfigError(message)
+
+    @property
+    def queue_topic(self) -> str:
+        """The topic of the messages."""
+        return self.queue
+
+    @property
+    def markers_topic(self) -> str:
+        """The topic of the markers."""
+        return f"{self._own}.markers"
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """The topic of the dead letters."""
+        return f"{self._own}.dlq"
+
+    @property
+    def redrive_topic(self) -> str:
+        """The log of what became of the dead letters: ENDs, as the markers topic is of the messages."""
+        return f"{self.dead_letter_topic}.markers"
+
+    @property
+    def consumer_group(self) -> str:
+        """The group of the queue's consumers."""
+        return f"kmq.{self._own}"
+
+    @property
+    def tracker_group(self) -> str:
+        """The group under which the tracker commits its positions."""
+        return f"kmq.{self._own}.tracker"
+
+    def logical_group(self, logical_queue: str) -> str:
+        """
+        Return the group of the consumers of one logical queue.
+
+        Args:
+            logical_queue: Its name.
+
+        Raises:
+            ConfigError: The name is not allowed.
+        """
+        if not is_name(logical_queue, LONGEST_QUEUE):
+            raise name_error("logical queue", logical_queue)
+        return f"{self.logical_group_prefix}{logical_queue}"
+
+    @property
+    def logical_group_prefix(self) -> str:
+        """What the names of the groups of logical queues begin with."""
+        return f"{self.consumer_group}.queue-"
+
+    @property
+    def outcome_group(self) -> str:
+        """The group under which a consumer looks up the outcome of its transaction; it commits nothing."""
+        return f"{self.consumer_group}.outcomes"
+
+    def consumer_transactional_id(self, consumer_id: str) -> str:
+        """Return the transactional id of a consumer; with an empty *consumer_id* the prefix of all of them."""
+        return f"{self.consumer_group}.consumer.{consumer_id}"
+
+    @property
+    def producers_topic(self) -> str:
+        """The topic of the positions of producers with an id; of the queue, whichever group this is."""
+        return f"{self.queue}.producers"
+
+    def producer_transactional_id(self, producer_id: str) -> str:
+        """Return the transactional id of a producer; with an empty *producer_id* the prefix of all of them."""
+        return f"kmq.{self.queue}.producer.{producer_id}"
+
+    @property
+    def redrive_id(self) -> str:
+        """The transactional id under which dead letters are redriven and purged."""
+        return f"kmq.{self._own}.redrive"
+
+    @property
+    def _own(self) -> str:
+        return f"{self.queue}.group-{self.group}" if self.group else self.queue
+
+    @property
+    def all_topics(self) -> tuple[str, str, str]:
+        """The topics that a queue cannot be without, in the order in which they are made."""
+        return (self.queue_topic, self.markers_topic, self.dead_letter_topic)

@@ -1,0 +1,473 @@
+"""
+Send messages to a queue, each durable before its sender is told so.
+
+Rule 1: idempotent: a retry neither doubles a message nor changes the order of a partition.
+Rule 2: no failure is swallowed: it goes to the message's callback, or is raised by the next call.
+Rule 3: reports are served by the calling thread; a thread of our own serves them while there are no calls, because two
+threads that want the interpreter at once would serve one report each 5 ms.
+
+Source: librdkafka INTRODUCTION.md, "Message reliability"; confluent-kafka's `produce`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException, Producer
+
+from kmq_spark.core.markers import MessageId
+from kmq_spark.core.producing import check_producer_id
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
+from kmq_spark.kafka.forks import watch
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, client_error, make_client, producer_config
+from kmq_spark.kafka.topics import partition_count
+from kmq_spark.producer.retention import KnownRetentions
+from kmq_spark.producer.send_options import option_headers, wait_ms
+from kmq_spark.wire.headers import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime, timedelta
+    from types import TracebackType
+    from typing import Self
+
+    from confluent_kafka import KafkaError
+    from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.core.producing import ProducerState, SourcePosition
+    from kmq_spark.producer.resuming import ResumingSender
+
+    Headers = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+    OnDelivery = Callable[[MessageId | None, KmqError | None], object]
+
+logger = logging.getLogger(__name__)
+
+_SENDABLE = (bytes, str, type(None))
+
+IDLE_S = 0.1
+"""How long no call was made before the producer's own thread serves the reports."""
+
+SERVE_EVERY = 100
+"""Messages between two looks for reports: a look costs about a tenth of a send, a report waits 0.1 ms at 1 M/s."""
+
+
+class QueueProducer:
+    """
+    Sends messages to a queue; safe for many threads.
+
+    Use it in a `with` block, or call `close`.
+
+    With a *producer_id* messages and the position in their source are written in Kafka transactions, exactly once: a
+    producer with the same id, after a crash too, goes on at `position` and shuts the older one out. See
+    docs/producers.md.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        bootstrap_servers: str,
+        client_id: str = "",
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        delivery_timeout_ms: int = 120_000,
+        timeout_ms: int = 10_000,
+        extra: Mapping[str, str] | None = None,
+        producer_id: str | None = None,
+        commit_every_ms: int = 100,
+        commit_every: int = 50_000,
+        transaction_timeout_ms: int = 10_000,
+    ) -> None:
+        """
+        Connect and check that the queue topic exists; with a *producer_id* take over from the older producer of it.
+
+        Args:
+            topic: Name of the queue, and of its topic.
+            bootstrap_servers: Comma-separated `host:port`.
+            client_id: Name in the broker's log and quotas; empty for one of our making.
+            max_message_bytes: Largest message, key, value and headers together; as the queue was made with.
+            delivery_timeout_ms: How long a message may wait for the broker before it has failed.
+            timeout_ms: How long the broker may take to answer here, and a full client queue may block `send`.
+            extra: librdkafka settings.
+            producer_id: Name under which a later process goes on where this one ends; 1 to 100 of A-Z a-z 0-9 . _ -.
+                One process at a time: a second one ends the first with FencedError.
+            commit_every_ms: With *producer_id*: how long a message waits for its commit, 1 to 3,600,000.
+            commit_every: With *producer_id*: most messages of a transaction, 1 to 100,000.
+            transaction_timeout_ms: With *producer_id*: when the broker aborts a transaction of a process that died
+                within it, 1,000 to 900,000. Consumers wait behind it until then, or until the id is used again.
+
+        Raises:
+            ConfigError: A value is out of bounds, or *extra* would break a guarantee.
+            TopicError: The queue topic does not exist.
+            FencedError: Another process with this *producer_id* started at the same time.
+            KafkaClientError: The broker cannot be reached within *timeout_ms*.
+        """
+        self._topics = QueueTopics(topic)
+        self._topic = self._topics.queue_topic
+        self._timeout_s = timeout_ms / 1000
+        self._max_message_bytes = max_message_bytes
+        self._pid = os.getpid()
+        self._errors: list[KmqError] = []
+        self._sent = 0
+        self._closed = threading.Event()
+        self._is_closed = False
+        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
+        self._resuming: ResumingSender | None = None
+        if producer_id is not None:
+            from kmq_spark.producer.resuming import ResumingSender  # noqa: PLC0415  # it imports half of this package
+
+            self._resuming = ResumingSender(
+                self._topics,
+                check_producer_id(producer_id),
+                client_id=client_id,
+                max_message_bytes=max_message_bytes,
+                delivery_timeout_ms=delivery_timeout_ms,
+                timeout_ms=timeout_ms,
+                transaction_timeout_ms=transaction_timeout_ms,
+                commit_every_ms=commit_every_ms,
+                commit_every=commit_every,
+                bootstrap_servers=bootstrap_servers,
+                extra=extra,
+            )
+            watch(self)
+            return
+        self._producer = make_client(
+            Producer,
+            producer_config(
+                bootstrap_servers,
+                client_id,
+                extra,
+                max_message_bytes=max_message_bytes,
+                delivery_timeout_ms=delivery_timeout_ms,
+            ),
+        )
+        if not partition_count(self._producer, self._topic, bootstrap_servers, timeout_ms):
+            message = f"queue {topic!r} has no topic {self._topic!r}; run `kmq queue create {topic}`"
+            raise TopicError(message)
+        self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{topic}", daemon=True)
+        self._thread.start()
+        watch(self)
+
+    def __enter__(self) -> Self:
+        """Return the producer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Close the producer; what the body raised goes before what closing would.
+
+        With a *producer_id* what is not committed is dropped where the body raised.
+        """
+        try:
+            if error is not None and self._resuming is not None:
+                self._abort()
+            else:
+                self.close()
+        except KmqError:
+            if error is None:
+                raise
+            logger.exception("cannot close the producer of %s", self._topic, extra={"action": "close_failed"})
+
+    def send(
+        self,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
+        queue: str | None = None,
+        delay: float | timedelta | None = None,
+        at: datetime | float | None = None,
+        ttl: float | timedelta | None = None,
+        position: SourcePosition = None,
+    ) -> None:
+        """
+        Send a message; returns before it is durable.
+
+        Times count on the broker's clock. The first message with a delay reads how long the topics keep it: those of
+        the queue itself; the markers topics of its groups are not known here.
+
+        Args:
+            value: Payload; text is encoded as UTF-8.
+            key: Messages of one key go to one partition; text is encoded as UTF-8.
+            headers: Kept through redelivery and dead-lettering; names beginning with `kmq-` are reserved.
+            partition: Queue partition, chosen by key or at random by default.
+            on_delivery: Called once, in the thread of a later call or in the producer's own: with the message's place,
+                or with the error. Without it, a failure is raised by the next call.
+            queue: Logical queue on this topic, for the consumers of that name alone; 1 to 200 of A-Z a-z 0-9 . _ -.
+            delay: How long it is not handed out, seconds or a timedelta from its append time on; 0 is none.
+            at: When it is handed out instead, an aware datetime or epoch seconds; one that has passed is none.
+            ttl: After which it is not handed out any more, seconds or a timedelta, more than 0, redeliveries included.
+            position: Where the source stands behind this message, bytes or JSON, at most 4 KiB; needs a *producer_id*.
+                A message without one belongs to the next message that has one: both are committed together.
+
+        Raises:
+            ConfigError: A value has the wrong type or is out of bounds, a header is reserved, or the message would wait
+                longer than the topics keep it.
+            KafkaClientError: The message is too large, or the client's queue stayed full for *timeout_ms*.
+            KmqError: An earlier message without a callback has failed; this one was not sent.
+            FencedError: A newer producer with this *producer_id* has taken over; nothing uncommitted is sent.
+            UsageError: The producer is closed or was made by another process.
+        """
+        # Looked at here and only then called: a call that does nothing is a twentieth of a send.
+        if self._is_closed or self._pid != os.getpid():
+            self._check_usable()
+        if self._errors:
+            self._raise_failed()
+        if not (isinstance(value, _SENDABLE) and isinstance(key, _SENDABLE)):
+            wrong = key if isinstance(value, _SENDABLE) else value
+            message = (
+                f"message has the wrong type: expected bytes, str or None, got {type(wrong).__name__}; encode it first"
+            )
+            raise ConfigError(message)
+        pairs = checked_headers(headers) if headers else None
+        if not (queue is None and delay is None and at is None and ttl is None):
+            asked = option_headers(queue=queue, delay=delay, at=at, ttl=ttl)
+            self._retentions.check(self._topic, wait_ms(delay, at, time.time()))
+            pairs = [*(pairs or ()), *asked]
+        if self._resuming is not None:
+            self._resuming.send(
+                value, key=key, partition=partition, headers=pairs, on_delivery=on_delivery, position=position
+            )
+            return
+        if position is not None:
+            raise self._no_id("a position")
+        report = self._on_report if on_delivery is None else _Report(on_delivery, self._topic)
+        self._produce(value, key, -1 if partition is None else partition, pairs, report)
+        self._sent += 1
+        if self._sent % SERVE_EVERY == 0:
+            self._producer.poll(0)
+
+    @property
+    def position(self) -> SourcePosition:
+        """
+        Where the source stands behind the last committed message; None where no position was ever committed.
+
+        Raises:
+            UsageError: The producer has no *producer_id*.
+        """
+        return self._committed("a position").position
+
+    @property
+    def sequence(self) -> int:
+        """
+        How many messages are committed under this *producer_id*, by all processes that had it.
+
+        Raises:
+            UsageError: The producer has no *producer_id*.
+        """
+        return self._committed("a sequence").sequence
+
+    @property
+    def generation(self) -> int:
+        """
+        How many processes have had this *producer_id*, this one included.
+
+        Raises:
+            UsageError: The producer has no *producer_id*.
+        """
+        return self._committed("a generation").generation
+
+    def commit(self, *, position: SourcePosition = None, timeout: float = 30.0) -> None:
+        """
+        Commit every message sent so far, and wait for it.
+
+        Args:
+            position: Where the source stands now; for what the source has and no message was sent for.
+            timeout: Seconds.
+
+        Raises:
+            FencedError: A newer producer with this *producer_id* has taken over; nothing uncommitted is sent.
+            KmqError: Sending has failed; what is not committed is not sent.
+            KafkaClientError: It took longer; it is still being tried.
+            UsageError: The producer has no *producer_id*, is closed or was made by another process.
+        """
+        self._check_usable()
+        if self._resuming is None:
+            raise self._no_id("commit()")
+        self._resuming.commit(timeout, position)
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """
+        Wait until every message sent so far is durable; with a *producer_id*, committed.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            KmqError: A message without a callback has failed; the first such error since the last call.
+            KafkaClientError: It took longer.
+        """
+        self._check_usable()
+        if self._resuming is not None:
+            self._resuming.commit(timeout)
+            return
+        left = self._producer.flush(timeout)
+        self._raise_failed()
+        if left:
+            message = (
+                f"cannot send to {self._topic}: {left} message(s) are not durable after {timeout:g} s; "
+                "check the broker, they are still being sent"
+            )
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """
+        Send what is left, then disconnect. A second call does nothing.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            KmqError: As `flush`; what is not durable by then is given up.
+        """
+        if self._closed.is_set() or self._pid != os.getpid():
+            return
+        if self._resuming is not None:
+            self._set_closed()
+            self._resuming.close(timeout)
+            return
+        try:
+            self.flush(timeout)
+        finally:
+            self._set_closed()
+            self._thread.join()
+            self._producer.purge()
+            self._producer.flush(1.0)
+
+    def after_fork(self) -> tuple[object, ...]:
+        """Return the clients, which a child process must leave alone."""
+        return (self._producer,) if self._resuming is None else self._resuming.clients
+
+    def _abort(self) -> None:
+        if self._resuming is not None and not self._closed.is_set() and self._pid == os.getpid():
+            self._set_closed()
+            self._resuming.close(0.0, is_aborting=True)
+
+    def _set_closed(self) -> None:
+        self._is_closed = True
+        self._closed.set()
+
+    def _committed(self, what: str) -> ProducerState:
+        if self._resuming is None:
+            raise self._no_id(what)
+        return self._resuming.state
+
+    @staticmethod
+    def _no_id(what: str) -> UsageError:
+        return UsageError(f"producer has no producer_id: got a call for {what}; give QueueProducer a producer_id")
+
+    def _produce(
+        self,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        partition: int,
+        headers: list[tuple[str, bytes | str | None]] | None,
+        report: Callable[[KafkaError | None, KafkaMessage], None],
+    ) -> None:
+        until = 0.0
+        while True:
+            try:
+                # By position, as far as it goes: keyword arguments are half of the cost of the call.
+                self._producer.produce(self._topic, value, key, partition, report, None, 0, headers)
+            except BufferError as error:
+                # Back-pressure: room comes as reports are served.
+                until = until or time.monotonic() + self._timeout_s
+                if time.monotonic() > until:
+                    message = (
+                        f"cannot send to {self._topic}: the client's queue is full for {self._timeout_s:g} s; "
+                        "check the broker, or send more slowly"
+                    )
+                    raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True) from error
+                self._producer.poll(0.05)
+            except KafkaException as error:
+                raise self._refused(error, value) from error
+            else:
+                return
+
+    def _refused(self, error: KafkaException, value: bytes | str | None) -> KmqError:
+        if error.args[0].name() == "MSG_SIZE_TOO_LARGE":
+            size = len(value) if value is not None else 0
+            return KafkaClientError(
+                f"message is too large: got a value of {size} bytes, {self._max_message_bytes} with key and headers; "
+                "send a reference to where the content is kept, or raise max_message_bytes of queue and producer",
+                code="MSG_SIZE_TOO_LARGE",
+            )
+        return client_error(error, f"cannot send to {self._topic}")
+
+    def _on_report(self, error: KafkaError | None, _record: KafkaMessage) -> None:
+        if error is not None:
+            self._errors.append(client_error(error, f"cannot send to {self._topic}"))
+
+    def _raise_failed(self) -> None:
+        if self._errors:
+            errors, self._errors = self._errors, []
+            if len(errors) > 1:
+                logger.error("%d messages to %s have failed", len(errors), self._topic, extra={"action": "send_failed"})
+            raise errors[0]
+
+    def _serve_while_idle(self) -> None:
+        seen = -1
+        while not self._closed.wait(IDLE_S):
+            is_idle, seen = seen == self._sent, self._sent
+            if is_idle and len(self._producer):
+                self._producer.poll(IDLE_S)
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            message = (
+                f"producer belongs to another process: got a call in {os.getpid()}, it was made in {self._pid}; "
+                "make one after the fork"
+            )
+            raise UsageError(message)
+        if self._closed.is_set():
+            message = "producer is closed: got a call after close; make a new one"
+            raise UsageError(message)
+
+
+class _Report:
+    """The report of one message, handed to its sender's callback."""
+
+    __slots__ = ("_on_delivery", "_topic")
+
+    def __init__(self, on_delivery: OnDelivery, topic: str) -> None:
+        self._on_delivery = on_delivery
+        self._topic = topic
+
+    def __call__(self, error: KafkaError | None, record: KafkaMessage) -> None:
+        try:
+            if error is not None:
+                self._on_delivery(None, client_error(error, f"cannot send to {self._topic}"))
+            else:
+                self._on_delivery(MessageId(record.partition() or 0, record.offset() or 0), None)
+        except Exception:
+            # An exception that left here would end up in whichever call serves the reports, of another message.
+            logger.exception("delivery callback raised", extra={"action": "callback_failed"})
+
+
+def checked_headers(headers: Headers) -> list[tuple[str, bytes | str | None]]:
+    """
+    Return a sender's headers as pairs.
+
+    Raises:
+        ConfigError: A name or a value has the wrong type, or a name is reserved.
+    """
+    pairs = list(headers.items() if hasattr(headers, "items") else headers)
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, bytes | str | None):
+            message = (
+                f"header has the wrong type: expected a str name and a bytes, str or None value, got {name!r}; "
+                "encode it"
+            )
+            raise ConfigError(message)
+        if name.startswith(PREFIX):
+            message = f"header name is reserved: got {name!r}, {PREFIX}* is kmq-spark's own; rename it"
+            raise ConfigError(message)
+    return pairs

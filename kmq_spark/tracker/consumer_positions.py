@@ -1,0 +1,291 @@
+"""
+Keep the positions of a queue's consumer groups: where the brokers deleted them, commit them again.
+
+Kafka deletes the offsets of a group that has had no members for `offsets.retention.minutes`. Its next consumers would
+start at the oldest message and receive acknowledged messages again. To commit the offsets again before they expire does
+not prevent that: for a classic group the time counts from the moment the last member left, whatever is committed later.
+
+Rule 1: The tracker keeps a copy of the offsets, in the metadata of its own commits. It commits the copy where a group
+has no offset any more. The time without an offset is `LOOK_INTERVAL_S` at most.
+Rule 2: The copy is what the group itself had committed for this topic (same topic id). Every message below it was
+started, so a restored position loses no message. An offset that is there is never changed. A copy that a tracker made
+before the group's last commits expires before the group's own offsets do: it is never used.
+Rule 3: The commit names no member. Kafka refuses it where the group has members, so it cannot move a live position.
+Rule 4: Best effort: a failure is logged and tried again. It never ends the tracker.
+Rule 5: Offsets are read and committed by a consumer of the group that never subscribes, not by the admin client. Admin
+requests to the coordinator of a group abort the whole process where the connection breaks at the wrong moment
+(librdkafka 2.16, `rd_kafka_admin_coord_request`: its issue 4605).
+
+Source: KIP-211; Kafka's `ClassicGroup.offsetExpirationCondition` and `validateOffsetCommit`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.lookups import EARLIEST, NOT_ALLOWED, offsets_of, topic_id_of
+from kmq_spark.kafka.positions import ConsumerOffsets
+from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kmq_spark.kafka.queue_topics import QueueTopics
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 5.0
+"""Between two checks of the offsets of the groups."""
+
+GROUPS_INTERVAL_S = 60.0
+"""Between two searches for groups of logical queues, and checks of the tracker's rights to all groups."""
+
+NO_PARTITION = 1_000_000
+"""
+A partition that no topic has. To a commit for it the broker answers whether the right is missing, or else that the
+partition is unknown; it writes nothing.
+"""
+
+LONGEST_CALL_S = 5.0
+
+LONGEST_STALE_S = 2.0
+"""
+An offset that was missing may be committed by its group meanwhile; later than this the broker is asked anew.
+
+A consumer that joins an empty group waits longer for its first partitions: `group.initial.rebalance.delay.ms`, 3 s.
+"""
+
+WARN_INTERVAL_S = 60.0
+
+
+class ConsumerPositions:
+    """
+    Keeps the positions of the consumers of one queue: of its own group and of its logical queues.
+
+    Args:
+        topics: Names of the queue.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call; at most `LONGEST_CALL_S` is used.
+        extra: librdkafka settings.
+    """
+
+    def __init__(
+        self, topics: QueueTopics, *, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
+    ) -> None:
+        """Connect lazily: nothing is asked before the first look."""
+        self._topics = topics
+        self._bootstrap_servers = bootstrap_servers
+        self._extra = dict(extra or {})
+        self._groups: dict[str, _Group] = {}
+        self._timeout_s = min(timeout_ms / 1000, LONGEST_CALL_S)
+        self._admin = make_client(AdminClient, admin_config(bootstrap_servers, new_client_id("positions"), extra))
+        self._groups_at_s = self._warned_at_s = float("-inf")
+        self._topic_id = ""
+        self._kept: dict[str, dict[int, int]] = {}
+        self._by_partition: dict[int, ConsumerOffsets] = {}
+        self._refused_groups: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def load(self, kept: Mapping[int, ConsumerOffsets]) -> None:
+        """
+        Take over what the trackers before had kept.
+
+        Args:
+            kept: By partition.
+        """
+        self._topic_id = next((each.topic_id for each in kept.values() if each.topic_id), "")
+        self._kept = {}
+        for partition, offsets in kept.items():
+            if offsets.topic_id == self._topic_id:
+                for suffix, offset in offsets.by_suffix.items():
+                    self._kept.setdefault(self._topics.consumer_group + suffix, {})[partition] = offset
+        self._publish()
+
+    def of(self, partition: int) -> ConsumerOffsets:
+        """Return what is kept of a partition, to be committed with the tracker's position; from any thread."""
+        kept = self._by_partition.get(partition, ConsumerOffsets(self._topic_id))
+        return kept._replace(is_refused=bool(self._refused_groups))
+
+    def start(self) -> None:
+        """Look every `LOOK_INTERVAL_S`, in a thread of its own, until `stop`."""
+        self._thread = threading.Thread(target=self._run, name=f"kmq-positions-{self._topics}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close the clients; where a call to the broker does not return in time, all are left."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(self._timeout_s)
+        if self._thread is None or not self._thread.is_alive():
+            while self._groups:
+                self._groups.popitem()[1].close()
+
+    def look(self) -> None:
+        """Read the offsets of every group, keep them, and commit those again that are missing; failures are logged."""
+        try:
+            self._look()
+        except KafkaException as error:
+            self._warn(client_error(error, f"cannot keep the offsets of consumer groups of {self._topics}"))
+        except KmqError as error:
+            self._warn(error)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.look()
+            except Exception as error:
+                logger.exception("cannot keep the offsets of consumer groups of %s", self._topics, exc_info=error)
+                return
+            self._stopping.wait(LOOK_INTERVAL_S)
+
+    def _look(self) -> None:
+        topic = self._topics.queue_topic
+        topic_id = topic_id_of(self._admin, topic, self._timeout_s)
+        if topic_id != self._topic_id:
+            # With the topic Kafka deleted the offsets of its groups: those kept are of messages that are gone.
+            self._topic_id, self._kept = topic_id, {}
+        partitions = tuple(self._admin.list_topics(topic, timeout=self._timeout_s).topics[topic].partitions)
+        if time.monotonic() - self._groups_at_s > GROUPS_INTERVAL_S:
+            self._find_groups()
+            for group in self._groups.values():
+                self._check_rights(group)
+            self._groups_at_s = time.monotonic()
+        for group in self._groups.values():
+            if self._stopping.is_set():
+                break
+            self._look_at(group, partitions)
+        self._publish()
+
+    def _find_groups(self) -> None:
+        """Find the groups of logical queues, among those that this tracker may see."""
+        listed = self._admin.list_consumer_groups(request_timeout=self._timeout_s).result().valid
+        prefix = self._topics.logical_group_prefix
+        names = {each.group_id for each in listed if each.group_id.startswith(prefix)}
+        for name in sorted(({self._topics.consumer_group} | names | self._kept.keys()) - self._groups.keys()):
+            config = reader_config(self._bootstrap_servers, name, new_client_id("positions"), self._extra)
+            self._groups[name] = _Group(name, config)
+
+    def _look_at(self, group: _Group, partitions: Sequence[int]) -> None:
+        began_s = time.monotonic()
+        topic = self._topics.queue_topic
+        try:
+            found, unknown = group.committed(topic, partitions, self._timeout_s)
+        except KafkaException as error:
+            if NOT_ALLOWED not in error.args[0].name():
+                raise
+            self._refused(group.name)
+            return
+        kept = self._kept.get(group.name, {})
+        missing = {
+            partition: at for partition, at in kept.items() if partition not in found and partition not in unknown
+        }
+        self._kept[group.name] = {**kept, **found}
+        # A topic without an id may be another one of the same name.
+        if not missing or not self._topic_id:
+            return
+        first = offsets_of(self._admin, topic, missing, EARLIEST, self._timeout_s)
+        for partition in [partition for partition, at in missing.items() if at <= first[partition]]:
+            # Every message below was removed: the group receives none again.
+            del missing[partition], self._kept[group.name][partition]
+        if missing and time.monotonic() - began_s < LONGEST_STALE_S:
+            self._restore(group, missing)
+
+    def _restore(self, group: _Group, offsets: Mapping[int, int]) -> None:
+        """Commit offsets for a group that has no members and no offsets of these partitions."""
+        topic = self._topics.queue_topic
+        wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
+        errors = group.commit(wanted, self._timeout_s)
+        if any(NOT_ALLOWED in name for name in errors):
+            self._refused(group.name)
+        elif errors:
+            # UNKNOWN_MEMBER_ID: it has members by now, and their positions stand.
+            logger.info(
+                "did not restore the offsets of consumer group %s: the broker answered %s", group.name, errors[0],
+                extra={"action": "offsets_not_restored", "queue": str(self._topics)},
+            )  # fmt: skip
+        else:
+            places = ", ".join(f"[{place.partition}] {place.offset}" for place in wanted)
+            logger.warning(
+                "consumer group %s had no committed offsets of %s any more: they expired while it had no members "
+                "(offsets.retention.minutes of the brokers) or were deleted; committed them again: %s. To deliver "
+                "messages again, reset the group's offsets instead of deleting them",
+                group.name, topic, places, extra={"action": "offsets_restored", "queue": str(self._topics)},
+            )  # fmt: skip
+
+    def _check_rights(self, group: _Group) -> None:
+        """Find out whether this tracker could commit for a group, long before it has to."""
+        errors = group.commit([TopicPartition(self._topics.queue_topic, NO_PARTITION, 0)], self._timeout_s)
+        if any(NOT_ALLOWED in name for name in errors):
+            self._refused(group.name)
+        elif "UNKNOWN_TOPIC_OR_PART" in errors:
+            self._refused_groups.discard(group.name)
+
+    def _refused(self, group: str) -> None:
+        if group not in self._refused_groups:
+            logger.warning(
+                "the tracker of %s may not commit for consumer group %s: if the group has no members for longer than "
+                "offsets.retention.minutes of the brokers, its consumers receive acknowledged messages again; grant "
+                "Read and Describe on the group, see `kmq acls`",
+                self._topics, group, extra={"action": "offsets_refused", "queue": str(self._topics)},
+            )  # fmt: skip
+        self._refused_groups.add(group)
+
+    def _publish(self) -> None:
+        """Arrange what is kept by partition, for the tracker's commits."""
+        by_partition: dict[int, dict[str, int]] = {}
+        for group, offsets in sorted(self._kept.items()):
+            for partition, offset in offsets.items():
+                by_partition.setdefault(partition, {})[group.removeprefix(self._topics.consumer_group)] = offset
+        self._by_partition = {
+            partition: ConsumerOffsets(self._topic_id, by_suffix) for partition, by_suffix in by_partition.items()
+        }
+
+    def _warn(self, error: KmqError) -> None:
+        if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
+            self._warned_at_s = time.monotonic()
+            logger.warning("%s; trying again", error, extra={"action": "offsets_not_kept", "queue": str(self._topics)})
+
+
+class _Group:
+    """A client of one consumer group that never subscribes, so it joins nothing."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.name = name
+        self._results: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+        self._client = make_client(Consumer, {**config, "on_commit": self._on_commit})
+
+    def committed(self, topic: str, partitions: Sequence[int], timeout_s: float) -> tuple[dict[int, int], set[int]]:
+        """Return what the group has committed by partition, and the partitions of which that is not known."""
+        wanted = [TopicPartition(topic, partition) for partition in partitions]
+        places = self._client.committed(wanted, timeout=timeout_s)
+        unknown = {each.partition for each in places if each.error is not None}
+        return {p.partition: p.offset for p in places if p.offset >= 0 and p.partition not in unknown}, unknown
+
+    def commit(self, places: Sequence[TopicPartition], timeout_s: float) -> list[str]:
+        """Commit offsets without a member; return the names of the broker's errors, `_TIMED_OUT` without an answer."""
+        self._results.clear()
+        self._client.commit(offsets=list(places), asynchronous=True)
+        until_s = time.monotonic() + timeout_s
+        while not self._results and time.monotonic() < until_s:
+            self._client.poll(0.1)
+        if not self._results:
+            return ["_TIMED_OUT"]
+        error, answered = self._results[-1]
+        failed = [place.error.name() for place in answered if place.error is not None]
+        return failed or ([] if error is None else [error.name()])
+
+    def close(self) -> None:
+        """Close the client."""
+        self._client.close()
+
+    def _on_commit(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        self._results.append((error, places))

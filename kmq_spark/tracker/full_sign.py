@@ -1,0 +1,167 @@
+"""
+Back-pressure, the tracker's side: say so where too much of a queue is in flight.
+
+Rule 1: the tracker writes the record `<queue>#full` of the topic `kmq.queues` when a markers partition holds more than
+the queue's `max_in_flight`, and again every `RENEW_S`. It removes the record when each holds less than `CLEAR` of that.
+Rule 2: best effort: without the topic, or the right to it, there is no back-pressure, and everything else goes on.
+
+The consumers' side is `consumer/full_watch.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.queue_rules import RULES_TOPIC, full_key
+from kmq_spark.kafka.settings import admin_config, make_client, marker_producer_config, new_client_id
+from kmq_spark.kafka.topics import ensure_compacted_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from confluent_kafka import KafkaError, Message
+
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.queue_rules import RulesReader
+    from kmq_spark.kafka.queue_topics import QueueTopics
+
+logger = logging.getLogger(__name__)
+
+CLEAR = 0.9
+"""Share of `max_in_flight` below which a full partition is full no more."""
+
+RENEW_S = 20.0
+"""A third of what a record counts for, see `consumer/full_watch.py`."""
+
+MAKE_TOPIC_TIMEOUT_MS = 3_000
+
+WARN_INTERVAL_S = 60.0
+
+
+class FullSign:
+    """
+    The tracker's side: says whether its queue is full.
+
+    One thread calls `keep`; another may call `observe`.
+
+    Args:
+        topics: Names of the queue.
+        reader: Reads the rules of the queue; somebody else calls its `look`.
+        local_max_in_flight: Limit of a queue without rules, messages per markers partition.
+        bootstrap_servers: Comma-separated `host:port`.
+        extra: librdkafka settings.
+
+    Attributes:
+        is_ready: Whether `observe` got the present state; `keep` does nothing before.
+    """
+
+    def __init__(
+        self,
+        topics: QueueTopics,
+        reader: RulesReader,
+        local_max_in_flight: int,
+        bootstrap_servers: str,
+        extra: Mapping[str, str],
+    ) -> None:
+        """Make no client: most queues are never full."""
+        self._topics = topics
+        self._reader = reader
+        self._local_max_in_flight = local_max_in_flight
+        self._bootstrap_servers = bootstrap_servers
+        self._extra = extra
+        self._in_flight: dict[int, int] = {}
+        self._full: dict[int, int] = {}
+        self._producer: Producer | None = None
+        self._has_failed = False
+        self._written: set[int] = set()
+        self._written_s = self._warned_s = float("-inf")
+        self.is_ready = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a markers partition holds too much."""
+        return bool(self._full)
+
+    def observe(self, outcomes: Sequence[PartitionOutcome]) -> None:
+        """Take in what a batch says."""
+        # A new dict: another thread may go through the old one.
+        self._in_flight = self._in_flight | {outcome.marker_partition: outcome.status.in_flight for outcome in outcomes}
+
+    def keep(self) -> None:
+        """Write, renew or remove the record where that is due; call it about once a second."""
+        if not self.is_ready:
+            return
+        if self._has_failed:
+            self._producer, self._has_failed = None, False
+        newest = self._reader.newest
+        limit = self._local_max_in_flight if newest is None else newest.settings.max_in_flight
+        self._full = {
+            partition: count
+            for partition, count in self._in_flight.items()
+            if count > limit or (partition in self._full and count >= CLEAR * limit)
+        }
+        is_due = time.monotonic() - self._written_s > RENEW_S
+        if self._full.keys() != self._written or (is_due and (self._full or self._reader.full is not None)):
+            self._write(limit)
+        if self._producer is not None:
+            self._producer.poll(0)
+
+    def _write(self, limit: int) -> None:
+        if not self._reader.has_topic and not self._make_topic():
+            return
+        if self._producer is None:
+            config = marker_producer_config(self._bootstrap_servers, new_client_id("full"), self._extra)
+            self._producer = make_client(Producer, config)
+        value = None
+        if self._full:
+            told = {"max_in_flight": limit, "in_flight": self._full, "at_ms": time.time_ns() // 1_000_000}
+            value = json.dumps(told).encode()
+        if self._full.keys() != self._written:
+            logger.log(
+                logging.WARNING if self._full else logging.INFO,
+                "queue %s is %s: in flight by markers partition %s, max_in_flight %d; its consumers %s",
+                self._topics, "full" if self._full else "full no more", self._full or self._in_flight, limit,
+                "fetch nothing" if self._full else "go on", extra={"action": "queue_full", "queue": str(self._topics)},
+            )  # fmt: skip
+        self._written, self._written_s = set(self._full), time.monotonic()
+        try:
+            self._producer.produce(
+                RULES_TOPIC, key=full_key(self._topics), value=value, partition=0, on_delivery=self._report
+            )
+        except (KafkaException, BufferError) as error:
+            self._fail(error)
+
+    def _make_topic(self) -> bool:
+        """Make the topic where the queue is full and no rules were ever written; return whether it may be there."""
+        if not self._full or time.monotonic() - self._warned_s < WARN_INTERVAL_S:
+            return False
+        try:
+            admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
+            ensure_compacted_topic(RULES_TOPIC, -1, admin, self._bootstrap_servers, MAKE_TOPIC_TIMEOUT_MS)
+        except KmqError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _report(self, error: KafkaError | None, _record: Message) -> None:
+        if error is not None:
+            self._fail(error.str())
+
+    def _fail(self, cause: object) -> None:
+        """Take a new producer for the next time, `RENEW_S` from now."""
+        self._has_failed = True
+        if time.monotonic() - self._warned_s < WARN_INTERVAL_S:
+            return
+        self._warned_s = time.monotonic()
+        logger.warning(
+            "cannot write to %s whether %s is full: %s; its consumers do not slow down; grant the tracker Write, see "
+            "`kmq acls`, and make the topic with `kmq queue alter`",
+            RULES_TOPIC, self._topics, cause, extra={"action": "queue_full_failed", "queue": str(self._topics)},
+        )  # fmt: skip

@@ -1,0 +1,222 @@
+"""
+The metrics of the trackers of one process: what they folded, and now and then a look at the topics.
+
+Rule 1: a scrape reads values that lie ready; the broker is asked by a thread, however often somebody scrapes.
+Rule 2: metrics never fail a tracker: what cannot be read is left out, and logged once a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.errors import KmqError, WireError
+from kmq_spark.inspection.inspector import QueueInspector
+from kmq_spark.inspection.liveness import HEARTBEAT_LATE_MS
+from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.metrics.exposition import MetricsServer
+from kmq_spark.metrics.samples import TrackerNumbers, queue_labels, samples_of
+from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kmq_spark.config import Settings
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.metrics.samples import Histogram, Sample
+    from kmq_spark.tracker.sender.redelivery import Sent
+
+logger = logging.getLogger(__name__)
+
+WARN_INTERVAL_S = 60.0
+
+
+class Watched(Protocol):
+    """What is used of a tracker."""
+
+    on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None
+    snapshot_lag: int
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue, or `queue@group`."""
+
+    @property
+    def committed_at_s(self) -> float:
+        """When it last committed, epoch seconds; 0 before the first."""
+
+    @property
+    def tick_late_s(self) -> float | None:
+        """For how long a TICK is wanted that is not in the log, seconds."""
+
+    @property
+    def is_full(self) -> bool | None:
+        """Whether a markers partition holds more than the queue's `max_in_flight`; None before the first start."""
+
+    @property
+    def batch_s(self) -> float | None:
+        """How long the newest batch took, seconds."""
+
+
+class TrackerMetrics:
+    """
+    The numbers of some trackers.
+
+    Args:
+        trackers: Whose; their `on_batch` is taken.
+        settings: Address of the brokers, interval.
+    """
+
+    def __init__(self, trackers: Sequence[Watched], settings: Settings) -> None:
+        """Listen to the trackers; nothing is asked yet."""
+        self._trackers = trackers
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._numbers = {tracker.queue: TrackerNumbers() for tracker in trackers}
+        self._labels = queue_labels(list(self._numbers))
+        self._stopping = threading.Event()
+        self._warned_at_s = float("-inf")
+        self._starts: dict[tuple[str, int], tuple[int, float | None]] = {}
+        for tracker in trackers:
+            tracker.on_batch = self._adding(tracker.queue)
+
+    def samples(self) -> list[Sample]:
+        """Return all samples, the histogram apart."""
+        found: list[Sample] = []
+        with self._lock:
+            for tracker in self._trackers:
+                numbers = self._numbers[tracker.queue]
+                numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
+                numbers.tick_late_s, numbers.snapshot_lag = tracker.tick_late_s, tracker.snapshot_lag
+                numbers.is_full = tracker.is_full
+                found += samples_of(self._labels[tracker.queue], numbers, time.time())
+        return found
+
+    def lateness(self) -> list[tuple[tuple[str, ...], Histogram]]:
+        """Return the lateness of redeliveries, by queue."""
+        return [((self._labels[queue],), numbers.lateness) for queue, numbers in self._numbers.items()]
+
+    def health(self) -> str:
+        """Return what is wrong: a tracker that does not commit, for one; empty where all run."""
+        now_s = time.time()
+        found = []
+        for tracker in self._trackers:
+            late_s = now_s - tracker.committed_at_s
+            if not tracker.committed_at_s:
+                found.append(f"tracker of {tracker.queue} has not started")
+            elif late_s > HEARTBEAT_LATE_MS / 1000:
+                found.append(f"tracker of {tracker.queue} has not committed for {late_s:.0f} s")
+            elif (tracker.tick_late_s or 0.0) > HEARTBEAT_LATE_MS / 1000:
+                found.append(f"tracker of {tracker.queue} cannot write TICKs for {tracker.tick_late_s:.0f} s")
+        return "; ".join(found)
+
+    def watch(self) -> None:
+        """Look at the topics until stopped."""
+        with ExitStack() as stack:
+            inspectors = {queue: stack.enter_context(self._inspector(queue)) for queue in self._numbers}
+            while not self._stopping.is_set():
+                for queue, inspector in inspectors.items():
+                    try:
+                        self.look(queue, inspector)
+                    except KmqError as error:
+                        self._warn(queue, error)
+                self._stopping.wait(self._settings.metrics.interval_ms / 1000)
+
+    def stop(self) -> None:
+        """Ask `watch` to end."""
+        self._stopping.set()
+
+    def look(self, queue: str, inspector: QueueInspector) -> None:
+        """
+        Take what the topics alone can tell.
+
+        Raises:
+            KmqError: The broker cannot be reached, or does not answer in time.
+        """
+        topics, cluster, numbers = inspector.topics, inspector.cluster, self._numbers[queue]
+        queue_topic, markers, letters = cluster.topics(topics.all_topics).values()
+        committed = cluster.committed(topics.consumer_group, queue_topic.name)
+        ready = inspector.ready(queue_topic, {place.partition: place.offset for place in committed})
+        dead_letters = inspector.dead_letters(letters)
+        with self._lock:
+            statuses = dict(numbers.statuses)
+        lags = {
+            partition: inspector.backlog(markers.name, {partition: status.next_marker_offset}, markers.end).count
+            for partition, status in statuses.items()
+        }
+        oldest_s = self._oldest_start_s(
+            queue, inspector, {p: s.needed_marker_offset for p, s in statuses.items() if s.in_flight}
+        )
+        with self._lock:
+            numbers.ready, numbers.dead_letters, numbers.lags = ready.count, dead_letters.count, lags
+            numbers.oldest_ready_at_s = None if ready.oldest_at_ms is None else ready.oldest_at_ms / 1000
+            numbers.oldest_in_flight_at_s = oldest_s
+
+    def _adding(self, queue: str) -> Callable[[Sequence[PartitionOutcome], Sent], None]:
+        def add(outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
+            with self._lock:
+                self._numbers[queue].add(outcomes, sent.lateness_ms)
+
+        return add
+
+    def _inspector(self, queue: str) -> QueueInspector:
+        return QueueInspector(queue, **self._settings.kafka.reach())
+
+    def _oldest_start_s(self, queue: str, inspector: QueueInspector, needed: dict[int, int]) -> float | None:
+        """Return when the oldest message in flight was started: the append time of the START still needed."""
+        wanted = {p: [offset] for p, offset in needed.items() if self._starts.get((queue, p), (-1, None))[0] != offset}
+        if wanted:
+            topic, timeout_ms = inspector.topics.markers_topic, self._settings.kafka.timeout_ms
+            reader = PayloadReader(inspector.reader_config, topic, timeout_ms)
+            try:
+                for found in reader.read(wanted):
+                    is_start = found.message is not None and _is_lease(found.message.value())
+                    at_s = found.message.timestamp()[1] / 1000 if found.message is not None and is_start else None
+                    self._starts[queue, found.partition] = (found.offset, at_s)
+            finally:
+                reader.close()
+        known = [self._starts[queue, partition][1] for partition in needed]
+        return min((at_s for at_s in known if at_s is not None), default=None)
+
+    def _warn(self, queue: str, error: KmqError) -> None:
+        if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
+            self._warned_at_s = time.monotonic()
+            logger.warning(
+                "metrics of %s are not up to date: %s", queue, error, extra={"action": "metrics", "queue": queue}
+            )
+
+
+@contextmanager
+def serving_metrics(trackers: Sequence[Watched], settings: Settings) -> Iterator[TrackerMetrics | None]:
+    """
+    Serve the metrics of trackers for the time of a block; nothing where no port is set.
+
+    Raises:
+        ConfigError: `prometheus-client` is not installed, or the port cannot be listened on.
+    """
+    if not settings.metrics.port:
+        yield None
+        return
+    metrics = TrackerMetrics(trackers, settings)
+    with MetricsServer(settings.metrics.port, settings.metrics.host, metrics.samples, metrics.lateness, metrics.health):
+        logger.info("metrics on http://%s:%d/metrics", settings.metrics.host, settings.metrics.port)
+        thread = threading.Thread(target=metrics.watch, name="kmq-metrics", daemon=True)
+        thread.start()
+        try:
+            yield metrics
+        finally:
+            metrics.stop()
+            thread.join(settings.kafka.timeout_ms / 1000)
+
+
+def _is_lease(value: bytes | None) -> bool:
+    """Return whether a marker is a START that handed messages out; a deferral's age is no sign of trouble."""
+    try:
+        marker = decode_marker(value)
+    except WireError:
+        return False
+    return marker.type is MarkerType.START and not marker.never_handed_out

@@ -1,0 +1,121 @@
+"""
+The tracker without Spark, once: read the markers that matter, decide at a TICK written now, send, end.
+
+For places with no Spark of their own to drive (serverless jobs, cron): what is read is what a tracker whose checkpoint
+is lost reads, from the oldest marker that is still needed.
+
+Rule 1: the rules, the sender and the clock are the tracker's own; it is a tracker like any other, and fences others.
+Rule 2: nothing is kept but the group's offsets and their metadata, in Kafka; no checkpoint is read or written.
+Rule 3: at most `max_markers_per_batch` markers are held at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kmq_spark.config import plain
+from kmq_spark.core.clock import ClockStart
+from kmq_spark.core.fold import PartitionState, fold
+from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.settings import reader_config
+from kmq_spark.kafka.topic_reader import read_to_end
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.tracker.parts import rules_of, sender_of, ticker_of
+from kmq_spark.tracker.stats import TrackerStats
+from kmq_spark.wire.marker_log import MarkerLog, Signing
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from kmq_spark.config import Settings
+    from kmq_spark.core.policy import Rules
+    from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.topics import QueueLayout
+    from kmq_spark.tracker.sender.redelivery import RedeliverySender
+
+logger = logging.getLogger(__name__)
+
+
+def track_once(queue: str, settings: Settings) -> TrackerStats:
+    """
+    Redeliver what is overdue in a queue, and end.
+
+    Args:
+        queue: Queue, or `queue@group`.
+        settings: All settings; of `[tracker]` those about Spark and its checkpoint are not used.
+
+    Returns:
+        What was done, when all of it is committed.
+
+    Raises:
+        FencedError: A newer tracker of this queue has taken over.
+        TopicError: A topic is missing or does not fit.
+        KmqError: Markers were removed before they were read, or the broker does not answer; run it again.
+    """
+    layout = check_queue(queue, **settings.kafka.reach())
+    sender = sender_of(settings, queue, layout)
+    is_done = False
+    try:
+        resume = sender.open()
+        if settings.tracker.fail_on_removed_markers:
+            resume.check_nothing_removed(layout.topics.markers_topic)
+        if sender.consumer_positions is not None:
+            sender.consumer_positions.look()
+        _tick(settings, layout, resume.key)
+        stats = _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
+        is_done = True
+    finally:
+        sender.close(is_stopped=is_done)
+    return stats
+
+
+def _tick(settings: Settings, layout: QueueLayout, key: bytes) -> None:
+    """Write a TICK to every markers partition: what is overdue by the broker's clock falls due there."""
+    ticker = ticker_of(settings, layout, key)
+    ticker.start()
+    try:
+        ticker.wait_first_ticks(settings.kafka.timeout_ms / 1000)
+    finally:
+        ticker.stop()
+
+
+def _fold_and_send(
+    sender: RedeliverySender, layout: QueueLayout, resume: ResumePoint, settings: Settings, rules: Rules
+) -> TrackerStats:
+    stats, topics, kafka = TrackerStats(), layout.topics, settings.kafka
+    reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
+    states: dict[int, PartitionState] = {}
+    records = read_to_end(reading, topics.markers_topic, layout.partition_count, resume.starting_offsets)
+    while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
+        outcomes = []
+        for partition in sorted({_partition(record) for record in batch}):
+            own = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
+            mine = [record for record in batch if _partition(record) == partition]
+            log = MarkerLog(topics.markers_topic, partition, resume.signing.get(partition, Signing()))
+            for record in mine:
+                log.read(record.offset() or 0, record.timestamp()[1], record.value())
+            before = states.get(partition)
+            if before is None:
+                rules_at_start, clock = resume.rules.get(partition), resume.clocks.get(partition, ClockStart())
+                before = PartitionState.rebuilding(rules_at_start, clock, log.markers)
+            states[partition], outcome = _folded(log, before, own)
+            outcomes.append(outcome)
+        failpoint("tracker.batch")
+        stats.add(outcomes, sender.deliver(outcomes))
+        failpoint("tracker.delivered")
+    return stats
+
+
+def _folded(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
+    """Fold what was read of one partition, as the tracker's state function does."""
+    result = fold(before, log.markers, rules)
+    unreadable = tuple(UnreadableRecord(*each) for each in log.unreadable)
+    return result.state, PartitionOutcome(log.marker_partition, result.status, result.decisions, unreadable)
+
+
+def _partition(record: Message) -> int:
+    return record.partition() or 0

@@ -1,0 +1,85 @@
+"""
+What every form of the tracker is put together from: the rules of a queue, its sender, its ticker.
+
+Rule 1: wiring only, from settings to parts; nothing here connects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.config import plain
+from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
+from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_client_id, reader_config
+from kmq_spark.tracker.consumer_positions import ConsumerPositions
+from kmq_spark.tracker.full_sign import FullSign
+from kmq_spark.tracker.queue_ends import QueueEnds
+from kmq_spark.tracker.sender.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.tracker.ticker import Ticker
+
+if TYPE_CHECKING:
+    from kmq_spark.config import Settings
+    from kmq_spark.kafka.topics import QueueLayout
+
+
+def rules_of(settings: Settings, queue: str) -> Rules:
+    """
+    Return the rules of a tracker: what its settings say of a queue, or of a group as `queue@group`.
+
+    They hold where the queue has no rules of its own (`kafka/queue_rules.py`).
+    """
+    local = queue_rules_of(settings.for_queue(queue), version=1)
+    return Rules(max_decisions_per_tick=settings.tracker.max_decisions_per_tick).under(local)
+
+
+def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> RulesReader:
+    """Return the reader of a queue's rules, not yet connected."""
+    kafka = settings.kafka
+    reading = reader_config(
+        kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
+    )
+    return RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue))
+
+
+def full_sign_of(settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader) -> FullSign:
+    """Return what says whether a queue is full; somebody else looks with the reader."""
+    kafka, limit = settings.kafka, settings.for_queue(queue).max_in_flight
+    return FullSign(layout.topics, rules_reader, limit, kafka.bootstrap_servers, plain(kafka.extra))
+
+
+def sender_of(
+    settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader | None = None
+) -> RedeliverySender:
+    """Return the sender of a queue, not yet open; it closes the reader of rules, of its own where none is given."""
+    kafka, tracker = settings.kafka, settings.tracker
+    limits = SenderLimits(
+        timeout_ms=kafka.timeout_ms,
+        max_transaction_messages=tracker.max_transaction_messages,
+        max_transaction_bytes=tracker.max_transaction_bytes,
+        commit_interval_ms=tracker.commit_interval_ms,
+        transaction_timeout_ms=tracker.transaction_timeout_ms,
+    )
+    return RedeliverySender(
+        layout,
+        bootstrap_servers=kafka.bootstrap_servers,
+        extra=plain(kafka.extra),
+        limits=limits,
+        rules=rules_of(settings, queue),
+        rules_reader=rules_reader or rules_reader_of(settings, queue, layout),
+        consumer_positions=ConsumerPositions(layout.topics, **kafka.reach()),
+    )
+
+
+def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Ticker:
+    """Return the ticker of a queue, not yet started; with the key by which its TICKs are signed, empty for none."""
+    kafka = settings.kafka
+    asking = admin_config(kafka.bootstrap_servers, new_client_id("ends"), plain(kafka.extra))
+    return Ticker(
+        marker_producer_config(kafka.bootstrap_servers, extra=plain(kafka.extra), delivery_timeout_ms=5_000),
+        layout.topics.markers_topic,
+        layout.partition_count,
+        settings.tracker.tick_interval_ms,
+        key,
+        ends=QueueEnds(asking, layout.topics.queue_topic),
+    )

@@ -1,0 +1,399 @@
+"""
+The tracker as a service: the one room where Spark and Kafka's client meet.
+
+Rule 1: wiring and supervision only; rules are in `core`, effects in `kafka`, the stream in `spark`.
+Rule 2: a failed query is started again here, with backoff and a limit; each start opens the sender anew, so it decides
+nothing before it has read the log to its end.
+Rule 3: a checkpoint that cannot be read is put aside, and the state rebuilt from the markers topic.
+Rule 4: a fenced tracker ends and is not started again: the newer one has the queue.
+Rule 5: what is wrong at the start (no broker, a topic that does not fit) is told at once; in a tracker that has run
+before the same may pass: a broker that restarts does not know its topics for a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.base import StreamingQueryException
+
+from kmq_spark.config import plain
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.client_errors import UNREACHABLE_NAMES
+from kmq_spark.kafka.lookups import wait_for_broker
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
+from kmq_spark.tracker.catch_up import CatchUp
+from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
+from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic
+from kmq_spark.tracker.fold_rows import FoldSettings
+from kmq_spark.tracker.pacing import rest_s
+from kmq_spark.tracker.parts import full_sign_of, rules_of, rules_reader_of, sender_of, ticker_of
+from kmq_spark.tracker.progress import SNAPSHOT_LATE_BATCHES, batch_s, batches_since_snapshot, read_to
+from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
+from kmq_spark.tracker.stats import TrackerStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from kmq_spark.config import Settings
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.tracker.full_sign import FullSign
+    from kmq_spark.tracker.sender.redelivery import RedeliverySender, Sent
+    from kmq_spark.tracker.ticker import Ticker
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 30.0
+_JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
+"""What py4j raises when nobody answers; the clients of Kafka raise neither."""
+
+SNAPSHOT_WARN_INTERVAL_S = 60.0
+
+STOP_WAIT_S = 10.0
+"""How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
+
+
+class QueueTracker:
+    """
+    The tracker of one queue.
+
+    Args:
+        spark: Session; the streaming settings are set on it.
+        queue: Name of the queue, or `queue@group` for one of its groups.
+        settings: All settings.
+    """
+
+    def __init__(self, spark: SparkSession, queue: str, settings: Settings) -> None:
+        """Keep what is needed; `run` does the work."""
+        self._spark = spark
+        self._settings = settings
+        self._queue = queue
+        self._checkpoint = f"{settings.tracker.checkpoint_dir.rstrip('/')}/{queue}"
+        self._stopping = threading.Event()
+        self._ready = threading.Event()
+        self._batch_gate = threading.Lock()
+        self._failure: BaseException | None = None
+        self._upkeep_failure: Exception | None = None
+        self._failures_in_a_row = 0
+        self._known_ids: frozenset[str] = frozenset()
+        self._batch_began_s = time.monotonic()
+        self._rests_s: dict[int, float] = {}
+        self._query: StreamingQuery | None = None
+        self._sender: RedeliverySender | None = None
+        self._ticker: Ticker | None = None
+        self._full_sign: FullSign | None = None
+        self._first_batch = -1
+        self._snapshot_warned_at_s = -SNAPSHOT_WARN_INTERVAL_S
+        self.snapshot_lag = 0
+        self.stats = TrackerStats()
+        self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue, or `queue@group`."""
+        return self._queue
+
+    @property
+    def committed_at_s(self) -> float:
+        """When it last committed, epoch seconds of this host; 0 before the first."""
+        return 0.0 if self._sender is None else self._sender.committed_at_epoch_s
+
+    @property
+    def tick_late_s(self) -> float | None:
+        """For how long a TICK is wanted that is not in the log, seconds; None before the first start."""
+        return None if self._ticker is None else self._ticker.late_s()
+
+    @property
+    def is_full(self) -> bool | None:
+        """Whether a markers partition holds more than the queue's `max_in_flight`; None before the first start."""
+        return None if self._full_sign is None else self._full_sign.is_full
+
+    @property
+    def batch_s(self) -> float | None:
+        """How long the newest batch worked, seconds; None before the first."""
+        return None if self._query is None else batch_s(self._query, self._rests_s)
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the first batch was carried out; return whether it was."""
+        return self._ready.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Ask `run` to end between two batches."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """
+        Track until stopped, or until everything there is was handled (`available-now`).
+
+        Raises:
+            FencedError: A newer tracker of this queue has taken over.
+            TopicError: A topic is missing or does not fit.
+            KmqError: The query failed more often in a row than `restart_limit` allows.
+        """
+        while not self._stopping.is_set():
+            try:
+                self._run_once()
+            except FencedError:
+                raise
+            except (KmqError, PySparkException, Py4JError, ConnectionError) as error:
+                if self._stopping.is_set():
+                    logger.warning("tracker of %s failed while it stopped: %s", self._queue, _first_line(error))
+                    return
+                self._failures_in_a_row += 1
+                if not self._may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
+                    raise self._told(error) from error.__cause__
+                if is_damaged(error) or is_of_another_topic(error):
+                    CheckpointFolder(self._checkpoint, self._spark).put_aside()
+                self._rest(error)
+            else:
+                return
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Return whether starting again may help."""
+        if isinstance(error, KafkaClientError):
+            return error.retriable and bool(self._known_ids)
+        if isinstance(error, TopicError):
+            return bool(self._known_ids)
+        if isinstance(error, KmqError):
+            return error.retriable
+        return not isinstance(error, _JVM_IS_GONE)
+
+    def _told(self, error: Exception) -> KmqError:
+        """Return what ends this tracker, in our form; Spark's own error is in the log at level DEBUG."""
+        logger.debug("the tracker of %s ends", self._queue, exc_info=error)
+        if isinstance(error, KmqError):
+            return error
+        if isinstance(error, _JVM_IS_GONE):
+            return KmqError(f"the JVM of Spark is gone: got {_first_line(error)}; start the tracker again")
+        return KmqError(
+            f"the streaming query of {self._queue} failed {self._failures_in_a_row} times in a row: got "
+            f"{_first_line(error)}; correct the cause and start the tracker again, nothing is lost or sent twice"
+        )
+
+    def _rest(self, error: Exception) -> None:
+        backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
+        self.stats.restarts += 1
+        logger.warning(
+            "tracker of %s failed, starting again in %g s (%d of %d): %s",
+            self._queue, backoff_s, self._failures_in_a_row, self._settings.tracker.restart_limit, _first_line(error),
+            extra={"action": "restart", "queue": self._queue},
+        )  # fmt: skip
+        self._stopping.wait(FIRST_BACKOFF_S)
+        # Redelivery must not wait for a backoff once the broker is back.
+        was_away = isinstance(error, KafkaClientError) and error.code in UNREACHABLE_NAMES
+        wait_for_broker(self._stopping, backoff_s - FIRST_BACKOFF_S, was_away=was_away, **self._settings.kafka.reach())
+
+    def _run_once(self) -> None:
+        """Open the sender, tick, run the query until it ends."""
+        began_s = time.monotonic()
+        layout = check_queue(self._queue, **self._settings.kafka.reach())
+        reader = rules_reader_of(self._settings, self._queue, layout)
+        self._full_sign = full_sign_of(self._settings, self._queue, layout, reader)
+        sender = sender_of(self._settings, self._queue, layout, reader)
+        self._sender = sender
+        is_done = False
+        try:
+            resume = sender.open(self._known_ids)
+            self._known_ids |= sender.known_ids
+            self._check(resume, sender.topics.markers_topic)
+            logger.info(
+                "tracker %s of %s decides from markers %s",
+                sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
+                extra={"action": "opened", "queue": self._queue},
+            )  # fmt: skip
+            if sender.consumer_positions is not None:
+                sender.consumer_positions.start()
+            ticker = self._ticker = ticker_of(self._settings, layout, resume.key)
+            self._track(sender, ticker, resume, began_s)
+            is_done = True
+        finally:
+            sender.close(is_stopped=is_done)
+
+    def _check(self, resume: ResumePoint, markers_topic: str) -> None:
+        """Put a checkpoint of another topic aside; look that no marker was removed before it was read."""
+        folder = CheckpointFolder(self._checkpoint, self._spark)
+        known_id = folder.topic_id()
+        is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_another
+        if self._settings.tracker.fail_on_removed_markers:
+            resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
+        if not is_of_topic and (known_id or resume.is_another or resume.is_anew):
+            # Spark looks at offsets alone: where the new topic is as long as the old one was, it waits forever, and
+            # where it is longer, it passes over what lies below.
+            folder.put_aside()
+        folder.note_topic_id(resume.topic_id)
+
+    def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:
+        self._failure = self._upkeep_failure = None
+        self._first_batch = -1
+        ticker.start()
+        try:
+            if self._settings.tracker.trigger == "available-now":
+                ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
+            query = self._query = self._start_query(sender, ticker, resume, began_s)
+            ticker.on_pause = lambda: self._keep_up(sender, query)
+            self._await(query, ticker)
+        finally:
+            ticker.stop()
+
+    def _start_query(
+        self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float
+    ) -> StreamingQuery:
+        tracker, kafka = self._settings.tracker, self._settings.kafka
+        topics = sender.topics
+        files = local_checkpoint_settings(tracker.checkpoint_dir, self._spark)
+        for key, value in (streaming_settings(tracker.state_partitions) | files).items():
+            self._spark.conf.set(key, value)
+        source = MarkersSource(
+            bootstrap_servers=kafka.bootstrap_servers,
+            topic=topics.markers_topic,
+            starting_offsets=resume.starting_offsets,
+            group_id_prefix=f"{topics.tracker_group}.source",
+            max_markers_per_batch=tracker.max_markers_per_batch,
+            extra=plain(kafka.spark_extra),
+            fail_on_removed=tracker.fail_on_removed_markers,
+        )
+        fold_settings = FoldSettings(
+            markers_topic=topics.markers_topic,
+            local_rules=rules_of(self._settings, self._queue),
+            decide_from=dict(resume.decide_from),
+            rules_at_start=resume.rules,
+            signing=resume.signing,
+            clock_at_start=resume.clocks,
+        )
+        trigger: dict[str, object] = (
+            {"availableNow": True}
+            if tracker.trigger == "available-now"
+            else {"processingTime": f"{tracker.trigger_interval_ms} milliseconds"}
+        )
+        writer = build_query(
+            read_markers(self._spark, source),
+            fold_settings,
+            self._delivering(sender, ticker, CatchUp(self._queue, resume.decide_from, began_s)),
+            query_name=f"kmq-tracker-{self._queue}",
+            checkpoint=self._checkpoint,
+            trigger=trigger,
+        )
+        return writer.start()
+
+    def _delivering(
+        self, sender: RedeliverySender, ticker: Ticker, catch_up: CatchUp
+    ) -> Callable[[int, list[PartitionOutcome]], None]:
+        def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
+            with self._batch_gate:
+                if self._first_batch < 0:
+                    self._first_batch = batch_id
+                try:
+                    # The ticker first: what the next TICK should be aimed at does not depend on what is sent now.
+                    ticker.observe(outcomes)
+                    failpoint("tracker.batch")
+                    sent = sender.deliver(outcomes)
+                    failpoint("tracker.delivered")
+                except BaseException as error:
+                    # Spark hands the driver a Java exception with this one's text: keep the original.
+                    self._failure = error
+                    raise
+                self.stats.add(outcomes, sent)
+                if self.on_batch is not None:
+                    self.on_batch(outcomes, sent)
+                catch_up.observe(outcomes)
+                if self._full_sign is not None:
+                    self._full_sign.observe(outcomes)
+                    self._full_sign.is_ready = catch_up.is_over
+                self._failures_in_a_row = 0
+                self._ready.set()
+            ticker.batch_ends()
+            if sent.redelivered or sent.dead_lettered or sent.expired:
+                logger.info(
+                    "batch %d of %s: %d redelivered, %d dead-lettered, %d expired",
+                    batch_id, self._queue, sent.redelivered, sent.dead_lettered, sent.expired,
+                    extra={"action": "redelivered", "queue": self._queue},
+                )  # fmt: skip
+            self._rest_after(batch_id, ticker, catch_up)
+
+        return deliver
+
+    def _rest_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
+        """Leave the machine to others while nothing is due: consumers write markers all the time."""
+        tracker, ended_s = self._settings.tracker, time.monotonic()
+        longest_s = rest_s(ended_s - self._batch_began_s, tracker.rest_ms)
+        if longest_s and catch_up.is_over and tracker.trigger != "available-now":
+            ticker.rest(longest_s)
+        self._batch_began_s = time.monotonic()
+        # Of this batch and the one before, whose progress may be the newest that Spark tells.
+        before_s = self._rests_s.get(batch_id - 1, 0.0)
+        self._rests_s = {batch_id - 1: before_s, batch_id: self._batch_began_s - ended_s}
+
+    def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
+        """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
+        try:
+            sender.look_for_rules()
+            if self._full_sign is not None:
+                self._full_sign.keep()
+            sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
+            self._warn_of_snapshots()
+            sender.commit_read_to(read_to(query))
+        except Exception as error:  # noqa: BLE001  # raised by `_await`: this is the ticker's thread
+            self._upkeep_failure = error
+
+    def _warn_of_snapshots(self) -> None:
+        now_s = time.monotonic()
+        if self.snapshot_lag > SNAPSHOT_LATE_BATCHES and now_s - self._snapshot_warned_at_s > SNAPSHOT_WARN_INTERVAL_S:
+            self._snapshot_warned_at_s = now_s
+            logger.warning(
+                "the state of %s has no snapshot for %d batches: Spark cannot upload it to %s, and the query fails "
+                "after some 860; look at the log of its driver and at the file system",
+                self._queue, self.snapshot_lag, self._checkpoint,
+                extra={"action": "snapshot_late", "queue": self._queue},
+            )  # fmt: skip
+
+    def _await(self, query: StreamingQuery, ticker: Ticker) -> None:
+        """Wait for the end of the query; stop it between two batches when asked to."""
+        try:
+            while query.isActive and not self._stopping.is_set() and self._helper_failure(ticker) is None:
+                self._stopping.wait(0.1)
+            if query.isActive:
+                self._stop_between_batches(query)
+            query.awaitTermination(int(STOP_WAIT_S))
+            if (failure := self._helper_failure(ticker)) is not None:
+                raise failure
+        except StreamingQueryException as error:
+            if isinstance(self._failure, KmqError):
+                raise self._failure from error
+            raise
+
+    def _helper_failure(self, ticker: Ticker) -> Exception | None:
+        """Return what ended the ticker, or its upkeep; None where both work. Starting again replaces both."""
+        failure = self._upkeep_failure or ticker.failure
+        if failure is None or isinstance(failure, (KmqError, PySparkException, Py4JError, ConnectionError)):
+            return failure
+        helper_error = KafkaClientError(
+            f"the ticker of {self._queue} ended: got {type(failure).__name__}: {failure}; it is started again",
+            code="_FAIL",
+            retriable=True,
+        )
+        helper_error.__cause__ = failure
+        return helper_error
+
+    def _stop_between_batches(self, query: StreamingQuery) -> None:
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
+            time.sleep(0.01)
+        # With the gate held no batch is being carried out: whatever the stop interrupts has sent nothing.
+        with self._batch_gate:
+            query.stop()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,1 @@
+"""Sending what the tracker has decided, in Kafka transactions."""

@@ -1,0 +1,246 @@
+"""The consumer: START before hand-off, leases, settling, and what is left when it goes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.errors import ConfigError, KafkaClientError, LeaseLostError, TopicError, UsageError
+from kmq_spark.kafka.settings import producer_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+pytestmark = pytest.mark.kafka
+
+
+def test_receive_returns_at_most_what_was_asked_for_and_starts_no_more(queue: Queue) -> None:
+    queue.send(*"abcdef")
+    with consumer_of(queue) as consumer:
+        assert [each.value for each in receive_all(consumer, 2, max_messages=2)] == [b"a", b"b"]
+        (start,) = queue.markers(MarkerType.START)
+        assert covered(start.marker) == [0, 1]
+        assert consumer.in_flight_count == 2
+
+
+def test_start_is_durable_and_position_committed_when_messages_are_handed_out(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue, lease_ms=5_000, consumer_id="worker-7") as consumer:
+        receive_all(consumer, 3)
+        (start,) = queue.markers()
+        assert start.marker.type == MarkerType.START
+        assert start.marker.redeliver_after_ms == 5_000
+        assert start.marker.consumer_id == "worker-7"
+        assert wait_until(lambda: queue.committed() == {0: 3})
+
+
+def test_one_start_a_partition_and_batch_on_the_markers_partition_of_the_queue_partition(
+    make_queue: Callable[..., Queue],
+) -> None:
+    queue = make_queue(partitions=3)
+    for partition in range(3):
+        queue.send(*"abcd", partition=partition)
+    with consumer_of(queue) as consumer:
+        assert wait_until(lambda: consumer.receive(1, 0.2) is not None and len(consumer._intake.owned) == 3, 30)
+        receive_all(consumer, 12 - consumer.in_flight_count)
+    starts = queue.markers(MarkerType.START)
+    assert all(each.marker_partition == each.marker.queue_partition for each in starts)
+    for number in range(3):
+        assert [o for each in starts if each.marker_partition == number for o in covered(each.marker)] == [0, 1, 2, 3]
+
+
+def test_messages_of_several_delivery_counts_get_a_start_each(queue: Queue) -> None:
+    from confluent_kafka import Producer  # noqa: PLC0415  # QueueProducer refuses our own headers
+
+    producer = Producer(producer_config(queue.bootstrap_servers))
+    for count in (None, b"1", b"1", b"4"):
+        producer.produce(queue.name, b"x", headers=[("kmq-delivery-count", count)] if count else None)
+    producer.flush(10)
+    with consumer_of(queue) as consumer:
+        messages = receive_all(consumer, 4)
+    assert [each.delivery_count for each in messages] == [1, 2, 2, 5]
+    starts = {each.marker.delivery_count: covered(each.marker) for each in queue.markers(MarkerType.START)}
+    assert starts == {1: [0], 2: [1, 2], 5: [3]}
+
+
+def test_acks_are_gathered_into_one_end(queue: Queue) -> None:
+    queue.send(*"abcdef")
+    with consumer_of(queue, ack_linger_ms=300) as consumer:
+        messages = receive_all(consumer, 6)
+        for number in (5, 0, 1, 3):
+            messages[number].ack()
+        consumer.flush()
+        (end,) = queue.markers(MarkerType.END)
+        assert covered(end.marker) == [0, 1, 3, 5]
+        assert end.marker.outcome == Outcome.ACKED
+        assert consumer.in_flight_count == 2
+
+
+def test_ack_from_other_threads_is_written(queue: Queue) -> None:
+    queue.send(*map(str, range(200)))
+    with consumer_of(queue) as consumer:
+        messages = receive_all(consumer, 200)
+        threads = [
+            threading.Thread(target=lambda part=messages[number::4]: [each.ack() for each in part])
+            for number in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        consumer.flush()
+    ended = [offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker)]
+    assert sorted(ended) == list(range(200))
+
+
+def test_release_and_reject_write_their_markers(queue: Queue) -> None:
+    queue.send(*"abcd")
+    with consumer_of(queue) as consumer:
+        first, second, third, fourth = receive_all(consumer, 4)
+        first.release()
+        second.release(delay=1.5)
+        third.reject("no such customer")
+        fourth.ack()
+        consumer.flush()
+    delays = {each.marker.redeliver_after_ms: covered(each.marker) for each in queue.markers(MarkerType.KEEPALIVE)}
+    assert delays == {0: [0], 1_500: [1]}
+    ends = {each.marker.outcome: each.marker for each in queue.markers(MarkerType.END)}
+    assert covered(ends[Outcome.REJECTED]) == [2]
+    assert ends[Outcome.REJECTED].reason == "no such customer"
+    assert covered(ends[Outcome.ACKED]) == [3]
+
+
+def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that hangs must not hold its message for ever."""
+    queue.send("a")
+    with consumer_of(queue, lease_ms=1_000, max_lease_ms=2_500) as consumer:
+        (message,) = receive_all(consumer, 1)
+        received_at = time.monotonic()
+        assert not wait_until(lambda: consumer.in_flight_count == 0, 1.4)
+        assert wait_until(lambda: consumer.in_flight_count == 0, 3.0)
+        assert time.monotonic() - received_at < 2.9
+        # A lease holds nothing from its end on; the thread that tells of it looks every 100 ms.
+        assert wait_until(lambda: "lease lost: 1 message(s)" in caplog.text)
+        with pytest.raises(LeaseLostError):
+            message.ack()
+        consumer.flush()
+    (start,) = queue.markers(MarkerType.START)
+    renewals = queue.markers(MarkerType.KEEPALIVE)
+    assert len(renewals) >= 2
+    assert all(each.marker.redeliver_after_ms == 1_000 for each in renewals)
+    # 100 ms for the sweep
+    assert renewals[-1].appended_at_ms + 1_000 <= start.appended_at_ms + 2_500 + 100
+    assert len(queue.markers(MarkerType.END)) == 1
+
+
+def test_keep_alive_covers_all_held_messages_with_one_record(queue: Queue) -> None:
+    queue.send(*"abcd")
+    with consumer_of(queue, lease_ms=1_000) as consumer:
+        messages = receive_all(consumer, 2, max_messages=1) + receive_all(consumer, 2)
+        messages[1].ack()
+        assert wait_until(lambda: bool(queue.markers(MarkerType.KEEPALIVE)), 3)
+        assert covered(queue.markers(MarkerType.KEEPALIVE)[0].marker) == [0, 2, 3]
+
+
+def test_late_ack_without_keep_alive_tells_the_caller_and_writes_the_end(queue: Queue) -> None:
+    queue.send("a")
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        (message,) = receive_all(consumer, 1)
+        time.sleep(1.05)
+        with pytest.raises(LeaseLostError, match="the lease ran out"):
+            message.ack()
+        consumer.flush()
+    assert queue.markers(MarkerType.KEEPALIVE) == []
+    assert len(queue.markers(MarkerType.END)) == 1
+
+
+def test_full_consumer_receives_nothing_until_something_is_settled(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue, max_in_flight=2) as consumer:
+        messages = receive_all(consumer, 2)
+        assert consumer.receive(5, timeout=0.1) == []
+        assert "max_in_flight is 2" in caplog.text
+        messages[0].ack()
+        assert [each.value for each in consumer.receive(5, timeout=2)] == [b"c"]
+
+
+def test_receive_waits_for_the_first_message_alone(queue: Queue) -> None:
+    """A batch that is not full must not be waited for."""
+    with consumer_of(queue) as consumer:
+        assert wait_until(lambda: consumer.receive(1, timeout=0.1) == [] and bool(consumer._intake.owned))
+        threading.Timer(0.3, queue.send, args="ab").start()
+        # One that waits for a hundred outlasts the time of this test.
+        assert consumer.receive(100, timeout=3_600)
+
+
+def test_receive_in_two_threads_is_an_error(queue: Queue) -> None:
+    with consumer_of(queue) as consumer:
+        thread = threading.Thread(target=consumer.receive, args=(1, 1.0))
+        thread.start()
+        time.sleep(0.2)
+        with pytest.raises(UsageError, match="receive is running in another thread"):
+            consumer.receive()
+        thread.join()
+
+
+def test_missing_queue_is_told_with_the_command(bootstrap_servers: str) -> None:
+    with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
+        QueueConsumer("not-there", bootstrap_servers=bootstrap_servers)
+
+
+def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
+    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1") as raised:
+        QueueConsumer("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=1_000)
+    assert raised.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lease_ms": 0}, "lease_ms is out of bounds: got 0, 1000 to 43200000"),
+        ({"lease_ms": 5_000, "max_lease_ms": 4_000}, "max_lease_ms is out of bounds: got 4000, 5000"),
+        ({"max_in_flight": 0}, "max_in_flight is out of bounds"),
+        ({"ack_linger_ms": -1}, "ack_linger_ms is out of bounds"),
+        ({"extra": {"enable.auto.commit": "true"}}, "setting enable.auto.commit would break a guarantee"),
+    ],
+)
+def test_value_out_of_bounds_is_refused_before_connecting(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QueueConsumer("orders", bootstrap_servers="127.0.0.1:1", **options)
+
+
+@pytest.mark.slow
+def test_nothing_is_handed_out_while_the_start_cannot_be_written() -> None:
+    """The messages come again once the broker is back, with the same delivery count."""
+    with EmbeddedBroker() as broker:
+        create_queue("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        queue = Queue("away", broker.bootstrap_servers)
+        queue.send(*"abc")
+        with consumer_of(queue, lease_ms=2_000) as consumer:
+            (first,) = receive_all(consumer, 1)
+            broker.pause()
+            # What the client has in its own buffer can be fetched, but not started.
+            with pytest.raises(KafkaClientError) as raised:
+                receive_all(consumer, 2)
+            assert raised.value.retriable
+            assert consumer.in_flight_count <= 1
+            broker.resume()
+            again = receive_all(consumer, 2)
+            assert [each.value for each in again] == [b"b", b"c"]
+            assert [each.delivery_count for each in again] == [1, 1]
+            for message in again:
+                message.ack()
+            assert not first.is_settled

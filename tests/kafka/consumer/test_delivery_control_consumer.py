@@ -1,0 +1,354 @@
+"""The consumer's half of delivery control: limits, delays, time to live, leases of one message, releases."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmq_spark.core.markers import MarkerType, Outcome, Release
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.kafka.settings import producer_config
+from kmq_spark.kafka.topics import create_queue
+from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.consumer.message import Message
+
+pytestmark = pytest.mark.kafka
+
+
+def write(queue: Queue, /, *values: str | bytes, partition: int = 0, **headers: object) -> None:
+    """Write messages with headers of ours, as producers and trackers do; a tracker names the first copy."""
+    from confluent_kafka import Producer  # noqa: PLC0415  # QueueProducer refuses our own headers
+
+    producer = Producer(producer_config(queue.bootstrap_servers))
+    # Connected first: an idempotent producer that is not asks for its id again half a second later.
+    producer.list_topics(queue.name, timeout=10)
+    ours: list[tuple[str, str | bytes | None]] = [
+        ("kmq-" + name.replace("_", "-"), str(value).encode()) for name, value in headers.items()
+    ]
+    if "silent_count" in headers and "origin" not in headers:
+        ours.append(("kmq-origin", b"0:0"))
+    for value in values:
+        producer.produce(queue.name, value, partition=partition, headers=ours or None)
+    producer.flush(10)
+
+
+def deferrals(queue: Queue) -> list[tuple[list[int], int, int]]:
+    """Return offsets, due instant and delay of each deferral."""
+    starts = [each.marker for each in queue.markers(MarkerType.START)]
+    return [(covered(each), each.due_at_ms, each.redeliver_after_ms) for each in starts if each.never_handed_out]
+
+
+def handed(queue: Queue) -> list[int]:
+    """Return the offsets that were started to be handed out."""
+    starts = [each.marker for each in queue.markers(MarkerType.START)]
+    return [offset for each in starts if not each.never_handed_out for offset in covered(each)]
+
+
+def test_consumer_never_holds_more_bytes_than_its_limit(queue: Queue) -> None:
+    write(queue, *[b"x" * 400] * 5)
+    with consumer_of(queue, max_in_flight_bytes=1_000) as consumer:
+        messages = receive_all(consumer, 2)
+        assert consumer.receive(10, timeout=0.3) == []
+        assert handed(queue) == [0, 1]
+        messages[0].ack()
+        messages += receive_all(consumer, 1)
+        assert consumer.receive(10, timeout=0.3) == []
+        for message in messages[1:]:
+            message.ack()
+        assert [each.id.message_offset for each in receive_all(consumer, 2)] == [3, 4]
+    assert handed(queue) == [0, 1, 2, 3, 4]
+
+
+def test_message_larger_than_the_limit_is_held_alone(queue: Queue) -> None:
+    write(queue, b"x" * 10)
+    write(queue, b"x" * 5_000)
+    write(queue, b"x" * 10)
+    with consumer_of(queue, max_in_flight_bytes=100) as consumer:
+        sizes = []
+        for _ in range(3):
+            (message,) = receive_all(consumer, 1)
+            assert consumer.receive(5, timeout=0.1) == []
+            sizes.append(len(message.value or b""))
+            message.ack()
+    assert sizes == [10, 5_000, 10]
+
+
+def test_run_keeps_to_the_limit_of_bytes(queue: Queue) -> None:
+    write(queue, *[b"x" * 400] * 30)
+    most, seen = [0], []
+    with consumer_of(queue, max_in_flight_bytes=1_000) as consumer:
+
+        def handler(message: Message) -> None:
+            most.append(consumer.in_flight_count)
+            time.sleep(0.02)
+            seen.append(message)
+            if len(seen) == 30:
+                consumer.stop()
+
+        summary = consumer.run(handler, concurrency=8)
+    assert summary.acked == 30
+    assert max(most) == 2
+
+
+def test_thousand_delayed_messages_are_deferred_in_few_markers_and_none_is_handed_out(queue: Queue) -> None:
+    write(queue, *map(str, range(1_000)), delay_ms=60_000)
+    write(queue, "now")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        assert (message.value, message.delivery_count, consumer.in_flight_count) == (b"now", 1, 1)
+        assert wait_until(lambda: queue.committed() == {0: 1_001})
+        message.ack()
+    records = read_all(queue.bootstrap_servers, queue.name)[:1_000]
+    due_of = {offset: due for offsets, due, after in deferrals(queue) for offset in offsets if after == 0}
+    assert sorted(due_of) == list(range(1_000))
+    # 100 ms for the rounding
+    assert all(0 <= due_of[each.offset()] - (each.timestamp()[1] + 60_000) < 100 for each in records)
+    assert len(deferrals(queue)) <= 30
+
+
+def test_message_with_an_instant_is_deferred_until_it_whatever_the_time(queue: Queue) -> None:
+    write(queue, "past", not_before_ms=1_234_567)
+    write(queue, "future", not_before_ms=4_000_000_000_000, delivery_count=3)
+    with consumer_of(queue) as consumer:
+        assert consumer.receive(5, timeout=1.5) == []
+    assert deferrals(queue) == [([0], 1_234_600, 0), ([1], 4_000_000_000_000, 0)]
+    assert [each.marker.delivery_count for each in queue.markers(MarkerType.START)] == [1, 4]
+
+
+def test_expired_message_is_never_handed_out_and_ends_as_expired(queue: Queue) -> None:
+    write(queue, "old", ttl_ms=1)
+    write(queue, "dead", expires_at_ms=1_000)
+    write(queue, "good", ttl_ms=60_000)
+    time.sleep(0.1)
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        assert message.value == b"good"
+        assert message.expires_at_ms == message.appended_at_ms + 60_000
+        assert consumer.in_flight_count == 1
+        consumer.flush()
+        ends = [each.marker for each in queue.markers(MarkerType.END)]
+        assert [offset for each in ends for offset in covered(each)] == [0, 1]
+        assert {each.outcome for each in ends} == {Outcome.EXPIRED}
+        message.ack()
+    assert queue.committed() == {0: 3}
+
+
+def test_run_hands_no_expired_message_to_a_handler(queue: Queue) -> None:
+    write(queue, *"abc", ttl_ms=1)
+    time.sleep(0.1)
+    write(queue, "good")
+    seen = []
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        seen.append(message.value)
+        consumer.stop()
+
+    consumer.run(handler, concurrency=2)
+    assert seen == [b"good"]
+    # Fetched two and one, so they may leave in two markers.
+    ends = [each.marker for each in queue.markers(MarkerType.END) if each.marker.outcome is Outcome.EXPIRED]
+    assert [offset for each in ends for offset in covered(each)] == [0, 1, 2]
+
+
+def test_lease_of_one_receive_is_told_in_its_start_and_renewed_with(queue: Queue) -> None:
+    queue.send(*"ab")
+    with consumer_of(queue, lease_ms=60_000) as consumer:
+        consumer.receive(1, timeout=10, lease=1.5)
+        receive_all(consumer, 1)
+        assert wait_until(lambda: bool(queue.markers(MarkerType.KEEPALIVE)), 3)
+        (first, *_) = queue.markers(MarkerType.KEEPALIVE)
+        assert (covered(first.marker), first.marker.redeliver_after_ms) == ([0], 1_500)
+        assert first.marker.release is Release.RENEWED
+    assert [each.marker.redeliver_after_ms for each in queue.markers(MarkerType.START)] == [1_500, 60_000]
+
+
+def test_extended_message_is_held_past_its_lease_and_the_others_are_not(queue: Queue) -> None:
+    queue.send(*"ab")
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        long, short = receive_all(consumer, 2)
+        long.extend(60)
+        assert consumer.in_flight_count == 2
+        assert wait_until(lambda: consumer.in_flight_count == 1, 3)
+        time.sleep(0.3)
+        with pytest.raises(LeaseLostError):
+            short.ack()
+        long.ack()
+        assert consumer.in_flight_count == 0
+        consumer.flush()
+        with pytest.raises(UsageError, match="got extend, ack came first"):
+            long.extend(5)
+    (extension,) = queue.markers(MarkerType.KEEPALIVE)
+    assert (covered(extension.marker), extension.marker.redeliver_after_ms) == ([0], 60_000)
+
+
+def test_extension_may_shorten_a_lease_and_keep_alive_goes_on_with_it(queue: Queue) -> None:
+    queue.send(*"ab")
+    with consumer_of(queue, lease_ms=60_000, max_lease_ms=3_600_000) as consumer:
+        message, _ = receive_all(consumer, 2)
+        message.extend(1.2)
+        assert wait_until(lambda: len(queue.markers(MarkerType.KEEPALIVE)) >= 4, 5)
+        assert message.is_held
+    assert {
+        (*covered(each.marker), each.marker.redeliver_after_ms) for each in queue.markers(MarkerType.KEEPALIVE)
+    } >= {(0, 1_200)}
+
+
+@pytest.mark.parametrize("duration", [0, 0.5, -1, float("nan"), 12 * 3_600 + 1])
+def test_lease_out_of_bounds_is_refused_and_nothing_changes(queue: Queue, duration: float) -> None:
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        with pytest.raises(ConfigError, match="lease is out of bounds"):
+            consumer.receive(1, lease=duration)
+        (message,) = receive_all(consumer, 1)
+        with pytest.raises(ConfigError, match=r"duration is out of bounds: got .*, 1 to 43200 seconds"):
+            message.extend(duration)
+        assert message.is_held
+
+
+def test_release_gives_back_a_handler_that_raises_fails_and_a_close_uncounts(queue: Queue) -> None:
+    """What the delivery ended with is told, so that the tracker knows what to add: nothing, or the backoff."""
+    queue.send(*"abc")
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        if message.value == b"a":
+            message.release(3)
+        elif message.value == b"b":
+            consumer.stop()
+            raise RuntimeError("no database")
+
+    consumer.run(handler, concurrency=1, retry_delay_ms=0)
+    releases = {each.marker.release: each.marker for each in queue.markers(MarkerType.KEEPALIVE)}
+    told = {
+        (*covered(each.marker), each.marker.release, each.marker.redeliver_after_ms, each.marker.never_handed_out)
+        for each in queue.markers(MarkerType.KEEPALIVE)
+    }
+    assert {(0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False)} <= told
+    assert told <= {
+        (0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False), (2, Release.GIVEN_BACK, 0, True),
+    }  # fmt: skip
+    assert Release.RENEWED not in releases
+    assert releases[Release.FAILED].reason == "RuntimeError: no database"
+
+
+def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queue) -> None:
+    write(queue, *["flood"] * 20_000, queue="reports")
+    write(queue, "mail", queue="emails")
+    write(queue, "plain")
+    with consumer_of(queue, queue="emails") as emails, consumer_of(queue) as plain:
+        began_at = time.monotonic()
+        (mail,) = receive_all(emails, 1, max_messages=1)
+        (other,) = receive_all(plain, 1, max_messages=1)
+        assert time.monotonic() - began_at < 8
+        assert (mail.value, other.value) == (b"mail", b"plain")
+        # not a marker for the 20,000 that are not theirs
+        assert [covered(each.marker) for each in queue.markers()] == [[20_000], [20_001]]
+        mail.ack()
+        other.ack()
+        assert wait_until(lambda: queue.committed(f"kmq.{queue.name}.queue-emails") == {0: 20_002})
+    with consumer_of(queue, queue="reports") as reports:
+        assert {each.value for each in receive_all(reports, 500)} == {b"flood"}
+
+
+def test_position_moves_on_behind_messages_of_others_alone(queue: Queue) -> None:
+    write(queue, *"abc", queue="reports")
+    with consumer_of(queue) as consumer:
+        assert wait_until(lambda: consumer.receive(1, 0.2) == [] and queue.committed() == {0: 3}, 8)
+    assert queue.markers() == []
+
+
+@pytest.mark.parametrize("name", ["a b", "x" * 201, "ü", "a/b"])
+def test_name_of_a_logical_queue_is_checked(name: str) -> None:
+    with pytest.raises(ConfigError, match="logical queue name is not allowed"):
+        consumer_of(Queue("orders", "127.0.0.1:1"), queue=name)
+
+
+def test_each_group_sees_every_message_once_and_a_copy_for_one_is_passed_over_by_the_others(queue: Queue) -> None:
+    names = ["billing", "audit"]
+    for name in names:
+        # what `kmq queue create <queue>@<group>` makes, with what exists today
+        create_queue(f"{queue.name}@{name}", bootstrap_servers=queue.bootstrap_servers, partitions=1)
+    queue.send(*"abc")
+    write(queue, "again", group="billing", delivery_count=1)
+    write(queue, "last")
+    got = {}
+    for name in [*names, ""]:
+        with consumer_of(queue, group=name) as consumer:
+            got[name] = [each.value for each in receive_all(consumer, 5 if name == "billing" else 4)]
+            assert consumer.receive(5, timeout=0.3) == []
+    everything = [b"a", b"b", b"c", b"last"]
+    assert got == {"billing": [b"a", b"b", b"c", b"again", b"last"], "audit": everything, "": everything}
+    for name in names:
+        markers = Queue(f"{queue.name}.group-{name}", queue.bootstrap_servers).markers(MarkerType.START)
+        assert markers
+        assert queue.committed(f"kmq.{queue.name}.group-{name}") == {0: 5}
+
+
+def test_missing_topics_of_a_group_are_told_with_the_command(queue: Queue) -> None:
+    with pytest.raises(Exception, match=f"run `kmq queue create {queue.name}@billing`"):
+        consumer_of(queue, group="billing")
+
+
+PROGRAM = """
+import sys
+from kmq_spark.consumer.consumer import QueueConsumer
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], extra={"session.timeout.ms": "3000"})
+while True:
+    for message in consumer.receive(10, timeout=1.0):
+        print(message.value.decode(), flush=True)
+        if message.value == b"mean":
+            import os; os.kill(os.getpid(), 9)
+        message.ack()
+"""
+
+
+def run_program(queue: Queue, start_new: Callable[..., subprocess.Popen[str]], **environment: str) -> str:
+    """Run a consumer until it dies; return what it printed."""
+    import os  # noqa: PLC0415  # for the environment alone
+
+    process = start_new(
+        [sys.executable, "-c", PROGRAM, queue.name, queue.bootstrap_servers],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode in {EXIT_CODE, -9}
+    return out
+
+
+@pytest.mark.crosses
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("consumer.deferral-sent", marks=pytest.mark.slow),
+        pytest.param("consumer.start-sent", marks=pytest.mark.slow),
+        "consumer.start-durable",
+    ],
+)
+def test_consumer_killed_while_it_defers_loses_no_message(queue: Queue, point: str) -> None:
+    """The position is behind a deferral only once that is durable; one written twice is the same deferral."""
+    write(queue, *"abc", delay_ms=60_000)
+    write(queue, "now")
+    assert run_program(queue, subprocess.Popen, **{VARIABLE: point}) == ""
+    with consumer_of(queue, extra={"session.timeout.ms": "6000"}) as consumer:
+        until = time.monotonic() + 20
+        got: list[Message] = []
+        while not got and time.monotonic() < until:
+            got = consumer.receive(5, timeout=1)
+        assert [each.value for each in got] == [b"now"]
+    due: dict[int, set[int]] = {}
+    for offsets, due_at_ms, _ in deferrals(queue):
+        for offset in offsets:
+            due.setdefault(offset, set()).add(due_at_ms)
+    assert sorted(due) == [0, 1, 2]
+    assert all(len(each) == 1 for each in due.values())
+    assert queue.committed() == {0: 4}

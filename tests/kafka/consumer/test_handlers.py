@@ -1,0 +1,112 @@
+"""Handlers that `run` refuses: what only begins work when it is called must not have its message acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.errors import ConfigError, UsageError
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.consumer.message import Message
+
+pytestmark = pytest.mark.kafka
+
+
+async def handle(_message: Message, _others: int = 0) -> None:
+    """Handle a message on an event loop."""
+
+
+def generate(_message: Message) -> Iterator[int]:
+    """Do nothing until it is iterated."""
+    yield 1
+
+
+class Handler:
+    """An object whose call is asynchronous."""
+
+    async def __call__(self, message: Message) -> None:
+        """Handle a message on an event loop."""
+
+    async def handle(self, message: Message) -> None:
+        """Handle a message on an event loop."""
+
+
+REFUSED: list[Any] = [
+    handle,
+    functools.partial(handle, _others=1),
+    functools.partial(functools.partial(handle), 1),
+    Handler(),
+    functools.partial(Handler()),
+    Handler().handle,
+    generate,
+    "handle",
+]
+
+
+@pytest.mark.parametrize("handler", REFUSED)
+def test_handler_whose_call_only_begins_work_is_refused_before_anything_is_received(queue: Queue, handler: Any) -> None:  # noqa: ANN401  # of a wrong type
+    queue.send("a")
+    with (
+        consumer_of(queue) as consumer,
+        pytest.raises(ConfigError, match=r"handler is a (coroutine|generator) function|handler cannot be called"),
+    ):
+        consumer.run(handler)
+    assert queue.markers() == []
+
+
+class Awaitable:
+    """A future, for one: it is made by a plain function."""
+
+    def __await__(self) -> Iterator[None]:
+        """Wait."""
+        yield
+
+
+@pytest.mark.parametrize("made", [lambda: handle(None), lambda: generate(None), Awaitable])  # type: ignore[arg-type]  # not run
+def test_message_is_given_back_uncounted_where_its_handler_returns_work_that_is_not_done(
+    queue: Queue,
+    made: Any,  # noqa: ANN401  # of several types
+) -> None:
+    queue.send("a")
+    consumer = consumer_of(queue)
+    with pytest.raises(UsageError, match="handler returned work that is not done"):
+        consumer.run(lambda _message: made(), concurrency=1)
+    assert queue.markers(MarkerType.END) == []
+    (release,) = queue.markers(MarkerType.KEEPALIVE)
+    assert (covered(release.marker), release.marker.never_handed_out) == ([0], True)
+
+
+def test_handler_that_runs_a_coroutine_to_its_end_acknowledges(queue: Queue) -> None:
+    queue.send("a")
+    consumer = consumer_of(queue)
+
+    def run(message: Message) -> None:
+        asyncio.run(handle(message))
+        consumer.stop()
+
+    assert consumer.run(run).acked == 1
+
+
+def test_delay_beyond_what_a_release_may_have_is_refused_before_a_handler_fails(queue: Queue) -> None:
+    with consumer_of(queue) as consumer, pytest.raises(ConfigError, match="retry_delay_ms is out of bounds"):
+        consumer.run(print, retry_delay_ms=12 * 3_600_000 + 1)
+
+
+def test_keys_and_headers_count_as_bytes_in_flight(queue: Queue) -> None:
+    queue.send(*"abc", key=b"k" * 400, headers=[("h", b"x" * 400)])
+    queue.send(*"def", key=b"k" * 800)
+    with consumer_of(queue, max_in_flight_bytes=2_000) as consumer:
+        held = receive_all(consumer, 2)
+        assert consumer.receive(10, timeout=0.3) == []
+        for message in held:
+            message.ack()
+        assert [each.value for each in receive_all(consumer, 2)] == [b"c", b"d"]
+        assert consumer.receive(10, timeout=0.3) == []

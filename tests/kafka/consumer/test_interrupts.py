@@ -1,0 +1,166 @@
+"""An exception in the middle of receiving, at each line of it: no message is lost, and none is received twice."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+import kmq_spark
+from kmq_spark.core.markers import MarkerType
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from kmq_spark.consumer.message import Message
+
+pytestmark = pytest.mark.kafka
+
+HOME = Path(kmq_spark.__file__).parent
+FILES = {
+    str(HOME / f"{name}.py")
+    for name in (
+        "consumer/batch", "consumer/callbacks", "consumer/fetcher", "consumer/handler_queue", "consumer/intake",
+        "consumer/leases", "consumer/message", "consumer/receiver", "consumer/markers/deferrals",
+        "consumer/markers/producer", "consumer/markers/starts", "consumer/poison/admission",
+        "consumer/poison/suspects", "kafka/marker_ranges", "kafka/transaction",
+    )
+}  # fmt: skip
+"""Modules of receiving; the worker's are its own test's."""
+
+
+class Interrupt:
+    """
+    Ctrl+C right before a line of this thread.
+
+    Args:
+        step: Which line that is run in *files*, the first is 1.
+        files: Modules in which it may come.
+        begins: Whether lines are counted yet, by the frame that runs.
+    """
+
+    def __init__(self, step: int, files: set[str], begins: Callable[[FrameType], bool] = lambda _frame: True) -> None:
+        self._left, self._files, self._begins = step, files, begins
+        self._has_begun = False
+        self.at = ""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End, whether it came or not."""
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, _event: str, _argument: Any) -> Any:  # noqa: ANN401  # as `sys.settrace` has it
+        return self._line if frame.f_code.co_filename in self._files else None
+
+    def _line(self, frame: FrameType, event: str, _argument: Any) -> Any:  # noqa: ANN401  # as `sys.settrace` has it
+        self._has_begun = self._has_begun or self._begins(frame)
+        # The line of a `with` is run at its end, too; there Python lets no signal in before the lock is released.
+        is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and self._has_begun and not is_with:
+            self._left -= 1
+            if not self._left:
+                self.at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+def offsets_of(messages: list[Message]) -> list[int]:
+    """Acknowledge messages and return their offsets."""
+    for message in messages:
+        message.ack()
+    return [message.id.message_offset for message in messages]
+
+
+def given_back(queue: Queue) -> list[int]:
+    """Return what was released without having been handed out: the tracker redelivers it at once, uncounted."""
+    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE) if each.marker.never_handed_out]
+    assert all(each.redeliver_after_ms == 0 for each in releases)
+    return [offset for each in releases for offset in covered(each)]
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"start_in_transaction": True}])
+def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_interrupted(
+    queue: Queue, options: dict[str, Any]
+) -> None:
+    queue.send(*map(str, range(2_500)))
+    received: Counter[int] = Counter()
+    places: Counter[str] = Counter()
+    history: dict[int, str] = {}
+    with consumer_of(queue, **options) as consumer:
+        (kept,) = receive_all(consumer, 1)
+        step, was_interrupted = 1, True
+        while was_interrupted:
+            interrupt = Interrupt(step, FILES)
+            try:
+                with interrupt:
+                    messages = consumer.receive(2, timeout=5)
+                was_interrupted = False
+            except KeyboardInterrupt:
+                places[interrupt.at] += 1
+                messages = []
+            received.update(offsets_of(messages))
+            following = offsets_of(receive_all(consumer, 2, max_messages=2))
+            received.update(following)
+            history[min(following)] = interrupt.at
+            step += 1
+        assert kept.is_held
+        received.update(offsets_of([kept]))
+        assert consumer.in_flight_count == 0 or options.get("prefetch")
+    assert len(places) > 60, places
+    (position,) = queue.committed().values()
+    assert received.most_common(1)[0][1] == 1
+    found = {*received, *given_back(queue)}
+    lost = [offset for offset in range(position) if offset not in found]
+    # Where the interrupts came right before and after them.
+    assert not lost, [(lost, at, place) for at, place in history.items() if abs(at - lost[0]) < 6]
+    assert len(received) + len(given_back(queue)) == position
+    started = [offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker)]
+    assert sorted(set(started)) == list(range(position))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 21, 34])
+def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interrupted(queue: Queue, step: int) -> None:
+    """The group has no position yet, and no consumer has noted where the records began."""
+
+    def has_fetched(frame: FrameType) -> bool:
+        return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
+
+    with consumer_of(queue) as consumer:
+        assert wait_until(lambda: not consumer.receive(1, 0.1) and bool(consumer._intake.owned))
+        queue.send(*"abc")
+        with pytest.raises(KeyboardInterrupt), Interrupt(step, FILES, has_fetched):
+            consumer.receive(2, timeout=5)
+        assert [each.value for each in receive_all(consumer, 3)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("step", [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200])
+def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrupted(queue: Queue, step: int) -> None:
+    """The second Ctrl+C, in the receiving thread; another consumer goes on."""
+    queue.send(*map(str, range(300)))
+    handled: list[int] = []
+
+    def has_fetched(frame: FrameType) -> bool:
+        return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
+
+    consumer = consumer_of(queue)
+    interrupt = Interrupt(step, FILES | {str(HOME / "consumer" / "worker.py")}, has_fetched)
+    with pytest.raises(KeyboardInterrupt), interrupt:
+        consumer.run(lambda message: handled.append(message.id.message_offset), concurrency=2, max_batch=20)
+    handled_before = set(handled)
+    with consumer_of(queue) as other:
+        position = queue.committed().get(0, 0)
+        handled += offsets_of(receive_all(other, 300 - position))
+    released = {offset for each in queue.markers(MarkerType.KEEPALIVE) for offset in covered(each.marker)}
+    assert len(handled) == len(set(handled))
+    assert sorted({*handled, *released}) == list(range(300)), interrupt.at
+    assert not released & handled_before

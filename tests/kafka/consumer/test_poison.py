@@ -1,0 +1,247 @@
+"""A message that takes processes down is handed out alone, so that no other message loses a delivery by it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmq_spark.core.markers import MarkerType
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.kafka.consumer.test_delivery_control_consumer import deferrals, run_program, write
+
+if TYPE_CHECKING:
+    from kmq_spark.consumer.message import Message
+
+pytestmark = pytest.mark.kafka
+
+
+def test_suspect_is_received_alone_and_nothing_is_started_until_it_is_settled(queue: Queue) -> None:
+    write(queue, *"ab")
+    write(queue, "mean", silent_count=3, delivery_count=3)
+    write(queue, *"cd")
+    with consumer_of(queue) as consumer:
+        first = receive_all(consumer, 2)
+        assert [each.value for each in first] == [b"a", b"b"]
+        for message in first:
+            message.ack()
+        (suspect,) = consumer.receive(10, timeout=5)
+        assert (suspect.value, suspect.delivery_count, consumer.in_flight_count) == (b"mean", 4, 1)
+        assert consumer.receive(10, timeout=0.5) == []
+        starts = [covered(each.marker) for each in queue.markers(MarkerType.START)]
+        assert starts == [[0, 1], [2]]
+        suspect.ack()
+        assert [each.value for each in receive_all(consumer, 2)] == [b"c", b"d"]
+
+
+def test_suspect_is_deferred_for_a_receiver_that_holds_others_and_the_rest_goes_on(queue: Queue) -> None:
+    write(queue, "a")
+    write(queue, *["mean", "meaner"], silent_count=2, delivery_count=2)
+    write(queue, "b")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1, max_messages=1)
+        (message,) = consumer.receive(10, timeout=5)
+        assert message.value == b"b"
+        assert wait_until(lambda: queue.committed() == {0: 4})
+    starts = [each.marker for each in queue.markers(MarkerType.START) if each.marker.never_handed_out]
+    assert sorted(offset for each in starts for offset in covered(each)) == [1, 2]
+    assert {each.delivery_count for each in starts} == {3}
+    assert all(1_000 <= each.redeliver_after_ms <= 120_000 for each in starts)
+
+
+def test_lost_suspect_makes_room_for_others(queue: Queue) -> None:
+    write(queue, "mean", silent_count=2)
+    write(queue, "a")
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        assert [each.value for each in receive_all(consumer, 1)] == [b"mean"]
+        # One that waits for more outlasts the time of this test.
+        assert [each.value for each in consumer.receive(5, timeout=3_600)] == [b"a"]
+
+
+def test_isolation_can_be_turned_off(queue: Queue) -> None:
+    write(queue, "a")
+    write(queue, "mean", silent_count=9)
+    with consumer_of(queue, isolate_after=0) as consumer:
+        assert len(receive_all(consumer, 2)) == 2
+
+
+def test_run_handles_a_suspect_while_no_other_handler_runs(queue: Queue) -> None:
+    write(queue, *map(str, range(20)))
+    write(queue, "mean", silent_count=2)
+    write(queue, *map(str, range(20)))
+    running: set[bytes | None] = set()
+    beside: list[int] = []
+    held: list[int] = []
+    done: list[bytes | None] = []
+    lock = threading.Lock()
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        with lock:
+            running.add((message.value or b"") + str(message.id.message_offset).encode())
+        if message.value == b"mean":
+            for _ in range(20):
+                time.sleep(0.01)
+                beside.append(len(running))
+                held.append(consumer.in_flight_count)
+        else:
+            time.sleep(0.01)
+        with lock:
+            running.discard((message.value or b"") + str(message.id.message_offset).encode())
+            done.append(message.value)
+            if len(done) == 41:
+                consumer.stop()
+
+    threading.Timer(20, consumer.stop).start()
+    summary = consumer.run(handler, concurrency=4)
+    assert summary.acked == 41
+    assert set(beside) == {1}
+    assert set(held) == {1}
+    assert deferrals(queue) == []
+
+
+def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) -> None:
+    """As the tracker marks them after their second silent delivery of five; on the fourth each goes alone."""
+    write(queue, *map(str, range(70)), silent_count=2, delivery_count=2, max_deliveries=5)
+    write(queue, "x", "y", silent_count=3, delivery_count=3, max_deliveries=5)
+    sizes: list[int] = []
+    with consumer_of(queue) as consumer:
+        while sum(sizes) < 72:
+            messages = consumer.receive(100, timeout=5)
+            assert messages, sizes
+            assert consumer.receive(100, timeout=0.05) == []
+            assert consumer.in_flight_count == len(messages)
+            sizes.append(len(messages))
+            for message in messages:
+                message.ack()
+    assert sizes == [32, 32, 6, 1, 1]
+    assert [len(covered(each.marker)) for each in queue.markers(MarkerType.START)] == sizes
+    assert deferrals(queue) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("max_deliveries", "at_most_s"), [(5, 15), (3, 60)])
+def test_thousand_suspects_are_done_in_seconds_where_nothing_else_waits(
+    queue: Queue, max_deliveries: int, at_most_s: float
+) -> None:
+    write(queue, *map(str, range(1_000)), silent_count=2, delivery_count=2, max_deliveries=max_deliveries)
+    done: list[float] = []
+    consumer = consumer_of(queue)
+
+    def handler(_message: Message) -> None:
+        done.append(time.monotonic())
+        if len(done) == 1_000:
+            consumer.stop()
+
+    threading.Timer(90, consumer.stop).start()
+    assert consumer.run(handler, concurrency=4).acked == 1_000
+    assert done[-1] - done[0] < at_most_s
+    assert deferrals(queue) == []
+
+
+@pytest.mark.slow
+def test_good_messages_behind_a_crowd_of_suspects_do_not_wait_for_its_end(queue: Queue) -> None:
+    """A thousand that must go alone, 20 ms each; those behind them are done when the suspects had their share."""
+    write(queue, *["mean"] * 1_000, silent_count=2)
+    write(queue, *["good"] * 200)
+    done_at: list[float] = []
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        time.sleep(0.02)
+        if message.value == b"good":
+            done_at.append(time.monotonic())
+            if len(done_at) == 200:
+                consumer.stop()
+
+    began_at = time.monotonic()
+    threading.Timer(60, consumer.stop).start()
+    consumer.run(handler, concurrency=4)
+    # One suspect, then 200 * 20 ms / 4 threads; all of them would have taken 20 s.
+    assert len(done_at) == 200
+    assert done_at[-1] - began_at < 12
+    later = [offset for offsets, _, _ in deferrals(queue) for offset in offsets]
+    assert len(later) > 800
+
+
+def test_suspect_that_was_acknowledged_stays_so_though_the_next_one_kills_the_process(queue: Queue) -> None:
+    """`kill -9` right behind the `ack` of another suspect: its END is durable by then, it loses no delivery."""
+    write(queue, "fine", "mean", silent_count=2, delivery_count=2)
+    assert run_program(queue, subprocess.Popen) == "fine\nmean\n"
+    assert [covered(each.marker) for each in queue.markers(MarkerType.END)] == [[0]]
+
+
+@pytest.mark.slow
+def test_suspects_get_a_bounded_share_of_the_time_while_good_messages_wait(queue: Queue) -> None:
+    """A fifth of the messages are suspects that never answer for half a second; good ones are done meanwhile."""
+    for number in range(10):
+        write(queue, "mean", silent_count=2)
+        write(queue, *[f"{number}"] * 4)
+    done_at: list[float] = []
+    suspects = [0]
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        if message.value == b"mean":
+            suspects[0] += 1
+            time.sleep(0.5)
+            return
+        done_at.append(time.monotonic())
+        if len(done_at) == 40:
+            consumer.stop()
+
+    began_at = time.monotonic()
+    threading.Timer(20, consumer.stop).start()
+    consumer.run(handler, concurrency=4)
+    assert len(done_at) == 40
+    # Each takes 0.5 s, and the others go first for 3 s then.
+    assert 1 <= suspects[0] <= 5
+    assert len([offset for offsets, _, _ in deferrals(queue) for offset in offsets]) == 10 - suspects[0]
+    assert done_at[-1] - began_at < 10
+
+
+@pytest.mark.slow
+def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue) -> None:
+    """Any producer may write such a message; it waits, and the messages behind it are handled meanwhile."""
+    write(queue, "long")
+    write(queue, "mean", silent_count=2)
+    write(queue, *["good"] * 20)
+    is_over = threading.Event()
+    done: list[bytes | None] = []
+    consumer = consumer_of(queue)
+
+    def handler(message: Message) -> None:
+        if message.value == b"long":
+            is_over.wait(60)
+        done.append(message.value)
+        if len(done) == 20:
+            is_over.set()
+            consumer.stop()
+
+    timer = threading.Timer(30, consumer.stop)
+    timer.start()
+    consumer.run(handler, concurrency=4)
+    timer.cancel()
+    assert done[:20] == [b"good"] * 20
+    assert [offsets for offsets, _, _ in deferrals(queue)] == [[1]]
+
+
+def test_process_killed_by_a_suspect_holds_nothing_else(queue: Queue) -> None:
+    """`kill -9` in the hands of the handler: every other message is either done or was never started."""
+    write(queue, "mean", silent_count=2, delivery_count=2)
+    write(queue, *"ab")
+    assert run_program(queue, subprocess.Popen) == "mean\n"
+    (start,) = queue.markers()
+    assert (covered(start.marker), start.marker.delivery_count) == ([0], 3)
+    with consumer_of(queue, extra={"session.timeout.ms": "6000"}) as other:
+        got: list[Message] = []
+        until = time.monotonic() + 20
+        while len(got) < 2 and time.monotonic() < until:
+            got += other.receive(5, timeout=1)
+        values = [each.value for each in got]
+        # Killed before the commit went through: the suspect is fetched once more.
+        assert [value for value in values if value != b"mean"] in ([b"a", b"b"], [])
+        assert values in ([b"a", b"b"], [b"mean"])

@@ -1,0 +1,117 @@
+"""A consumer that holds all it may: its partitions leave and come back, and others join the group meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.consumer.consumer import QueueConsumer
+    from kmq_spark.consumer.message import Message
+
+pytestmark = pytest.mark.kafka
+
+PROTOCOLS = ["classic", "consumer"]
+
+
+def fill(queue: Queue, consumer: QueueConsumer, partitions: int) -> list[Message]:
+    """Let a consumer own every partition and hold all it may, until it has paused its partitions."""
+    assert wait_until(lambda: not consumer.receive(1, 0.1) and len(consumer._intake.owned) == partitions, 30)
+    for partition in range(partitions):
+        queue.send(*"ab", partition=partition)
+    messages = receive_all(consumer, consumer.max_in_flight)
+    assert consumer.receive(1, timeout=1.5) == []
+    assert consumer._intake._fetcher._paused == set(range(partitions))
+    return messages
+
+
+def ack(messages: list[Message]) -> None:
+    """Acknowledge messages."""
+    for message in messages:
+        message.ack()
+
+
+@pytest.mark.parametrize("group_protocol", PROTOCOLS)
+def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_comes_back(
+    make_queue: Callable[..., Queue], group_protocol: str
+) -> None:
+    queue = make_queue(partitions=2)
+    with consumer_of(queue, max_in_flight=2, group_protocol=group_protocol) as first:
+        held = fill(queue, first, partitions=2)
+        with consumer_of(queue, group_protocol=group_protocol) as second:
+
+            def shared() -> bool:
+                first.receive(1, 1.3)
+                ack(second.receive(1, 0.1))
+                return len(first._intake.owned) == 1 == len(second._intake.owned)
+
+            assert wait_until(shared, 30)
+        ack(held)
+
+        def owns_all() -> bool:
+            ack(first.receive(1, 0.1))
+            return len(first._intake.owned) == 2
+
+        assert wait_until(owns_all, 30)
+        for partition in range(2):
+            queue.send("new", partition=partition)
+        found: set[int] = set()
+
+        def all_read() -> bool:
+            messages = first.receive(2, 0.2)
+            ack(messages)
+            found.update(each.id.queue_partition for each in messages if each.value == b"new")
+            return found == {0, 1}
+
+        assert wait_until(all_read, 15), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group_protocol", PROTOCOLS)
+def test_partition_that_was_lost_while_the_consumer_was_full_is_read_when_it_comes_back(
+    make_queue: Callable[..., Queue], group_protocol: str
+) -> None:
+    """As after a SIGSTOP: the consumer is not polled for longer than the group waits for it."""
+    queue = make_queue(partitions=2)
+    # With KIP-848 the broker sets the session time-out, and the client refuses it.
+    extra = {"max.poll.interval.ms": "6000"} | ({} if group_protocol == "consumer" else {"session.timeout.ms": "6000"})
+    with consumer_of(queue, max_in_flight=2, extra=extra, group_protocol=group_protocol) as consumer:
+        held = fill(queue, consumer, partitions=2)
+        time.sleep(7.5)
+        # Still full: the loss is noticed while the group is served.
+        lost = wait_until(lambda: not consumer.receive(1, 1.3) and not consumer._intake.owned, 15)
+        ack(held)
+        found: set[tuple[int, int]] = set()
+
+        def all_read() -> bool:
+            messages = consumer.receive(2, 0.2)
+            ack(messages)
+            found.update((each.id.queue_partition, each.id.message_offset) for each in messages)
+            return len(found) >= 2
+
+        assert wait_until(all_read, 15), (lost, found)
+
+
+@pytest.mark.parametrize("group_protocol", PROTOCOLS)
+def test_consumer_that_is_full_and_polled_for_a_short_time_at_once_lets_others_join(
+    make_queue: Callable[..., Queue], group_protocol: str
+) -> None:
+    queue = make_queue(partitions=2)
+    with consumer_of(queue, max_in_flight=2, group_protocol=group_protocol) as first:
+        assert wait_until(lambda: not first.receive(1, 0.1) and len(first._intake.owned) == 2, 30)
+        queue.send(*"ab", partition=0)
+        receive_all(first, 2)
+        with consumer_of(queue, group_protocol=group_protocol) as second:
+
+            def joined() -> bool:
+                first.receive(1, timeout=0.2)
+                second.receive(1, timeout=0.1)
+                return len(second._intake.owned) == 1
+
+            assert wait_until(joined, 15)

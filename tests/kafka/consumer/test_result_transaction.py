@@ -1,0 +1,290 @@
+"""Transactions of a consumer: results and ENDs appear together or not at all."""
+
+# ruff: noqa: PT012  # the error comes at the end of a block, which holds what the block is for
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen, wait_until
+from tests.kafka.consumer.test_delivery_control_consumer import deferrals
+from tests.kafka.producer.test_producer_options import set_retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.consumer.consumer import QueueConsumer
+
+pytestmark = pytest.mark.kafka
+
+
+def test_results_and_ends_appear_together(make_queue: Callable[..., Queue], results: Queue) -> None:
+    """Several messages of several partitions, several result topics, one transaction."""
+    queue, other = make_queue(partitions=2), make_queue()
+    for partition in range(2):
+        queue.send("a", "b", partition=partition)
+    with consumer_of(queue, consumer_id="worker-7") as consumer:
+        messages = receive_all(consumer, 4)
+        with consumer.transaction() as tx:
+            for message in messages:
+                tx.send(results.name, (message.value or b"") + b"!", key="k", headers=[("trace", "1")])
+                tx.ack(message)
+            tx.send(other.name, None, partition=0)
+            assert (seen(results), ended(queue)) == ([], [])
+            assert consumer.in_flight_count == 4
+        assert sorted(seen(results)) == [b"a!", b"a!", b"b!", b"b!"]
+        assert seen(other) == [None]
+        assert ended(queue) == [0, 0, 1, 1]
+        assert consumer.in_flight_count == 0
+        assert [message.settled_by for message in messages] == ["ack"] * 4
+        ends = queue.markers(MarkerType.END)
+        assert {each.marker.consumer_id for each in ends} == {"worker-7"}
+        assert all(each.marker_partition == each.marker.queue_partition for each in ends)
+    record = read_all(results.bootstrap_servers, results.name)[0]
+    assert (record.key(), record.headers()) == (b"k", [("trace", b"1")])
+    # Nothing came after the ENDs: neither a second END nor a release at the end.
+    assert ended(queue) == [0, 0, 1, 1]
+    assert queue.markers(MarkerType.KEEPALIVE) == []
+
+
+def test_exception_in_the_block_writes_nothing_and_leaves_the_message_held(queue: Queue, results: Queue) -> None:
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        with pytest.raises(ZeroDivisionError), consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(message)
+            _ = 1 / 0
+        assert not message.is_settled
+        assert consumer.in_flight_count == 1
+        with consumer.transaction() as tx:
+            tx.send(results.name, "again")
+            tx.ack(message)
+        assert message.settled_by == "ack"
+    assert (seen(results), ended(queue)) == ([b"again"], [0])
+
+
+def test_message_whose_lease_ran_out_is_refused_before_anything_is_written(queue: Queue, results: Queue) -> None:
+    queue.send("a", "b")
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        first, second = receive_all(consumer, 2)
+        with pytest.raises(LeaseLostError, match="the lease ran out"), consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(first)
+            time.sleep(1.05)
+        with pytest.raises(LeaseLostError, match="the lease ran out"), consumer.transaction() as tx:
+            tx.ack(second)
+    assert (seen(results), ended(queue)) == ([], [])
+
+
+def test_lease_that_ends_while_the_results_are_sent_aborts_the_transaction(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The END is on the broker, but nobody may know whether it came before the deadline: nothing appears."""
+    queue.send("a")
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        (message,) = receive_all(consumer, 1)
+        slow_down(consumer, monkeypatch, 1.05)
+        with pytest.raises(LeaseLostError, match="before the commit"), consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(message)
+    assert (seen(results), ended(queue)) == ([], [])
+    assert seen_uncommitted(results) == [b"r"]
+
+
+def slow_down(consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the consumer's transactions rest between the last delivery report and the commit."""
+    with consumer.transaction() as tx:
+        tx.send(consumer._topics.dead_letter_topic, "warm")
+    producer = consumer._transactions._producer
+    assert producer is not None
+    drain = producer._drain
+
+    def slow_drain() -> None:
+        drain()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(producer, "_drain", slow_drain)
+
+
+def seen_uncommitted(topic: Queue) -> list[bytes]:
+    """Return what a careless reader sees."""
+    from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415  # ours reads committed records only
+
+    client = Consumer(
+        {"bootstrap.servers": topic.bootstrap_servers, "group.id": "careless", "isolation.level": "read_uncommitted"}
+    )
+    client.assign([TopicPartition(topic.name, 0, 0)])
+    record = client.poll(5.0)
+    client.close()
+    return [] if record is None or record.error() else [record.value() or b""]
+
+
+def test_message_is_kept_alive_while_its_commit_is_under_way(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that takes longer than the lease succeeds as long as the lease is renewed, and is never released."""
+    queue.send("a")
+    with consumer_of(queue, lease_ms=1_000) as consumer:
+        (message,) = receive_all(consumer, 1)
+        slow_down(consumer, monkeypatch, 1.6)
+        with consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(message)
+        assert len(queue.markers(MarkerType.KEEPALIVE)) >= 2
+        assert message.settled_by == "ack"
+        written = len(queue.markers(MarkerType.KEEPALIVE))
+        time.sleep(0.8)
+        assert len(queue.markers(MarkerType.KEEPALIVE)) == written
+    assert (seen(results), ended(queue)) == ([b"r"], [0])
+
+
+def test_settling_a_message_while_its_commit_is_under_way_is_an_error(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        slow_down(consumer, monkeypatch, 0.6)
+        told: list[str] = []
+
+        def release() -> None:
+            time.sleep(0.3)
+            try:
+                message.release()
+            except UsageError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=release)
+        thread.start()
+        with consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(message)
+        thread.join()
+        assert told == ["message 0:0 is settled already: got release, ack came first; settle a message once"]
+    assert queue.markers(MarkerType.KEEPALIVE) == []
+
+
+def test_close_waits_for_a_commit_that_is_under_way(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being committed is not given back."""
+    queue.send("a")
+    consumer = consumer_of(queue)
+    (message,) = receive_all(consumer, 1)
+    slow_down(consumer, monkeypatch, 0.6)
+
+    def commit() -> None:
+        with consumer.transaction() as tx:
+            tx.send(results.name, "r")
+            tx.ack(message)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    time.sleep(0.3)
+    consumer.close()
+    thread.join()
+    assert (seen(results), ended(queue)) == ([b"r"], [0])
+    assert queue.markers(MarkerType.KEEPALIVE) == []
+
+
+def test_handlers_of_a_run_write_transactions_of_their_own(queue: Queue, results: Queue) -> None:
+    """Their commits wait for each other; what the handler settled stays settled."""
+    queue.send(*map(str, range(40)))
+    consumer = consumer_of(queue)
+
+    def handle(message: Any) -> None:  # noqa: ANN401  # a message
+        with consumer.transaction() as tx:
+            tx.send(results.name, message.value)
+            tx.ack(message)
+
+    def stop_when_done() -> None:
+        wait_until(lambda: len(seen(results)) == 40, 30)
+        consumer.stop()
+
+    thread = threading.Thread(target=stop_when_done)
+    thread.start()
+    summary = consumer.run(handle, concurrency=4)
+    thread.join()
+    assert (summary.acked, summary.failed, summary.lost) == (40, 0, 0)
+    assert sorted(seen(results)) == sorted(str(number).encode() for number in range(40))
+    assert ended(queue) == list(range(40))
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"queue": "emails", "delay": timedelta(seconds=1.5), "ttl": 60, "headers": [("trace", b"1")]},
+    {"at": datetime(2020, 1, 1, tzinfo=UTC)},
+    {"delay": 0},
+]
+
+
+def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
+    queue: Queue, make_queue: Callable[..., Queue]
+) -> None:
+    by_producer, by_transaction = make_queue(), make_queue()
+    with QueueProducer(by_producer.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        for options in OPTIONS:
+            producer.send("r", **options)
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        with consumer.transaction() as tx:
+            for options in OPTIONS:
+                tx.send(by_transaction.name, "r", **options)
+            tx.ack(message)
+    first, second = (
+        [record.headers() for record in read_all(each.bootstrap_servers, each.name)]
+        for each in (by_producer, by_transaction)
+    )
+    assert first == second
+    assert len(second) == 3
+    with consumer_of(by_transaction, queue="emails") as emails, consumer_of(by_transaction) as others:
+        assert emails.receive(5, timeout=2.0) == []
+        assert [each.id.message_offset for each in receive_all(others, 1)] == [2]
+    # Its own instant, and the one that has passed: neither is handed out by the consumer that fetches it.
+    record = read_all(queue.bootstrap_servers, by_transaction.name)[0]
+    due = {offsets[0]: due_at_ms for offsets, due_at_ms, _ in deferrals(by_transaction)}
+    assert sorted(due) == [0, 1]
+    assert 0 <= due[0] - (record.timestamp()[1] + 1_500) < 100
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queue": "a b"},
+        {"queue": "x" * 300},
+        {"delay": -1},
+        {"delay": float("nan")},
+        {"delay": 1, "at": 1},
+        {"at": datetime(2030, 1, 1)},  # noqa: DTZ001  # what is to be refused
+        {"ttl": 0},
+        {"delay": 3_601},
+        {"at": 4_000_000_000},
+    ],
+    ids=str,
+)
+def test_bad_options_of_a_result_are_refused_as_a_producer_refuses_them(
+    queue: Queue, results: Queue, options: dict[str, Any]
+) -> None:
+    """In the line that made it; the block goes on, and the markers' retention counts as the messages' does."""
+    set_retention(results, f"{results.name}.markers", 3_600_000)
+    producer = QueueProducer(results.name, bootstrap_servers=queue.bootstrap_servers)
+    with producer, pytest.raises(ConfigError) as of_producer:
+        producer.send("r", **options)
+    with consumer_of(queue) as consumer, consumer.transaction() as tx:
+        with pytest.raises(ConfigError) as of_transaction:
+            tx.send(results.name, "r", **options)
+        tx.send(results.name, "good", delay=3_600)
+    # Milliseconds of an instant run on between the two.
+    told = [re.sub(r"got \d{9,} ms", "got many ms", str(each.value)) for each in (of_producer, of_transaction)]
+    assert told[0] == told[1]
+    assert seen(results) == [b"good"]

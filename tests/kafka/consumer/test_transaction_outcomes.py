@@ -1,0 +1,117 @@
+"""Commits of a consumer that are fenced or get no answer: nothing is lost, nothing is written twice."""
+
+# ruff: noqa: PT012, SIM117  # the error comes at the end of a block, which holds what the block is for
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.errors import (
+    FencedError,
+    KafkaClientError,
+    LeaseLostError,
+    TransactionError,
+)
+from tests.kafka.conftest import Queue, consumer_of, ended, receive_all, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.consumer.consumer import QueueConsumer
+
+pytestmark = pytest.mark.kafka
+
+
+def test_second_consumer_of_the_same_id_fences_the_first(queue: Queue, results: Queue) -> None:
+    queue.send("a")
+    with consumer_of(queue, consumer_id="twin") as older:
+        (message,) = receive_all(older, 1)
+        with older.transaction() as tx:
+            tx.send(results.name, "older")
+        with consumer_of(queue, consumer_id="twin", consumer_group="another") as newer:
+            with newer.transaction() as tx:
+                tx.send(results.name, "newer")
+            for _ in range(2):
+                with pytest.raises(FencedError, match="another consumer of this consumer_id has taken over"):
+                    with older.transaction() as tx:  # the error comes at its end
+                        tx.send(results.name, "zombie")
+                        tx.ack(message)
+            assert not message.is_settled
+            with newer.transaction() as tx:
+                tx.send(results.name, "newer again")
+    assert seen(results) == [b"older", b"newer", b"newer again"]
+    assert ended(queue) == []
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_commit_without_an_answer_is_looked_up_in_the_log(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
+) -> None:
+    """A connection that breaks in the commit: the caller is told what became of it, whichever it is."""
+    queue.send("a")
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        break_commit(consumer, monkeypatch, is_written=is_written)
+        if is_written:
+            commit(consumer, message, results)
+        else:
+            with pytest.raises(TransactionError, match="nothing was written, the messages are held") as raised:
+                commit(consumer, message, results)
+            assert (raised.value.nothing_written, raised.value.retriable) == (True, True)
+            assert not message.is_settled
+            commit(consumer, message, results)
+        assert message.settled_by == "ack"
+    assert (seen(results), ended(queue)) == ([b"r"], [0])
+
+
+def test_commit_whose_outcome_nobody_knows_lets_the_messages_go(
+    queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither renewed nor given back: what is redelivered then is for the log to say."""
+    queue.send("a")
+    with consumer_of(queue, lease_ms=1_000) as consumer:
+        (message,) = receive_all(consumer, 1)
+        break_commit(consumer, monkeypatch, is_written=True)
+        monkeypatch.setattr("kmq_spark.consumer.transactions.result.is_committed", fail)
+        with pytest.raises(TransactionError, match="the outcome of its transaction is unknown") as raised:
+            commit(consumer, message, results)
+        assert not raised.value.nothing_written
+        assert consumer.in_flight_count == 0
+        with pytest.raises(LeaseLostError, match="outcome of its transaction is unknown"):
+            message.ack()
+        written = queue.markers(MarkerType.KEEPALIVE)
+        time.sleep(0.6)
+    assert queue.markers(MarkerType.KEEPALIVE) == written
+
+
+def commit(consumer: QueueConsumer, message: Any, results: Queue) -> None:  # noqa: ANN401  # a message
+    """Acknowledge a message with a result."""
+    with consumer.transaction() as tx:
+        tx.send(results.name, "r")
+        tx.ack(message)
+
+
+def fail(*_arguments: object) -> bool:
+    """Be a broker that does not answer."""
+    raise KafkaClientError("the broker is away", code="_TIMED_OUT", retriable=True)
+
+
+def break_commit(consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, *, is_written: bool) -> None:
+    """Let the next commit end without an answer, after or before it reached the broker."""
+    with consumer.transaction() as tx:
+        tx.send(consumer._topics.dead_letter_topic, "warm")
+    producer = consumer._transactions._producer
+    assert producer is not None
+    call = producer._call
+
+    def broken(each: Callable[[float], object], what: str) -> None:
+        if what != "commit a transaction" or is_written:
+            call(each, what)
+        if what == "commit a transaction":
+            fail()
+
+    monkeypatch.setattr(producer, "_call", broken)

@@ -1,0 +1,71 @@
+"""What a user reads when a client cannot talk to a broker: why, and which setting to correct."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError
+from kmq_spark.inspection.cluster import Cluster
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.producer.producer import QueueProducer
+
+pytestmark = pytest.mark.kafka
+
+TIMEOUT_MS = 2_000
+LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "secret-canary"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"security.protocol": "SSL"}, "SSL connection closed by peer: connecting to a PLAINTEXT broker listener?"),
+        ({"security.protocol": "SASL_SSL", **LOGIN}, "connecting to a PLAINTEXT broker listener?"),
+        ({"security.protocol": "SASL_PLAINTEXT", **LOGIN}, "SASL PLAIN mechanism handshake failed"),
+    ],
+)
+def test_reason_of_a_failed_handshake_is_in_the_error(
+    bootstrap_servers: str, extra: dict[str, str], reason: str
+) -> None:
+    """A broker that is down, and one that wants another protocol, must not look alike."""
+    with pytest.raises(KafkaClientError) as raised:
+        check_queue("orders", bootstrap_servers=bootstrap_servers, timeout_ms=TIMEOUT_MS, extra=extra)
+    assert reason in str(raised.value)
+    assert "; set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener" in str(raised.value)
+    assert "secret-canary" not in str(raised.value)
+
+
+def test_reason_is_in_the_errors_of_producer_and_inspection_too(bootstrap_servers: str) -> None:
+    extra = {"security.protocol": "SSL"}
+    with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
+        QueueProducer("orders", bootstrap_servers=bootstrap_servers, timeout_ms=TIMEOUT_MS, extra=extra)
+    with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
+        Cluster(bootstrap_servers, TIMEOUT_MS, extra).metadata()
+
+
+def test_broker_that_is_down_is_told_by_the_connection_s_own_error() -> None:
+    with pytest.raises(KafkaClientError, match=r"127\.0\.0\.1:1: Connect to .* failed: Connection refused .* runs"):
+        check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=TIMEOUT_MS)
+
+
+def test_certificate_file_that_does_not_exist_is_told_with_its_setting(bootstrap_servers: str, tmp_path: Path) -> None:
+    extra = {"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "missing.pem")}
+    with pytest.raises(ConfigError, match=r"setting ssl\.ca\.location cannot be used: .*; give an existing") as raised:
+        check_queue("orders", bootstrap_servers=bootstrap_servers, extra=extra)
+    assert "missing.pem" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("ssl.truststore.location", " (ssl.ca.location)"), ("ssl.keystore.key", " (ssl.key.pem)"),
+        ("sasl.jaas.config", " (sasl.username and sasl.password)"), ("ssl.truststore.password", ""),
+    ],
+)  # fmt: skip
+def test_key_of_the_java_client_is_told_with_the_section_that_takes_it(key: str, ours: str) -> None:
+    wanted = re.escape(f"put it into [kafka.spark_extra], for Spark, and librdkafka's own key{ours} into [kafka.extra]")
+    with pytest.raises(KmqError, match=wanted) as raised:
+        check_queue("orders", bootstrap_servers="127.0.0.1:1", extra={key: "secret-canary"})
+    assert "secret-canary" not in str(raised.value)

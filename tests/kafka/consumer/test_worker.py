@@ -1,0 +1,224 @@
+"""`QueueConsumer.run`: what a handler does decides, and a stop leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.markers import Marker, MarkerType, Outcome
+from kmq_spark.errors import ConfigError, KafkaClientError
+from tests.kafka.conftest import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.worker import RunSummary
+
+pytestmark = pytest.mark.kafka
+
+
+def covered(*markers: Marker) -> list[int]:
+    """Return the message offsets that markers cover, sorted."""
+    return sorted(first + step for marker in markers for first, count in marker.ranges for step in range(count))
+
+
+def ends(queue: Queue, outcome: Outcome) -> list[int]:
+    """Return the message offsets that ended in one way."""
+    found = queue.markers(MarkerType.END)
+    return covered(*(each.marker for each in found if each.marker.outcome == outcome))
+
+
+def run(queue: Queue, handler: Callable[[Message], object], count: int, **options: Any) -> RunSummary:  # noqa: ANN401  # passed through
+    """Run a handler until it was called so many times, at most ten seconds."""
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    calls: list[Message] = []
+
+    def counting(message: Message) -> None:
+        calls.append(message)
+        if len(calls) == count:
+            consumer.stop()
+        handler(message)
+
+    timer = threading.Timer(10, consumer.stop)
+    timer.start()
+    try:
+        return consumer.run(counting, **options)
+    finally:
+        timer.cancel()
+        assert len(calls) >= count
+
+
+def test_handler_that_returns_acknowledges(queue: Queue) -> None:
+    queue.send(*map(str, range(50)))
+    summary = run(queue, lambda _message: None, 50, concurrency=4)
+    assert summary.acked == 50
+    assert ends(queue, Outcome.ACKED) == list(range(50))
+    assert queue.committed() == {0: 50}
+
+
+def test_handler_that_raises_is_logged_and_its_message_released_later(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send(*"ab")
+
+    def handler(message: Message) -> None:
+        if message.value == b"a":
+            raise RuntimeError("no database")
+
+    summary = run(queue, handler, 2, concurrency=1, retry_delay_ms=1_234)
+    assert (summary.acked, summary.released, summary.failed) == (1, 1, 1)
+    assert "RuntimeError: no database" in caplog.text
+    (release,) = queue.markers(MarkerType.KEEPALIVE)
+    assert (covered(release.marker), release.marker.redeliver_after_ms) == ([0], 1_234)
+    assert not release.marker.never_handed_out
+
+
+def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
+    """A broker that cannot be found for a moment, for one: what was started before is handed out all the same."""
+    queue.send(*map(str, range(1_000)))
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    seen: list[int] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.id.message_offset)
+        if len(seen) % 100 == 50:
+            consumer._intake._fetcher._error = KafkaClientError("no such host", code="_RESOLVE", retriable=True)
+        if len(seen) == 1_000:
+            consumer.stop()
+
+    timer = threading.Timer(20, consumer.stop)  # below the lease, after which what was dropped would come again
+    timer.start()
+    try:
+        summary = consumer.run(handler, concurrency=1, max_batch=20)
+    finally:
+        timer.cancel()
+    assert sorted(seen) == list(range(1_000))
+    assert summary.acked == 1_000
+
+
+def test_handler_that_settles_is_not_acknowledged_for(queue: Queue) -> None:
+    queue.send(*"abc")
+    verbs: dict[bytes | None, Callable[[Message], None]] = {
+        b"a": lambda message: message.reject("bad"),
+        b"b": lambda message: message.release(5),
+        b"c": lambda message: message.ack(),
+    }
+    summary = run(queue, lambda message: verbs[message.value](message), 3, concurrency=1)
+    assert (summary.acked, summary.released, summary.rejected) == (1, 1, 1)
+    assert (ends(queue, Outcome.REJECTED), ends(queue, Outcome.ACKED)) == ([0], [2])
+
+
+def test_stop_gives_back_unseen_messages_uncounted_and_waits_for_the_running_one(queue: Queue) -> None:
+    queue.send(*map(str, range(10)))
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+
+    def handler(_message: Message) -> None:
+        threading.Timer(0.3, consumer.stop).start()
+        time.sleep(1)
+
+    summary = consumer.run(handler, concurrency=1)
+    assert summary.acked == 1
+    started = covered(*(each.marker for each in queue.markers(MarkerType.START)))
+    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    assert all(each.never_handed_out and each.redeliver_after_ms == 0 for each in releases)
+    assert covered(*releases) == started[1:]
+    assert summary.unseen == len(started) - 1
+    assert queue.committed() == {0: len(started)}
+
+
+def test_slow_handlers_leave_messages_to_other_consumers(queue: Queue) -> None:
+    """What waits here cannot be worked on elsewhere: at most one running and a small window."""
+    queue.send(*map(str, range(100)))
+    summary = run(queue, lambda _message: time.sleep(0.2), 5, concurrency=1)
+    assert summary.acked == 5
+    assert len(covered(*(each.marker for each in queue.markers(MarkerType.START)))) <= 15
+
+
+def test_handler_that_outlasts_the_drain_loses_its_message(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.send("a")
+    go_on = threading.Event()
+    summary = run(queue, lambda _message: go_on.wait(10), 1, concurrency=1, drain_timeout_ms=200)
+    assert "1 handler(s) still run after 0.2 s" in caplog.text
+    assert summary.acked == 0
+    (release,) = queue.markers(MarkerType.KEEPALIVE)
+    assert not release.marker.never_handed_out
+    go_on.set()
+
+
+def test_system_exit_of_a_handler_ends_the_run(queue: Queue) -> None:
+    queue.send("a")
+    with pytest.raises(SystemExit, match="3"):
+        run(queue, lambda _message: sys.exit(3), 1, concurrency=2)
+    assert len(queue.markers(MarkerType.KEEPALIVE)) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"retry_delay_ms": -1}, {"drain_timeout_ms": -1}, {"max_batch": 0}]
+)
+def test_value_out_of_bounds_is_refused(queue: Queue, options: dict[str, Any]) -> None:
+    with (
+        QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers) as consumer,
+        pytest.raises(ConfigError, match=f"{next(iter(options))} is smaller than allowed"),
+    ):
+        consumer.run(print, **options)
+
+
+PROGRAM = """
+import sys, time
+from kmq_spark.consumer.consumer import QueueConsumer
+def handler(message):
+    print("handling", flush=True)
+    time.sleep(float(sys.argv[3]))
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2])
+try:
+    print(consumer.run(handler, concurrency=1), flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+
+
+def start_program(queue: Queue, seconds: float) -> subprocess.Popen[str]:
+    """Start a worker whose handler takes so long, and wait until the handler runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, queue.name, queue.bootstrap_servers, str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "handling\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_cleanly(queue: Queue, number: signal.Signals) -> None:
+    queue.send(*"abc")
+    process = start_program(queue, 0.5)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "RunSummary(acked=1, " in out
+    assert ends(queue, Outcome.ACKED) == [0]
+    started = covered(*(each.marker for each in queue.markers(MarkerType.START)))
+    assert covered(*(each.marker for each in queue.markers(MarkerType.KEEPALIVE))) == started[1:]
+
+
+def test_second_ctrl_c_ends_the_run_at_once(queue: Queue) -> None:
+    queue.send("a")
+    process = start_program(queue, 60)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in out
+    # The message of the handler that was left behind is given back.
+    assert len(queue.markers(MarkerType.KEEPALIVE)) == 1

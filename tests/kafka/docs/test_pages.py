@@ -1,0 +1,127 @@
+"""
+The pages of docs, typed as they stand: each in a fresh folder, on a broker of its own.
+
+The pages that are not here have no block that runs (`test_documents.py` counts them). `test_document_commands.py` and
+`test_document_settings.py` check the commands and settings that prose names.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.ledger.sample import write_sample
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.wire.codec import encode_marker
+from tests.kafka.conftest import Queue, ended, receive_all
+from tests.kafka.documents import Block, Reader, make_reader
+from tests.kafka.letters import Letters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["make_reader"]  # a fixture of this module
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A broker of the test's own: documents name their queues `orders`."""
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.mark.timeout(400)
+def test_dead_letters_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """One letter of a missing customer, two of a timeout: the two are redriven, the one is shown."""
+    servers = own_broker.bootstrap_servers
+    create_queue("orders", bootstrap_servers=servers, partitions=2)
+    letters = Letters(Queue("orders", servers))
+    letters.bury(b'{"order": 1041, "customer": 7}', key=b"customer-7", reason="no such customer: 7")
+    letters.bury(b"a", b"b", key=b"customer-9", reason="timeout after 5 s", partition=1)
+    reader = make_reader(own_broker.port)
+    reader.read("docs/dead_letters.md")
+    assert letters.open_values() == [b'{"order": 1041, "customer": 7}']
+
+
+@pytest.mark.timeout(400)
+def test_commands_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """A queue with messages, some of them in somebody's hands."""
+    fill_and_hold(own_broker.bootstrap_servers)
+    make_reader(own_broker.port).read("docs/commands.md")
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # a JVM for each of the ledger's commands
+@pytest.mark.timeout(900)
+def test_operations_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """The worker of the guided fault hangs after forty messages, and is killed when all its handlers hang."""
+    queue = fill_and_hold(own_broker.bootstrap_servers)
+    reader = make_reader(own_broker.port)
+
+    def all_hang(_: str) -> bool:
+        return len(queue.markers(MarkerType.END)) > 0 and len(ended(queue)) == 40
+
+    reader.read("docs/operations.md", until={"threading.Event().wait()": all_hang}, kills={"threading.Event().wait()"})
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # a tracker's JVM
+@pytest.mark.timeout(900)
+def test_go_workers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    reader = make_reader(own_broker.port)
+    reader.read("docs/go_workers.md")
+    reader.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # a JVM for each command that writes
+@pytest.mark.timeout(1800)
+def test_ledger_page_runs_as_typed(
+    own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader], spark: SparkSession
+) -> None:
+    """First on queues of its own, then on the made-up hour that the page asks."""
+    servers = own_broker.bootstrap_servers
+    for name in ("orders", "emails"):
+        create_queue(name, bootstrap_servers=servers, partitions=1)
+        with QueueConsumer(name, bootstrap_servers=servers) as consumer:
+            Queue(name, servers).send("a", "b")
+            for message in receive_all(consumer, 2):
+                message.ack()
+    reader = make_reader(own_broker.port)
+
+    def make_up_the_hour(block: Block) -> None:
+        if block.language == "python" and "ledger.connect" in block.text:
+            reader.stop()
+            shutil.rmtree(reader.folder / "ledger")
+            write_sample(spark, str(reader.folder / "ledger"), time.time_ns() // 1_000_000)
+
+    reader.read("docs/ledger.md", before=make_up_the_hour)
+
+
+def fill_and_hold(servers: str) -> Queue:
+    """Return the queue `orders` with 200 messages; four of partition 1 are started under a long lease."""
+    create_queue("orders", bootstrap_servers=servers, partitions=4)
+    queue = Queue("orders", servers)
+    with QueueProducer("orders", bootstrap_servers=servers) as producer:
+        for number in range(200):
+            producer.send(f"order {number}", key=str(number))
+    held = Marker(
+        MarkerType.START, 1, (OffsetRange(20, 4),), redeliver_after_ms=600_000, delivery_count=1, consumer_id="holder"
+    )
+    client = Producer(marker_producer_config(servers, extra={}))
+    client.produce("orders.markers", encode_marker(held), partition=1)
+    assert client.flush(10) == 0
+    return queue

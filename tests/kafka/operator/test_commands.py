@@ -1,0 +1,392 @@
+"""The operator's commands on a real broker: what they tell, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from typer.testing import CliRunner, Result
+
+from kmq_spark.cli.main import app
+from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
+from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.kafka
+
+
+def kmq(bootstrap_servers: str, *arguments: str, input_: bytes | None = None) -> Result:
+    """Run a command in this process, and look that no stack was spilled."""
+    result = CliRunner().invoke(
+        app, [*arguments, "--bootstrap-server", bootstrap_servers], input=input_, prog_name="kmq"
+    )
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def checks(result: Result) -> dict[str, list[dict[str, str]]]:
+    """Return the doctor's findings by check."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(result.stdout):
+        found.setdefault(finding["check"], []).append(finding)
+    return found
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A broker without the queues of other tests, which may be killed if it is started again."""
+    with EmbeddedBroker() as broker:
+        yield broker
+
+
+def test_list_tells_what_is_ready(own_broker: EmbeddedBroker) -> None:
+    servers = own_broker.bootstrap_servers
+    for name, values in (("orders", "ab"), ("emails", "")):
+        create_queue(name, bootstrap_servers=servers, partitions=1)
+        Queue(name, servers).send(*values)
+    rows = [json.loads(line) for line in kmq(servers, "queue", "list", "-o", "jsonl").stdout.splitlines()]
+    common = {"partitions": 1, "consumers": 0, "dead_letters": 0, "tracker_lag": None, "rules": "settings"}
+    assert rows == [{"queue": "emails", "ready": 0, **common}, {"queue": "orders", "ready": 2, **common}]
+
+
+def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: Callable[..., Queue]) -> None:
+    """Success would say that there are eight now; without the option the queue is as it was."""
+    queue = make_queue(partitions=4)
+    again = kmq(queue.bootstrap_servers, "queue", "create", queue.name)
+    assert (again.exit_code, again.stdout.strip()[-12:]) == (0, "4 partitions")
+    for wanted, hint in (
+        ("8", f"--alter --topic {queue.name}.markers --partitions 8"),
+        ("2", "cannot take partitions"),
+    ):
+        result = kmq(queue.bootstrap_servers, "queue", "create", queue.name, "--partitions", wanted)
+        assert result.exit_code == 1
+        assert f"exists with another number of partitions: got {wanted}, it has 4; " in result.stderr
+        assert hint in result.stderr
+    describe = kmq(queue.bootstrap_servers, "queue", "describe", queue.name)
+    assert "4 partitions" in describe.stdout
+
+
+def test_describe_tells_the_layout_as_data(queue: Queue) -> None:
+    told = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "jsonl").stdout)
+    assert (told["queue"], told["partition_count"], told["topics"]["queue"]) == (queue.name, 1, queue.name)
+
+
+def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(queue: Queue) -> None:
+    queue.send("held", "\x1b[31mred\nline", key="k\x07")
+    with consumer_of(queue, consumer_id="worker-7") as consumer:
+        (message,) = receive_all(consumer, 1)
+        wait_until(lambda: queue.committed() == {0: 1})
+        shown = kmq(queue.bootstrap_servers, "queue", "peek", queue.name)
+        rows = json.loads(kmq(queue.bootstrap_servers, "queue", "peek", queue.name, "-o", "json").stdout)
+        assert queue.committed() == {0: 1}
+        message.ack()
+    assert [(row["id"], row["state"], row["consumer_id"]) for row in rows] == [
+        ("0:0", "in flight", "worker-7"), ("0:1", "ready", ""),
+    ]  # fmt: skip
+    assert rows[1]["value"] == "\x1b[31mred\nline"
+    assert "\\x1b[31mred\\nline" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "\x07" not in shown.stdout
+
+
+def test_peek_shows_logical_queue_and_delay_and_no_more_than_asked_for(queue: Queue) -> None:
+    """What waits for its time looks as ready as anything else without them."""
+    queue.send("a")
+    queue.send("b", queue="emails", delay=3_600)
+    with consumer_of(queue) as consumer:
+        (message,) = receive_all(consumer, 1)
+        servers = queue.bootstrap_servers
+        one = json.loads(kmq(servers, "queue", "peek", queue.name, "-n", "1", "-o", "json").stdout)
+        rows = json.loads(kmq(servers, "queue", "peek", queue.name, "-o", "json").stdout)
+        shown = kmq(servers, "queue", "peek", queue.name).stdout
+        message.ack()
+    assert [row["id"] for row in one] == ["0:0"]
+    assert [(row["id"], row["logical_queue"]) for row in rows] == [("0:0", ""), ("0:1", "emails")]
+    assert rows[0]["due_at_ms"] is None
+    assert rows[1]["due_at_ms"] - time.time() * 1000 > 3_000_000
+    assert "LOGICAL QUEUE" in shown
+    assert "59 min" in shown
+
+
+def test_lines_go_through_a_queue_and_are_acknowledged(queue: Queue) -> None:
+    sent = kmq(queue.bootstrap_servers, "send", queue.name, input_=b"one\ntwo\n\xff\xfe\n")
+    assert (sent.exit_code, sent.stderr) == (0, f"sent 3 messages to {queue.name}\n")
+    receiver = start(queue.bootstrap_servers, "receive", queue.name, "-n", "3")
+    out, errors = receiver.communicate(timeout=30)
+    assert (receiver.returncode, out, errors) == (0, b"one\ntwo\n\xff\xfe\n", b"")
+    acked = [offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker)]
+    assert sorted(acked) == [0, 1, 2]
+
+
+def test_receive_escapes_what_a_terminal_would_obey(queue: Queue) -> None:
+    """A message's sender could change its title, its colours, or type into it; a pipe gets the bytes as they are."""
+    queue.send("\x1b]0;title\x07red\x1b[31m\rdone")
+    leader, follower = pty.openpty()
+    process = start(queue.bootstrap_servers, "receive", queue.name, "-n", "1", stdout=follower)
+    os.close(follower)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, b"")
+    written = os.read(leader, 65_536)
+    os.close(leader)
+    assert written == b"\\x1b]0;title\\x07red\\x1b[31m\\rdone\r\n"
+
+
+def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callable[..., Queue]) -> None:
+    """What `receive -o jsonl` writes `send --json` reads: a queue is copied by a pipe."""
+    queue.send("plain", key="k", headers=[("traceparent", b"00-4bf9-00f0-01"), ("bin", b"\xff"), ("none", None)])
+    receiver = start(queue.bootstrap_servers, "receive", queue.name, "-n", "1", "-o", "jsonl")
+    out, _ = receiver.communicate(timeout=30)
+    copy = make_queue()
+    assert kmq(copy.bootstrap_servers, "send", copy.name, "--json", input_=out).exit_code == 0
+    with consumer_of(copy) as consumer:
+        (message,) = receive_all(consumer, 1)
+        assert (message.key, message.value) == (b"k", b"plain")
+        assert message.headers == [("traceparent", b"00-4bf9-00f0-01"), ("bin", b"\xff"), ("none", None)]
+        message.ack()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"nope", "it is not JSON"),
+        (b"[1]", "got list"),
+        (b'{"value_hex": "zz"}', "ValueError"),
+        (b'{"headers": 3}', "TypeError"),
+    ],
+)
+def test_line_that_is_no_message_is_told_by_its_number(queue: Queue, line: bytes, told: str) -> None:
+    result = kmq(queue.bootstrap_servers, "send", queue.name, "--json", input_=b'{"value": "x"}\n' + line + b"\n")
+    (error,) = result.stderr.splitlines()
+    assert result.exit_code == 2
+    assert error.startswith("kmq: line 2 of stdin is not a message: ")
+    assert told in error
+    assert error.endswith("1 lines before it were sent")
+
+
+def test_receive_into_a_pipe_that_closes_gives_back_what_was_not_written(queue: Queue) -> None:
+    """Each line is larger than a pipe holds, so that hardly one can be written without a reader."""
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        for number in range(5):
+            producer.send(f"{number}" * 900_000)
+    receiver = start(queue.bootstrap_servers, "receive", queue.name)
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == b"0" * 900_000 + b"\n"
+    receiver.stdout.close()
+    assert receiver.wait(30) == 0
+    assert receiver.stderr is not None
+    assert receiver.stderr.read() == b""
+    receiver.stderr.close()
+    ends = queue.markers(MarkerType.END)
+    acked = [offset for each in ends if each.marker.outcome is Outcome.ACKED for offset in covered(each.marker)]
+    given_back = [offset for each in queue.markers(MarkerType.KEEPALIVE) for offset in covered(each.marker)]
+    # What fits into a pipe counts as written: one line more, at most, than was read.
+    assert acked in ([0], [0, 1])
+    started = [offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker)]
+    assert sorted(acked + given_back) == started
+
+
+def test_doctor_of_a_new_queue_finds_it_fit(queue: Queue, tmp_path: Path) -> None:
+    """By client properties as Kafka's own tools take them, address included."""
+    file = tmp_path / "client.properties"
+    file.write_text(
+        f"bootstrap.servers={queue.bootstrap_servers}\nsecurity.protocol=PLAINTEXT\nrequest.timeout.ms=9000\n"
+    )
+    result = CliRunner().invoke(app, ["doctor", queue.name, "--command-config", str(file), "-o", "json"])
+    found = checks(result)
+    assert (result.exit_code, found["topics"][0]["level"], found["tracker"][0]["level"]) == (0, "ok", "warning")
+    assert "Kafka " in found["broker"][0]["what"]
+
+
+def test_doctor_names_the_repair_of_a_wrong_setting_and_is_unhealthy(queue: Queue) -> None:
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    wrong = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, f"{queue.name}.markers", incremental_configs=[wrong])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+    def topics() -> list[dict[str, str]]:
+        result = kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json")
+        return [each for each in checks(result)["topics"] if each["level"] == "unhealthy" and result.exit_code == 3]
+
+    assert wait_until(lambda: bool(topics()))
+    (finding,) = topics()
+    assert "message.timestamp.type=CreateTime, should be LogAppendTime" in finding["what"]
+    assert finding["repair"].startswith("kafka-configs.sh --alter --entity-type topics --entity-name ")
+
+
+def test_doctor_finds_messages_that_nobody_redelivers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer died and no tracker runs; the first two findings say so."""
+    monkeypatch.setattr("kmq_spark.inspection.findings.OVERDUE_MS", 200)
+    queue.send("a", "b")
+    consumer = consumer_of(queue, lease_ms=1_000, keep_alive=False)
+    receive_all(consumer, 2)
+
+    def overdue() -> list[dict[str, str]]:
+        found = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))
+        return [each for each in found["in flight"] if each["level"] == "unhealthy"]
+
+    assert wait_until(lambda: bool(overdue()))
+    assert "2 of 2 messages are past their deadline" in overdue()[0]["what"]
+    assert overdue()[0]["repair"] == f"start the tracker: kmq tracker run {queue.name}"
+    consumer.close()
+
+
+def test_doctor_without_a_broker_is_one_finding_and_unhealthy() -> None:
+    result = kmq("127.0.0.1:1", "doctor", "orders", "--timeout-ms", "1000", "-o", "json")
+    (finding,) = json.loads(result.stdout)
+    assert (result.exit_code, finding["check"], finding["level"]) == (3, "broker", "unhealthy")
+    assert finding["what"].startswith("cannot reach broker at 127.0.0.1:1")
+    assert finding["repair"].startswith("check that the broker runs")
+
+
+def test_queue_that_does_not_exist_is_one_line(bootstrap_servers: str) -> None:
+    """`doctor` tells it as a finding, and is unhealthy."""
+    for command in ("top nope --once", "queue peek nope", "message show nope 0:1", "tracker status nope"):
+        result = kmq(bootstrap_servers, *command.split())
+        (line,) = result.stderr.splitlines()
+        assert (result.exit_code, result.stdout) == (1, ""), command
+        assert line.startswith("kmq: queue 'nope' does not exist: there is no topic 'nope'")
+        assert "kmq queue create nope" in line
+    result = kmq(bootstrap_servers, "doctor", "nope", "-o", "json")
+    assert result.exit_code == 3
+    assert checks(result)["topics"][0]["repair"] == "kmq queue create nope"
+
+
+def test_send_and_receive_of_a_queue_that_does_not_exist_are_one_line(bootstrap_servers: str) -> None:
+    for command in ("send", "receive"):
+        process = start(bootstrap_servers, command, "nope", stdin=subprocess.DEVNULL)
+        out, errors = process.communicate(timeout=30)
+        assert (process.returncode, out) == (1, b"")
+        (line,) = errors.decode().splitlines()
+        assert line.startswith("kmq: ")
+        assert "nope" in line
+
+
+def test_tracker_that_never_ran_is_unhealthy(queue: Queue) -> None:
+    result = kmq(queue.bootstrap_servers, "tracker", "status", queue.name)
+    assert result.exit_code == 3
+    assert f"no tracker of {queue.name} has ever committed; run `kmq tracker run {queue.name}`" in result.stdout
+
+
+def test_top_counts_what_is_ready_held_and_acknowledged(queue: Queue) -> None:
+    queue.send("a", "b", "c")
+    with consumer_of(queue) as consumer:
+        messages = receive_all(consumer, 2)
+        messages[0].ack()
+        consumer.flush()
+        assert wait_until(lambda: queue.committed() == {0: 2})
+        process = start(queue.bootstrap_servers, "top", queue.name, "-o", "jsonl", "--once", "--interval", "0.3")
+        out, errors = process.communicate(timeout=30)
+        messages[1].ack()
+    (frame,) = [json.loads(line) for line in out.splitlines()]
+    (figures,) = frame["queues"]
+    assert (errors, process.returncode, frame["trouble"]) == (b"", 0, "")
+    assert (figures["ready"], figures["in_flight"], figures["counted"]["acked"]) == (1, 1, 1)
+    assert figures["per_second"]["acked"] == 0
+    assert figures["oldest_in_flight_age_ms"] >= 0
+
+
+def test_top_fits_a_terminal_of_60_columns_and_ends_with_ctrl_c(queue: Queue) -> None:
+    queue.send("a")
+    leader, follower = pty.openpty()
+    process = start(
+        queue.bootstrap_servers, "top", queue.name, "--interval", "0.3",
+        stdout=follower, stderr=follower, stdin=follower,
+        env={**os.environ, "COLUMNS": "60", "LINES": "24", "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(follower)
+    shown = ""
+    until = time.monotonic() + 20
+    while shown.count("Ctrl+C ends it") < 3 and time.monotonic() < until:
+        shown += os.read(leader, 65_536).decode()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    os.close(leader)
+    lines = [line for line in strip_controls(shown).replace("\r", "\n").splitlines() if line.strip()]
+    assert "Traceback" not in shown
+    assert max(map(len, lines)) <= 60
+    assert any(line.split()[1:3] == ["READY", "FLIGHT"] for line in lines)
+
+
+def test_q_ends_top_and_leaves_the_terminal_as_it_was(queue: Queue) -> None:
+    """As in every other live view of a terminal."""
+    # The terminal has to be the process's own: one that belongs to others must not be read.
+    command = [
+        *(sys.executable, "-m", "kmq_spark.cli.main", "top", queue.name, "--interval", "3600"),
+        *("--bootstrap-server", queue.bootstrap_servers),
+    ]
+    pid, leader = pty.fork()
+    if not pid:
+        os.execv(sys.executable, command)  # noqa: S606  # no shell is wanted
+    before = termios.tcgetattr(leader)
+    shown = b""
+    while b"Ctrl+C ends it" not in shown:
+        shown += os.read(leader, 65_536)
+    os.write(leader, b"q")
+    until = time.monotonic() + 60
+    ended = (0, 0)
+    while not ended[0] and time.monotonic() < until:
+        ended = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.05)
+    after = termios.tcgetattr(leader)
+    os.close(leader)
+    assert ended == (pid, 0)
+    assert after == before
+
+
+def strip_controls(text: str) -> str:
+    """Return a text without a terminal's escape sequences."""
+    import re  # noqa: PLC0415  # for this alone
+
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text)
+
+
+def test_top_into_a_pipe_that_closes_ends_quietly(queue: Queue) -> None:
+    process = start(queue.bootstrap_servers, "top", queue.name, "--interval", "0.2")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith(b"QUEUE")
+    process.stdout.close()
+    assert process.wait(20) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.slow
+def test_top_says_so_when_the_broker_goes_away_and_goes_on_when_it_is_back(own_broker: EmbeddedBroker) -> None:
+    create_queue("watched", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
+    process = start(
+        own_broker.bootstrap_servers, "top", "watched", "-o", "jsonl", "--interval", "0.3", "--timeout-ms", "1000",
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["trouble"] == ""
+    own_broker.kill()
+    frames = map(json.loads, process.stdout)
+    frame = next(frame for frame in frames if frame["trouble"])
+    assert "; check " in frame["trouble"]
+    assert frame["queues"][0]["queue"] == "watched"  # the last figures stay
+    own_broker.restart()
+    assert next(frame for frame in frames if not frame["trouble"])
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.stdout.close()

@@ -1,0 +1,372 @@
+"""`kmq acls` against Kafka's own authorizer: what it lists is enough for each part's work, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kmq_spark.consumer import full_watch
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import Status
+from kmq_spark.errors import KmqError
+from kmq_spark.inspection.inspector import QueueInspector
+from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.settings import reader_config
+from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.tracker.full_sign import FullSign
+from tests.kafka.conftest import receive_all, wait_until
+from tests.kafka.secured import SecuredBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+
+LEASE_MS = 3_000
+QUEUE = "orders"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """A broker with a queue that was made by who may make it, and messages sent by who may send."""
+    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
+    try:
+        broker.grant(
+            QUEUE, "creator", "producer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger"
+        )
+        broker.grant_by_kafka_acls(QUEUE, "consumer")
+        made = broker.kmq("creator", "queue", "create", QUEUE, "--partitions", "1")
+        assert made.exit_code == 0, made.output
+        yield broker
+    finally:
+        broker.close()
+
+
+def consumer(
+    secured: SecuredBroker, part: str = "consumer", lease_ms: int = 30_000, queue: str = QUEUE
+) -> QueueConsumer:
+    """Return a consumer that lets its leases run out."""
+    return QueueConsumer(
+        queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), lease_ms=lease_ms,
+        keep_alive=False, isolate_after=0,
+    )  # fmt: skip
+
+
+def send(
+    secured: SecuredBroker, *values: str, part: str = "producer", delay: float | None = None, queue: str = QUEUE
+) -> None:
+    """Send messages and wait for them."""
+    connection = {"bootstrap_servers": secured.bootstrap_servers, "extra": secured.credentials(part)}
+    with QueueProducer(queue, **connection) as producer:  # type: ignore[arg-type]  # one dict for both
+        for value in values:
+            producer.send(value, delay=delay)
+
+
+def in_its_own_process(secured: SecuredBroker, part: str, *arguments: str) -> str:
+    """Run a command that starts Spark, and return what it said on stderr."""
+    command = [
+        *(sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", secured.bootstrap_servers),
+        *("--command-config", str(secured.properties(part)), "--trigger", "available-now"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_each_part_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker) -> None:
+    """Send; take, acknowledge, reject, forget; redeliver; look; redrive; write the ledger."""
+    send(secured, "acked", "rejected", "forgotten")
+    send(secured, "later", delay=3_600)
+    with consumer(secured, lease_ms=LEASE_MS) as worker:
+        for message in receive_all(worker, 3):
+            if message.value == b"acked":
+                message.ack()
+            elif message.value == b"rejected":
+                message.reject("no such customer")
+    time.sleep(LEASE_MS / 1000)
+    checkpoint = str(secured.folder / "checkpoint")
+    in_its_own_process(secured, "tracker", "tracker", "run", QUEUE, "--checkpoint-dir", checkpoint)
+    with consumer(secured, "transactional-consumer") as worker:
+        (message,) = receive_all(worker, 1)
+        assert (message.value, message.delivery_count) == (b"forgotten", 2)
+        with worker.transaction() as transaction:
+            transaction.ack(message)
+    once = secured.kmq("tracker", "tracker", "once", QUEUE)
+    assert once.exit_code == 0, once.output
+
+    look_at_everything(secured)
+    redrive(secured)
+    told = in_its_own_process(secured, "ledger", "ledger", "run", QUEUE, "--ledger-dir", str(secured.folder / "ledger"))
+    assert "rows of messages" in told
+
+
+def look_at_everything(secured: SecuredBroker) -> None:
+    """The viewer's commands, which all say what there is."""
+    for arguments in (
+        ("top", QUEUE, "--once"), ("queue", "list"), ("queue", "describe", QUEUE), ("queue", "peek", QUEUE),
+        ("message", "show", QUEUE, "0:0"), ("tracker", "status", QUEUE), ("dlq", "list", QUEUE),
+    ):  # fmt: skip
+        seen = secured.kmq("viewer", *arguments)
+        assert seen.exit_code == 0, (arguments, seen.output)
+    findings = json.loads(secured.kmq("viewer", "doctor", QUEUE, "-o", "json").stdout)
+    levels = {finding["check"]: finding["level"] for finding in findings}
+    assert set(levels.values()) <= {"ok", "warning"}, findings
+
+
+def redrive(secured: SecuredBroker) -> None:
+    """The operator sends the dead letter back."""
+    listed = json.loads(secured.kmq("dlq-operator", "dlq", "list", QUEUE, "-o", "json").stdout)
+    assert [letter["reason"] for letter in listed] == ["no such customer"]
+    done = secured.kmq("dlq-operator", "dlq", "redrive", QUEUE, "--all", "--execute")
+    assert done.exit_code == 0, done.output
+    with consumer(secured) as worker:
+        (message,) = receive_all(worker, 1)
+        assert message.value == b"rejected"
+        message.ack()
+
+
+FOREIGN_GROUPS = (
+    "kmq.orders.tracker", "kmq.orders.tracker.source-1", "kmq.orders.redrive", "kmq.orders.ledger-1",
+    "kmq.orders.queue-vip", "kmq.orders.group-billing", "kmq.orders.group-billing.tracker", "kmq.orders2",
+    "kmq.orders2.tracker", "kmq.orders.backend",
+)  # fmt: skip
+"""Consumer groups that belong to the tracker, the ledger, the redrive, a logical queue, a named group, other queues."""
+
+FOREIGN_TRANSACTIONAL_IDS = (
+    "kmq.orders.tracker", "kmq.orders.redrive", "kmq.orders.group-billing.tracker", "kmq.orders2.tracker",
+    "kmq.orders.consumers.tracker",
+)  # fmt: skip
+
+
+def code_of(call: Callable[[], object]) -> str:
+    """Return the name of the error that a client's call ends with; empty where it succeeds."""
+    try:
+        call()
+    except KafkaException as error:
+        found: KafkaError = error.args[0]
+        return str(found.name())
+    return ""
+
+
+def commit_as(secured: SecuredBroker, part: str, group: str) -> str:
+    """Commit an offset of the queue topic for a group; return the error code."""
+    admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(QUEUE, 0, 1)])
+    (future,) = admin.alter_consumer_group_offsets([wanted], request_timeout=20).values()
+
+    def call() -> None:
+        for place in future.result(20).topic_partitions:
+            if place.error is not None:
+                raise KafkaException(place.error)
+
+    return code_of(call)
+
+
+def read_committed_as(secured: SecuredBroker, part: str, group: str) -> str:
+    """Read the committed offset of the queue topic of a group; return the error code."""
+    admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(QUEUE, 0)])
+    (future,) = admin.list_consumer_group_offsets([wanted], request_timeout=20).values()
+    return code_of(lambda: future.result(20))
+
+
+def producer_of(secured: SecuredBroker, part: str, transactional_id: str) -> Producer:
+    """Return a transactional producer that has not been initialized."""
+    return Producer({
+        "bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part),
+        "transactional.id": transactional_id, "transaction.timeout.ms": 10_000,
+    })  # fmt: skip
+
+
+def commit_in_transaction_as(secured: SecuredBroker, part: str, transactional_id: str, group: str) -> str:
+    """Commit an offset of the queue topic for a group within a transaction; return the error code."""
+    credentials = {"bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part)}
+    membership = Consumer({**credentials, "group.id": group}).consumer_group_metadata()
+    producer = producer_of(secured, part, transactional_id)
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    code = code_of(lambda: producer.send_offsets_to_transaction([TopicPartition(QUEUE, 0, 1)], membership, 20))
+    producer.abort_transaction(20)
+    return code
+
+
+@pytest.mark.parametrize("part", ["consumer", "transactional-consumer"])
+def test_consumer_can_use_its_own_group_and_no_other(secured: SecuredBroker, part: str) -> None:
+    """The tracker's group, a named group, a logical queue's, another queue's: neither committed nor read."""
+    assert (commit_as(secured, part, "kmq.orders"), read_committed_as(secured, part, "kmq.orders")) == ("", "")
+    committed = {group: commit_as(secured, part, group) for group in FOREIGN_GROUPS}
+    assert committed == dict.fromkeys(FOREIGN_GROUPS, "GROUP_AUTHORIZATION_FAILED")
+    read = {group: read_committed_as(secured, part, group) for group in FOREIGN_GROUPS}
+    assert read == dict.fromkeys(FOREIGN_GROUPS, "GROUP_AUTHORIZATION_FAILED")
+
+
+def test_transactional_consumer_cannot_commit_for_another_group_in_a_transaction(secured: SecuredBroker) -> None:
+    """The tracker's offsets, with forged metadata, would move where the tracker reads."""
+    part, own = "transactional-consumer", "kmq.orders.consumer.worker-1"
+    assert commit_in_transaction_as(secured, part, own, "kmq.orders") == ""
+    for group in FOREIGN_GROUPS:
+        assert commit_in_transaction_as(secured, part, own, group) == "GROUP_AUTHORIZATION_FAILED", group
+
+
+def test_transactional_consumer_cannot_fence_tracker_or_redrive(secured: SecuredBroker) -> None:
+    """A transactional id belongs to one part of one queue; whoever may use it can fence its owner."""
+    for transactional_id in FOREIGN_TRANSACTIONAL_IDS:
+        producer = producer_of(secured, "transactional-consumer", transactional_id)
+        code = code_of(lambda producer=producer: producer.init_transactions(20))  # type: ignore[misc]  # bound now
+        assert code == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", transactional_id
+
+
+def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker) -> None:
+    """Groups whose names begin alike belong to other queues."""
+    groups_of_others = ("kmq.orders.trackers", "kmq.orders.tracker.other", "kmq.orders2", "kmq.orders.queue-vip")
+    for part, own, foreign in (
+        # It restores expired offsets of the consumers.
+        ("tracker", ("kmq.orders.tracker", "kmq.orders"), groups_of_others),
+        ("ledger", ("kmq.orders.ledger-1",), ("kmq.orders", "kmq.orders.ledgers", "kmq.orders.tracker")),
+    ):
+        assert [commit_as(secured, part, group) for group in own] == [""] * len(own), part
+        for group in foreign:
+            assert commit_as(secured, part, group) == "GROUP_AUTHORIZATION_FAILED", (part, group)
+    for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.group-billing", "kmq.orders.queue-vip"):
+        assert read_committed_as(secured, "viewer", group) == "GROUP_AUTHORIZATION_FAILED", group
+    assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
+
+
+def test_tracker_that_may_not_commit_for_the_consumers_says_so_and_works(secured: SecuredBroker) -> None:
+    """As with the rights that earlier versions listed."""
+    queue = "bills"
+    secured.grant(queue, "creator", "tracker", "viewer", "producer", "consumer")
+    made = secured.kmq("creator", "queue", "create", queue, "--partitions", "1")
+    assert made.exit_code == 0, made.output
+    send(secured, "a", queue=queue)
+    with consumer(secured, queue=queue) as worker:
+        receive_all(worker, 1)[0].ack()
+
+    def track() -> tuple[bool | None, int]:
+        once = secured.kmq("tracker", "tracker", "once", queue)
+        assert once.exit_code == 0, once.output
+        with QueueInspector(
+            queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials("viewer")
+        ) as inspector:
+            (markers,) = inspector.cluster.topics([f"{queue}.markers"]).values()
+            keeps = inspector.tracker(markers).keeps_offsets
+        return keeps, once.output.count("may not commit for consumer group kmq.bills")
+
+    assert track() == (True, 0)
+    revoke_read(secured, "tracker", "kmq.bills")
+    assert track() == (False, 1)
+
+
+def revoke_read(secured: SecuredBroker, part: str, group: str) -> None:
+    """Take from a part what lets it commit for a group."""
+    grant = AclBindingFilter(
+        ResourceType.GROUP, group, ResourcePatternType.LITERAL, f"User:{part}", "*", AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )  # fmt: skip
+    for future in secured.admin.delete_acls([grant]).values():
+        assert len(future.result(20)) == 1
+
+
+def write_as(secured: SecuredBroker, part: str, topic: str) -> str:
+    """Write a record; return the error code."""
+    codes: list[str] = []
+    producer = Producer({
+        "bootstrap.servers": secured.bootstrap_servers, **secured.credentials(part), "message.timeout.ms": 20_000,
+    })  # fmt: skip
+    producer.produce(topic, b"?", on_delivery=lambda error, _: codes.append(str(error.name()) if error else ""))
+    producer.flush(30)
+    return codes[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "topic"),
+    [
+        ("producer", "orders.markers"), ("producer", "orders.dlq"), ("consumer", "orders"), ("consumer", "orders.dlq"),
+        ("consumer", "orders.dlq.markers"), ("tracker", "orders.dlq.markers"), ("dlq-operator", "orders.markers"),
+        ("viewer", "orders"), ("viewer", "orders.markers"), ("ledger", "orders.markers"), ("creator", "orders"),
+    ],
+)  # fmt: skip
+def test_part_cannot_write_to_a_topic_that_is_not_its_own(secured: SecuredBroker, part: str, topic: str) -> None:
+    """Whoever writes markers decides about everybody's messages."""
+    assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) -> None:
+    """In the topic that `kmq queue alter` makes; consumers may read it."""
+    made = secured.kmq("creator", "queue", "alter", QUEUE, "--max-in-flight", "1000", "--execute")
+    assert made.exit_code == 0, made.output
+    topics = QueueTopics(QUEUE)
+    readers = {
+        part: RulesReader(
+            topics, reader_config(secured.bootstrap_servers, group, extra=secured.credentials(part)), 20_000
+        )
+        for part, group in (("tracker", topics.tracker_group), ("consumer", topics.consumer_group))
+    }
+    sign = FullSign(topics, readers["tracker"], 1, secured.bootstrap_servers, secured.credentials("tracker"))
+    sign.observe([PartitionOutcome(0, Status(1, 0, 1_001, 0, None, {}), Decisions.empty())])
+    sign.is_ready = True
+
+    def is_seen() -> bool:
+        readers["tracker"].look()
+        sign.keep()
+        readers["consumer"].look()
+        return readers["consumer"].full is not None
+
+    try:
+        assert wait_until(is_seen, 30)
+        readers_only = ("consumer", "transactional-consumer", "viewer")
+        codes = {part: write_as(secured, part, RULES_TOPIC) for part in readers_only}
+        assert codes == dict.fromkeys(readers_only, "TOPIC_AUTHORIZATION_FAILED")
+    finally:
+        sign.observe([PartitionOutcome(0, Status(2, 0, 0, 0, None, {}), Decisions.empty())])
+        assert wait_until(lambda: not is_seen(), 30)
+        for reader in readers.values():
+            reader.close()
+
+
+def test_consumer_that_may_not_read_whether_its_queue_is_full_receives_all_the_same(
+    secured: SecuredBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_watch, "LOOK_S", 0.05)
+    granted = AclBindingFilter(
+        ResourceType.TOPIC, RULES_TOPIC, ResourcePatternType.LITERAL, "User:consumer", "*", AclOperation.ANY,
+        AclPermissionType.ANY,
+    )  # fmt: skip
+    try:
+        (removed,) = secured.admin.delete_acls([granted]).values()
+        assert removed.result(timeout=20)
+        send(secured, "not read")
+        with consumer(secured) as worker:
+            with pytest.raises(KmqError, match=RULES_TOPIC):
+                worker._intake.end_of(RULES_TOPIC, 10)
+            (message,) = receive_all(worker, 1)
+            message.ack()
+            assert worker._full_watch.is_alive()
+            assert not worker._full_watch.is_full
+    finally:
+        secured.grant(QUEUE, "consumer")
+
+
+def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker) -> None:
+    """`--logical-queue` adds the group of one logical queue, and of no other."""
+    secured.grant(QUEUE, "consumer", options=("--logical-queue", "express"))
+    assert commit_as(secured, "consumer", "kmq.orders.queue-express") == ""
+    assert commit_as(secured, "consumer", "kmq.orders.queue-express2") == "GROUP_AUTHORIZATION_FAILED"

@@ -1,0 +1,146 @@
+"""One message through everything: redelivered, dead, redriven, done; its story, its headers, and the metrics."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from kmq_spark.cli.main import app
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.tracker.metrics import TrackerMetrics
+from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.headers import LAST_ERROR
+from tests.kafka.conftest import consumer_of, read_all, wait_until
+from tests.kafka.stage import receive_all
+
+if TYPE_CHECKING:
+    from kmq_spark.consumer.message import Message
+    from tests.kafka.conftest import Queue
+    from tests.kafka.stage import Stage
+
+pytestmark = pytest.mark.kafka
+
+TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+
+
+def kmq(stage: Stage, *arguments: str) -> str:
+    """Run a command that must end well; return what it printed."""
+    result = CliRunner().invoke(app, [*arguments, "--bootstrap-server", stage.bootstrap_servers])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def receive_one(stage: Stage, *, reject: str = "", ack: bool = False) -> list[tuple[str, bytes | None]]:
+    """Receive one message, settle it or leave it to its lease; return its headers."""
+    with stage.consumer() as consumer:
+        (message,) = receive_all(consumer, 1)
+        if reject:
+            message.reject(reject)
+        elif ack:
+            message.ack()
+        else:
+            # Its consumer dies as far as the log knows: the close that follows must not give it back.
+            message._lease.held.clear()
+        return list(message.headers)
+
+
+@pytest.mark.spark
+def test_story_headers_and_metrics_of_a_message_that_died_and_was_redriven(stage: Stage) -> None:
+    """`traceparent` is on every copy, dead letter included, so a trace goes on where the message does."""
+    with QueueProducer(stage.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
+        producer.send("work", headers=[TRACE], partition=0)
+    with stage.tracking() as tracker:
+        metrics = TrackerMetrics([tracker], stage.settings())
+        assert receive_one(stage) == [TRACE]
+        assert receive_one(stage, reject="no such customer") == [TRACE]
+        letters = f"{stage.queue}.dlq"
+        assert wait_until(lambda: bool(read_all(stage.bootstrap_servers, letters)), 40)
+        (letter,) = read_all(stage.bootstrap_servers, letters)
+        assert TRACE in letter.headers()
+        kmq(stage, "dlq", "redrive", stage.queue, "--all", "--execute")
+        assert receive_one(stage, ack=True) == [TRACE]
+        inspector = metrics._inspector(stage.queue)
+        metrics.look(stage.queue, inspector)
+        inspector.close()
+        found = {(each.name, *each.labels[1:]): each.value for each in metrics.samples()}
+    story = [json.loads(line) for line in kmq(stage, "message", "show", stage.queue, "0:0", "-o", "jsonl").splitlines()]
+    assert [line["what"].split(",")[0] for line in story] == [
+        "sent", "started", "fell due", "redelivered", "started", "rejected: no such customer",
+        "dead-lettered: no such customer", "dead letter: no such customer", "redriven", "redelivered", "started",
+        "acknowledged",
+    ]  # fmt: skip
+    assert found["kmq_redeliveries_total", "lease_over"] == 1
+    assert found["kmq_dead_lettered_total", "rejected"] == 1
+    assert found["kmq_messages_ready",] == 0
+    assert found["kmq_dlq_depth",] == 0
+    assert found["kmq_tracker_state_bytes",] > 0
+    assert found["kmq_tracker_batch_duration_seconds",] > 0
+    ((_, lateness),) = metrics.lateness()
+    assert sum(lateness.counts) == 1
+
+
+@pytest.mark.spark
+def test_dead_letters_name_the_last_exception_of_their_handler(stage: Stage) -> None:
+    """Of three deliveries that raised, and of one that raised and two that were silent; redriven, it is forgotten."""
+    error = "TimeoutError: no answer"
+
+    def handler(message: Message) -> None:
+        if message.value == b"quiet" or message.delivery_count == 3:
+            consumer.stop()
+        raise TimeoutError("no answer")
+
+    with stage.tracking() as tracker:
+        for value in ("loud", "quiet"):
+            stage.send(value)
+            with stage.consumer() as consumer:
+                consumer.run(handler, concurrency=1, retry_delay_ms=100)
+            assert value == "quiet" or wait_until(lambda: tracker.stats.dead_lettered == 1, 40)
+        for _ in range(2):
+            receive_one(stage)
+        assert wait_until(lambda: tracker.stats.dead_lettered == 2, 40)
+        told = kmq(stage, "dlq", "list", stage.queue, "--reason", "*Timeout*", "-o", "jsonl")
+        letters = [json.loads(line) for line in told.splitlines()]
+        assert [each["reason"] for each in letters] == [f"delivery limit reached: 3 of 3; last error: {error}"] * 2
+        origin = next(each["origin"] for each in letters if each["key"] == "quiet")
+        told = kmq(stage, "message", "show", stage.queue, origin, "-o", "jsonl")
+        story = [json.loads(line)["what"] for line in told.splitlines()]
+        assert sum(what.startswith(f"handler failed: {error}, again after ") for what in story) == 1
+        assert f"dead letter: delivery limit reached: 3 of 3; last error: {error}" in story
+        kmq(stage, "dlq", "redrive", stage.queue, "--all", "--execute")
+    copies = [record for record in read_all(stage.bootstrap_servers, stage.queue) if record.value() == b"quiet"]
+    errors = [dict(record.headers() or []).get(LAST_ERROR) for record in copies]
+    assert errors == [None, error.encode(), error.encode(), None], "sent, two copies, redriven"
+    markers = [decode_marker(record.value()) for record in read_all(stage.bootstrap_servers, f"{stage.queue}.markers")]
+    ended = [each.reason for each in markers if each.type is MarkerType.END and each.outcome is Outcome.DEAD_LETTERED]
+    assert ended == [f"delivery limit reached: 3 of 3; last error: {error}"] * 2
+
+
+def test_worker_serves_what_it_has_done(queue: Queue) -> None:
+    """`run(metrics_port=…)`: a scrape while it runs; nothing listens afterwards."""
+    queue.send("a", "b", "c")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    consumer: QueueConsumer = consumer_of(queue)
+    thread = threading.Thread(target=consumer.run, args=(lambda _message: None,), kwargs={"metrics_port": port})
+    thread.start()
+
+    def page() -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+                return str(answer.read(), "utf-8")
+        except OSError:
+            return ""
+
+    assert wait_until(lambda: f'kmq_acks_total{{component="worker",queue="{queue.name}"}} 3.0' in page(), 20)
+    assert f'kmq_deliveries_total{{component="worker",queue="{queue.name}"}} 3.0' in page()
+    consumer.stop()
+    thread.join(30)
+    assert page() == ""

@@ -1,0 +1,180 @@
+"""The producer: durable, bounded, and no failure swallowed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.core.markers import MessageId
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
+from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.conftest import Queue, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.kafka
+
+
+def test_message_arrives_with_key_and_headers_as_they_were_sent(queue: Queue) -> None:
+    headers = [("traceparent", b"00-1"), ("a", "text"), ("a", None)]
+    queue.send("hello", key=b"\x00k", headers=headers)
+    (record,) = read_all(queue.bootstrap_servers, queue.name)
+    assert (record.value(), record.key()) == (b"hello", b"\x00k")
+    assert record.headers() == [("traceparent", b"00-1"), ("a", b"text"), ("a", None)]
+
+
+def test_callback_tells_the_place_of_the_message(make_queue: Callable[..., Queue]) -> None:
+    queue = make_queue(partitions=2)
+    told: list[tuple[MessageId | None, KmqError | None]] = []
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        for _ in range(2):
+            producer.send(None, partition=1, on_delivery=lambda place, error: told.append((place, error)))
+    assert told == [(MessageId(1, 0), None), (MessageId(1, 1), None)]
+
+
+def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
+    """A report must not wait for the next send."""
+    told: list[MessageId | None] = []
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        producer.send("x", on_delivery=lambda place, _error: told.append(place))
+        until = time.monotonic() + 5
+        while not told and time.monotonic() < until:
+            time.sleep(0.01)
+        assert told == [MessageId(0, 0)]
+
+
+def test_callback_that_raises_harms_nobody(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_place: MessageId | None, _error: KmqError | None) -> None:
+        raise RuntimeError("boom")
+
+    queue.send("x", on_delivery=fail)
+    assert "delivery callback raised" in caplog.text
+    assert len(read_all(queue.bootstrap_servers, queue.name)) == 1
+
+
+@pytest.mark.parametrize(("over", "fits"), [(-200, True), (1, False)])
+def test_oversize_message_is_an_error_at_once(queue: Queue, over: int, *, fits: bool) -> None:
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        if fits:
+            producer.send(bytes(1_048_576 + over))
+            return
+        with pytest.raises(KafkaClientError, match="message is too large: got a value of 1048577 bytes") as raised:
+            producer.send(bytes(1_048_576 + over))
+        assert raised.value.code == "MSG_SIZE_TOO_LARGE"
+        assert not raised.value.retriable
+
+
+def test_largest_message_fits_into_the_topic(queue: Queue) -> None:
+    """Whatever the client takes, the broker takes: otherwise a send would fail long after it returned."""
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
+        sent = 0
+        for size in range(1_048_576 - 100, 1_048_577):
+            try:
+                producer.send(bytes(size))
+            except KafkaClientError:
+                break
+            sent += 1
+        assert 0 < sent < 100
+        # Raises where the broker refused one.
+        producer.flush()
+
+
+@pytest.mark.parametrize("value", [1, 1.5, ["x"], {"a": 1}, bytearray(b"x")])
+def test_value_of_another_type_is_refused(queue: Queue, value: Any) -> None:  # noqa: ANN401  # wrong on purpose
+    with (
+        QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
+        pytest.raises(ConfigError, match=f"expected bytes, str or None, got {type(value).__name__}"),
+    ):
+        producer.send(value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"kmq-origin": b"1:2"}, "header name is reserved: got 'kmq-origin'"),
+        ([("a", 1)], "header has the wrong type: expected a str name and a bytes, str or None value, got 'a'"),
+        ([(1, b"a")], "header has the wrong type: expected a str name and a bytes, str or None value, got 1"),
+    ],
+)
+def test_header_that_is_reserved_or_of_another_type_is_refused(queue: Queue, headers: Any, message: str) -> None:  # noqa: ANN401  # wrong on purpose
+    with (
+        QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
+        pytest.raises(ConfigError, match=message),
+    ):
+        producer.send("x", headers=headers)
+
+
+def test_partition_that_does_not_exist_is_an_error(queue: Queue) -> None:
+    with (
+        QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer,
+        pytest.raises(KmqError, match="_UNKNOWN_PARTITION"),
+    ):
+        producer.send("x", partition=9)
+
+
+def test_closed_producer_says_so(queue: Queue) -> None:
+    producer = QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    producer.close()
+    producer.close()
+    with pytest.raises(UsageError, match="producer is closed"):
+        producer.send("x")
+
+
+def test_missing_queue_is_told_with_the_command(bootstrap_servers: str) -> None:
+    with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
+        QueueProducer("not-there", bootstrap_servers=bootstrap_servers)
+
+
+def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
+    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1"):
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"enable.idempotence": "false"}, "setting enable.idempotence would break a guarantee: got 'false'"),
+        ({"acks": "1"}, "setting acks would break a guarantee"),
+        ({"isolation.level": "read_uncommitted"}, "setting isolation.level would break a guarantee"),
+        ({"enable.auto.commit": "true"}, "setting enable.auto.commit would break a guarantee"),
+        ({"plugin.library.paths": "x.so"}, "loads a library"),
+        ({"group.id": "mine"}, "kmq-spark sets it itself"),
+        ({"linger.msx": "5"}, "unknown Kafka client setting: got 'linger.msx' .* did you mean 'linger.ms'?"),
+        ({"linger.ms": "soon"}, "Kafka client setting queue.buffering.max.ms is not allowed"),
+    ],
+)
+def test_setting_that_breaks_a_guarantee_or_is_unknown_is_refused(extra: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", extra=extra, timeout_ms=1_000)
+
+
+def test_refused_setting_does_not_show_a_password() -> None:
+    extra = {"sasl.password": "canary-7f", "linger.ms": "soon"}
+    with pytest.raises(ConfigError) as raised:
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", extra=extra, timeout_ms=1_000)
+    assert "canary" not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+
+def test_allowed_settings_go_before_ours() -> None:
+    config = marker_producer_config("localhost:1", extra={"linger.ms": "7", "acks": "-1"})
+    assert (config["linger.ms"], config["acks"]) == ("7", "-1")
+
+
+@pytest.mark.slow
+def test_failed_message_without_a_callback_is_raised_by_the_next_call() -> None:
+    with EmbeddedBroker() as broker:
+        from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415
+
+        create_queue("lost", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        producer = QueueProducer("lost", bootstrap_servers=broker.bootstrap_servers, delivery_timeout_ms=1_000)
+        broker.kill()
+        producer.send("x")
+        with pytest.raises(KafkaClientError, match="_MSG_TIMED_OUT") as raised:
+            producer.flush(10)
+        assert raised.value.retriable
+        producer.close()

@@ -1,0 +1,274 @@
+"""Rules that belong to a queue: written once, read by every tracker, and changed within the log."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from typer.testing import CliRunner
+
+from kmq_spark.cli.main import app
+from kmq_spark.config import Settings, checked_queue_settings, load_settings
+from kmq_spark.configured import consumer_from
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.state import Status
+from kmq_spark.errors import ConfigError
+from kmq_spark.kafka.queue_rules import read_rules, write_rules
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.tracker import rules as tracker_rules
+from kmq_spark.tracker.once import track_once
+from kmq_spark.tracker.parts import sender_of
+from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, seen, wait_until
+from tests.kafka.stage import receive_all as stage_receive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typer.testing import Result
+
+    from tests.kafka.stage import Stage
+
+pytestmark = pytest.mark.kafka
+
+LEASE_MS = 1_000
+
+
+def settings_of(queue: Queue, **own: object) -> Settings:
+    """Return the settings of a tracker, with local settings of the queue."""
+    return load_settings(None, {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "queue": own})
+
+
+def put(queue: Queue, expected_version: int = 0, **rules: object) -> None:
+    """Write rules of a queue; those not named have their defaults."""
+    write_rules(
+        queue.name,
+        checked_queue_settings(rules, "the test"),
+        expected_version=expected_version,
+        bootstrap_servers=queue.bootstrap_servers,
+    )
+
+
+def drop(queue: Queue, count: int) -> None:
+    """Take messages and let their leases run out."""
+    with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
+        receive_all(consumer, count)
+        time.sleep(1.5 * LEASE_MS / 1000)
+
+
+def test_rules_are_read_as_they_were_written_and_a_stale_change_is_refused(queue: Queue) -> None:
+    """Two people change the rules of one queue: the second one sees that there is another version."""
+    assert read_rules(queue.name, bootstrap_servers=queue.bootstrap_servers) is None
+    put(queue, max_deliveries=3)
+    put(queue, 1, max_deliveries=7, lease_ms=9_000)
+    with pytest.raises(ConfigError, match="got version 2, expected 1"):
+        put(queue, 1, max_deliveries=4)
+    found = read_rules(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    assert found is not None
+    assert (found.version, found.settings.max_deliveries, found.settings.lease_ms) == (2, 7, 9_000)
+
+
+def test_group_without_rules_has_those_of_its_queue(queue: Queue) -> None:
+    put(queue, max_deliveries=3)
+    found = read_rules(f"{queue.name}@billing", bootstrap_servers=queue.bootstrap_servers)
+    assert found is not None
+    assert (found.name, found.settings.max_deliveries) == (queue.name, 3)
+
+
+def test_rules_of_the_queue_go_before_the_settings_of_a_tracker(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """And the tracker says which of its settings they replace."""
+    queue.send("a")
+    put(queue, max_deliveries=1)
+    drop(queue, 1)
+    ended = track_once(queue.name, settings_of(queue, max_deliveries=5))
+    assert (ended.redelivered, ended.dead_lettered) == (0, 1)
+    (letter,) = read_all(queue.bootstrap_servers, f"{queue.name}.dlq")
+    assert dict(letter.headers())["__dlq.errors.message"] == b"delivery limit reached: 1 of 1"
+    assert "max_deliveries = 5 (queue: 1)" in caplog.text
+    (written,) = queue.markers(MarkerType.RULES)
+    assert written.marker.rules is not None
+    assert (written.marker.rules.version, written.marker.rules.max_deliveries) == (1, 1)
+
+
+def test_queue_without_rules_has_the_settings_of_its_tracker(queue: Queue) -> None:
+    """As before queues had rules; nothing is written to its log."""
+    queue.send("a")
+    drop(queue, 1)
+    assert track_once(queue.name, settings_of(queue, max_deliveries=1)).dead_lettered == 1
+    assert queue.markers(MarkerType.RULES) == []
+
+
+def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_comes_after_the_change(
+    queue: Queue,
+) -> None:
+    """
+    What a tracker needs of the old rules it finds in the offsets of its group.
+
+    The first tracker folds the START under a backoff of an hour. Then the rules change, and a second tracker begins
+    without any state, behind the RULES marker of the first.
+    """
+    put(queue, backoff="constant", backoff_initial_ms=3_600_000, backoff_max_ms=3_600_000)
+    assert track_once(queue.name, settings_of(queue)).redelivered == 0
+    queue.send("a")
+    drop(queue, 1)
+    assert track_once(queue.name, settings_of(queue)).redelivered == 0
+    put(queue, 1, backoff="none")
+    assert [track_once(queue.name, settings_of(queue)).redelivered for _ in range(2)] == [0, 0]
+    assert seen(queue) == [b"a"]
+
+
+def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..., Queue]) -> None:
+    """Once in every markers partition, whether anything is in flight or not."""
+    queue = make_queue(2)
+    settings = settings_of(queue)
+    sender = sender_of(settings, queue.name, check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers))
+    try:
+        sender.open()
+        put(queue, max_deliveries=2)
+
+        def versions() -> list[tuple[int, int]]:
+            sender.look_for_rules()
+            found = queue.markers(MarkerType.RULES)
+            return [(each.marker_partition, each.marker.rules.version) for each in found if each.marker.rules]
+
+        assert wait_until(lambda: len(versions()) == 2)
+        sender.look_for_rules()
+        assert versions() == [(0, 1), (1, 1)]
+    finally:
+        sender.close()
+
+
+@pytest.mark.spark
+def test_change_takes_effect_while_the_tracker_runs(stage: Stage) -> None:
+    """The limit of deliveries goes from three to one, and nobody starts anything again."""
+    with stage.tracking(max_deliveries=3), stage.consumer() as consumer:
+        write_rules(
+            stage.queue,
+            checked_queue_settings({"max_deliveries": 1}, "the test"),
+            expected_version=0,
+            bootstrap_servers=stage.bootstrap_servers,
+        )
+        log = Queue(stage.queue, stage.bootstrap_servers)
+        assert wait_until(lambda: len(log.markers(MarkerType.RULES)) == stage.layout.partition_count, 30)
+        stage.send("only")
+        assert [message.value for message in stage_receive(consumer, 1)] == [b"only"]
+        topic = stage.layout.topics.dead_letter_topic
+        assert wait_until(lambda: b"only" in {each.value() for each in read_all(stage.bootstrap_servers, topic)}, 30)
+
+
+def kmq(queue: Queue, *arguments: str) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(app, [*arguments, "--bootstrap-server", queue.bootstrap_servers])
+
+
+def test_alter_shows_a_change_first_and_writes_it_when_asked_to(queue: Queue) -> None:
+    """And describe shows what holds; a change that was looked at before another one is refused."""
+    name = queue.name
+    assert "none of its own" in kmq(queue, "queue", "describe", name).stdout
+    created = kmq(queue, "queue", "create", name, "--max-deliveries", "3", "--lease-ms", "9000")
+    assert "rules version 1" in created.stdout
+    shown = kmq(queue, "queue", "alter", name, "--max-deliveries", "7")
+    assert "--execute --expect-version 1" in shown.stdout
+    assert json.loads(kmq(queue, "queue", "describe", name, "-o", "json").stdout)["rules"]["max_deliveries"] == 3
+    written = kmq(queue, "queue", "alter", name, "--max-deliveries", "7", "--execute", "-o", "json")
+    assert {row["rule"]: (row["now"], row["new"]) for row in json.loads(written.stdout)}["max_deliveries"] == (3, 7)
+    rules = json.loads(kmq(queue, "queue", "describe", name, "-o", "json").stdout)["rules"]
+    assert (rules["version"], rules["max_deliveries"], rules["lease_ms"]) == (2, 7, 9_000)
+    late = kmq(queue, "queue", "alter", name, "--backoff", "linear", "--execute", "--expect-version", "1")
+    assert (late.exit_code, "got version 2, expected 1" in late.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finding"),
+    [
+        ((), "no rule is named"),
+        (("--max-deliveries", "-1"), "max_deliveries is not allowed: got -1"),
+        (("--backoff", "quadratic"), "backoff is not allowed: got 'quadratic'"),
+    ],
+)
+def test_change_that_is_not_allowed_is_one_line(queue: Queue, arguments: tuple[str, ...], finding: str) -> None:
+    refused = kmq(queue, "queue", "alter", queue.name, *arguments)
+    assert refused.exit_code == 2
+    assert finding in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> None:
+    """Rules are changed with `alter` alone; creating again with the same ones does nothing."""
+    for _ in range(2):
+        assert kmq(queue, "queue", "create", queue.name, "--max-deliveries", "3").exit_code == 0
+    refused = kmq(queue, "queue", "create", queue.name, "--max-deliveries", "4")
+    assert (refused.exit_code, "kmq queue alter" in refused.stderr) == (2, True)
+
+
+def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its caller's lease goes first; a lease in settings is for queues without one."""
+    settings = settings_of(queue, lease_ms=40_000)
+    leases: list[int] = []
+    for expected_version, rules in enumerate(({"max_deliveries": 3}, {"lease_ms": 9_000})):
+        put(queue, expected_version, **rules)
+        for consumer in (consumer_of(queue), consumer_of(queue, lease_ms=5_000), consumer_from(settings, queue.name)):
+            leases.append(consumer.lease_ms)
+            consumer.close()
+    assert leases == [30_000, 5_000, 40_000, 9_000, 5_000, 9_000]
+    assert "lease_ms = 40000 (queue: 9000)" in caplog.text
+
+
+def test_doctor_warns_of_settings_that_say_otherwise(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue's rules go first, so such a setting misleads its reader."""
+    put(queue, max_deliveries=3)
+
+    def rules() -> list[dict[str, str]]:
+        return [
+            each
+            for each in json.loads(kmq(queue, "doctor", queue.name, "-o", "json").stdout)
+            if each["check"] == "rules"
+        ]
+
+    assert [(each["level"], "max_deliveries 3" in each["what"]) for each in rules()] == [("ok", True)]
+    monkeypatch.setenv("KMQ_QUEUE__MAX_DELIVERIES", "5")
+    assert [(each["level"], "max_deliveries = 5 (queue: 3)" in each["what"]) for each in rules()] == [("warning", True)]
+
+
+def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Delays and times to live follow the append time of the first copy: `queue create` makes it the broker's."""
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+
+    def check() -> None:
+        caplog.clear()
+        check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
+
+    check()
+    assert "senders" not in caplog.text
+    entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, queue.name, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    check()
+    assert "follow the clocks of their senders" in caplog.text
+
+
+def test_rules_are_written_again_where_the_log_has_older_ones(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RULES marker that somebody copied is signed, so it counts; the tracker answers with its own."""
+    monkeypatch.setattr(tracker_rules, "RULES_AGAIN_S", 0.0)
+    put(queue, max_deliveries=2)
+    layout = check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    sender = sender_of(settings_of(queue), queue.name, layout)
+    try:
+        sender.open()
+        (written,) = queue.markers(MarkerType.RULES)
+        own = written.marker.rules
+        for rules in (own, QueueRules(9)):
+            status = Status(10, 0, 0, 10, None, {}, rules=rules)
+            sender.deliver([PartitionOutcome(0, status, Decisions.empty())])
+            sender.look_for_rules()
+        assert [each.marker.rules for each in queue.markers(MarkerType.RULES)] == [own, own]
+    finally:
+        sender.close()

@@ -1,0 +1,153 @@
+"""The topics of a queue: made once, checked with every finding named."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.cimpl import NewTopic
+
+from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.topics import check_queue, create_queue
+from tests.kafka.conftest import Queue
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def name() -> str:
+    """A queue's name that no other test has."""
+    return f"topics-{time.time_ns()}"
+
+
+def test_names_of_two_queues_never_meet() -> None:
+    topics = QueueTopics("orders")
+    assert topics.all_topics == ("orders", "orders.markers", "orders.dlq")
+    assert (topics.consumer_group, topics.tracker_group) == ("kmq.orders", "kmq.orders.tracker")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 201, ".", "..", "a\n", "'; drop"])
+def test_queue_name_with_other_characters_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="queue name is not allowed"):
+        QueueTopics(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("orders.tracker", ".tracker"), ("orders.consumer.x", ".consumer."), ("orders.queue-vip", ".queue-"),
+        ("orders.group-billing", ".group-"), ("orders.ledger-1", ".ledger-"), ("orders.markers", ".markers"),
+        ("orders@billing.tracker", ".tracker"),
+    ],
+)  # fmt: skip
+def test_new_queue_whose_names_would_meet_another_queue_s_is_refused(
+    bootstrap_servers: str, name: str, part: str
+) -> None:
+    """The consumers of a queue orders.tracker would be in the group of the tracker of orders."""
+    with pytest.raises(ConfigError, match=f"name is reserved: got .*, a name without '{re.escape(part)}'"):
+        create_queue(name, bootstrap_servers=bootstrap_servers)
+
+
+def test_create_twice_changes_nothing(make_queue: Callable[..., Queue]) -> None:
+    queue = make_queue(partitions=3)
+    layout = create_queue(queue.name, bootstrap_servers=queue.bootstrap_servers, partitions=5)
+    assert layout.partition_count == 3
+    assert layout.dead_letter_partition_count == 3
+    assert layout.retention_ms == 7 * 24 * 60 * 60 * 1000
+
+
+def test_dead_letter_topic_takes_larger_records_than_the_queue(queue: Queue) -> None:
+    settings = topic_settings(queue.bootstrap_servers, queue.name, f"{queue.name}.dlq")
+    assert int(settings[1]["max.message.bytes"]) > int(settings[0]["max.message.bytes"]) > 1_048_576
+    assert settings[1]["retention.ms"] == "-1"
+
+
+def test_missing_queue_is_told_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
+    with pytest.raises(TopicError) as raised:
+        check_queue("not-there", bootstrap_servers=bootstrap_servers)
+    for topic in ("'not-there'", "'not-there.markers'", "'not-there.dlq'"):
+        assert f"topic {topic} does not exist" in str(raised.value)
+    assert "kmq queue create not-there" in str(raised.value)
+
+
+def test_every_wrong_setting_is_found_at_once(make_queue: Callable[..., Queue]) -> None:
+    queue = make_queue()
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    wrong = [
+        ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET),
+        ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET),
+    ]
+    resource = ConfigResource("topic", f"{queue.name}.markers", incremental_configs=wrong)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    with pytest.raises(TopicError) as raised:
+        check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh" in str(raised.value)
+    assert "has cleanup.policy=compact, must be delete" in str(raised.value)
+
+
+def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
+        future.result(10)
+    with pytest.raises(TopicError, match=rf"--alter --topic {name}.markers --partitions 4"):
+        create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+
+
+def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name: str) -> None:
+    """Whatever its own command asks for: its markers follow the queue's partitions."""
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=3, max_message_bytes=2_000_000)
+    layout = create_queue(f"{name}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    assert layout.topics == QueueTopics(name, "billing")
+    assert (layout.partition_count, layout.dead_letter_partition_count, layout.redrive_partition_count) == (3, 3, 3)
+    queue, dead_letters = topic_settings(bootstrap_servers, name, f"{name}.group-billing.dlq")
+    assert int(dead_letters["max.message.bytes"]) > int(queue["max.message.bytes"]) > 2_000_000
+
+
+def test_group_that_does_not_fit_is_told_with_its_own_command(bootstrap_servers: str, name: str) -> None:
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
+    with pytest.raises(TopicError, match=rf"'{name}.group-a.markers' does not exist; run `kmq queue create {name}@a`"):
+        check_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_topics([NewTopic(f"{name}.group-a.markers", 1, 1)]).values():
+        future.result(10)
+    with pytest.raises(TopicError, match=rf"--alter --topic {name}.group-a.markers --partitions 2"):
+        create_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
+
+
+def test_redrive_topic_that_forgets_is_found(bootstrap_servers: str, name: str) -> None:
+    """What it forgets would be sent again."""
+    create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    wrong = [ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)]
+    resource = ConfigResource("topic", f"{name}.dlq.markers", incremental_configs=wrong)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    with pytest.raises(TopicError, match=rf"'{name}.dlq.markers' has retention.ms=1000, must be -1; run"):
+        check_queue(name, bootstrap_servers=bootstrap_servers)
+
+
+def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
+    began_at = time.monotonic()
+    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1: .*; check") as raised:
+        check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=2_000)
+    assert raised.value.retriable
+    assert time.monotonic() - began_at < 4
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 32_769])
+def test_partition_count_out_of_bounds_is_refused(partitions: int) -> None:
+    with pytest.raises(ConfigError, match="partitions is out of bounds"):
+        create_queue("orders", bootstrap_servers="127.0.0.1:1", partitions=partitions)
+
+
+def topic_settings(bootstrap_servers: str, *topics: str) -> list[dict[str, str]]:
+    """Return the settings of topics, in their order."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    futures = admin.describe_configs([ConfigResource("topic", topic) for topic in topics])
+    found = {resource.name: future.result(10) for resource, future in futures.items()}
+    return [{key: str(entry.value) for key, entry in found[topic].items()} for topic in topics]

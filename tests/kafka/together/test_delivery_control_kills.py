@@ -1,0 +1,314 @@
+"""Promises of delivery control that concern what a consumer holds, with `kill -9` of the consumer that holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.core.markers import MarkerType, Release
+from kmq_spark.demo.audit import audit
+from kmq_spark.failpoints import EXIT_CODE
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.conftest import Queue, covered
+from tests.kafka.stage import Stage, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.consumer.message import Message
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+KILLED_LEASE_MS = 2_000
+
+HOLDER = """
+import json, sys, time
+from kmq_spark import QueueConsumer
+servers, queue, count, extend_s, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
+# The group gives up a member that was killed after six seconds, the least that a broker allows by default.
+extra = {"session.timeout.ms": "6000"}
+consumer = QueueConsumer(queue, bootstrap_servers=servers, extra=extra, consumer_id="killed", **json.loads(options))
+held = []
+while len(held) < count:
+    held += consumer.receive(100, timeout=0.5)
+held += consumer.receive(100, timeout=1.0)  # nothing more where limits hold
+if extend_s:
+    min(held, key=lambda message: message.value).extend(extend_s)
+    consumer.flush()
+print(json.dumps([message.value.decode() for message in held]), flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def holding(
+    stage: Stage, count: int, extend_s: float = 0.0, **options: object
+) -> Iterator[tuple[list[str], subprocess.Popen[bytes]]]:
+    """Let a process receive so many messages; give what it holds and the process, which is dead in the end."""
+    options = {"lease_ms": KILLED_LEASE_MS, **options}
+    program = [sys.executable, "-c", HOLDER, stage.bootstrap_servers, stage.queue]
+    process = subprocess.Popen([*program, str(count), str(extend_s), json.dumps(options)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline()), process
+    finally:
+        kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """`kill -9`, and wait for the end; a second time does nothing."""
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def ack_all(messages: list[Message]) -> dict[bytes, int]:
+    """Acknowledge; return the deliveries by value."""
+    for message in messages:
+        message.ack()
+    return {message.value or b"": message.delivery_count for message in messages}
+
+
+def started_by(stage: Stage, consumer_id: str) -> list[int]:
+    """Return how many messages each START of a consumer covers."""
+    starts = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.START)
+    return [len(covered(each.marker)) for each in starts if each.marker.consumer_id == consumer_id]
+
+
+def test_extended_message_of_a_killed_consumer_rests_until_its_own_deadline_and_the_others_do_not(stage: Stage) -> None:
+    stage.send("a long one", "b short one")
+    with stage.tracking():
+        with holding(stage, 2, extend_s=12.0, keep_alive=False) as (held, process):
+            assert sorted(held) == ["a long one", "b short one"]
+            kill(process)
+        with stage.consumer() as consumer:
+            (short,) = receive_all(consumer, 1)
+            assert (short.value, short.delivery_count) == (b"b short one", 2)
+            short.ack()
+            (long,) = receive_all(consumer, 1)
+            assert (long.value, long.delivery_count) == (b"a long one", 2)
+            long.ack()
+            consumer.flush()
+    (extension,) = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.KEEPALIVE)
+    assert 12_000 <= long.appended_at_ms - extension.appended_at_ms < 30_000
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (2, 0, set())
+
+
+def test_killed_consumer_held_no_more_than_its_limit_and_the_rest_was_never_counted(stage: Stage) -> None:
+    names = {f"m{number}".encode() for number in range(12)}
+    stage.send(*(name.decode() for name in names))
+    with stage.tracking():
+        with holding(stage, 3, max_in_flight=3) as (held, process):
+            assert len(held) == 3
+            kill(process)
+        assert sum(started_by(stage, "killed")) == 3
+        with stage.consumer(lease_ms=60_000, max_in_flight=2) as consumer:
+            deliveries: dict[bytes, int] = {}
+            while len(deliveries) < len(names):
+                messages = receive_all(consumer, 1)
+                assert consumer.in_flight_count <= 2
+                assert messages, "came no more"
+                deliveries |= ack_all(messages)
+            consumer.flush()
+    assert deliveries == {name: 2 if name.decode() in held else 1 for name in names}
+
+
+def test_message_of_a_killed_consumer_comes_again_to_its_logical_queue_alone(stage: Stage) -> None:
+    with QueueProducer(stage.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
+        for number in range(500):
+            producer.send(f"report {number}", queue="reports")
+        producer.send("mail", queue="emails")
+        producer.send("plain")
+    with stage.tracking():
+        with holding(stage, 1, queue="emails") as (held, process):
+            assert held == ["mail"]
+            kill(process)
+        options: dict[str, Any] = {"lease_ms": 60_000}
+        with (
+            stage.consumer(queue="emails", **options) as emails,
+            stage.consumer(queue="reports", **options) as reports,
+            stage.consumer(**options) as plain,
+        ):
+            assert ack_all(receive_all(emails, 1)) == {b"mail": 2}
+            assert ack_all(receive_all(plain, 1)) == {b"plain": 1}
+            flood = ack_all(receive_all(reports, 500))
+            assert flood == {f"report {number}".encode(): 1 for number in range(500)}
+            for consumer in (emails, reports, plain):
+                assert consumer.receive(10, timeout=1.0) == []
+                consumer.flush()
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (1, 0, set())
+
+
+def test_killed_consumer_of_one_group_costs_another_group_nothing(stage: Stage) -> None:
+    create_queue(f"{stage.queue}@billing", bootstrap_servers=stage.bootstrap_servers)
+    stage.send("a", "b", "c")
+    servers = stage.bootstrap_servers
+    with stage.tracking() as own_tracker, stage.tracking("billing") as their_tracker:
+        with holding(stage, 3, group="billing") as (held, process):
+            assert sorted(held) == ["a", "b", "c"]
+            kill(process)
+        with (
+            stage.consumer(lease_ms=60_000) as own,
+            QueueConsumer(stage.queue, group="billing", bootstrap_servers=servers, lease_ms=60_000) as theirs,
+        ):
+            assert ack_all(receive_all(own, 3)) == {b"a": 1, b"b": 1, b"c": 1}
+            assert ack_all(receive_all(theirs, 3)) == {b"a": 2, b"b": 2, b"c": 2}
+            assert (own.receive(10, timeout=1.0), theirs.receive(10, timeout=1.0)) == ([], [])
+    assert (own_tracker.stats.redelivered, their_tracker.stats.redelivered) == (0, 3)
+
+
+RELEASER = """
+import json, sys, time
+from kmq_spark import QueueConsumer
+extra = {"session.timeout.ms": "6000"}
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=20_000, extra=extra)
+held = {}
+while len(held) < 3:
+    held |= {message.value: message for message in consumer.receive(3, timeout=0.5)}
+held[b"later"].release(delay=8.0)
+held[b"now"].release()
+consumer.flush()
+print("released", flush=True)
+time.sleep(600)
+"""
+
+
+def test_messages_that_a_killed_consumer_had_given_back_come_when_it_said(stage: Stage) -> None:
+    """`kill -9` while it holds a third: that one alone waits for its lease; each delivery that was seen counts."""
+    stage.send("later", "now", "held")
+    with stage.tracking():
+        program = [sys.executable, "-c", RELEASER, stage.bootstrap_servers, stage.queue]
+        process = subprocess.Popen(program, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"released\n"
+        kill(process)
+        with stage.consumer(lease_ms=60_000) as consumer:
+            came: list[Message] = []
+            while len(came) < 3:
+                came += receive_all(consumer, 1)
+            counts = ack_all(came)
+            consumer.flush()
+    assert [message.value for message in came] == [b"now", b"later", b"held"]
+    assert set(counts.values()) == {2}
+    releases = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.KEEPALIVE)
+    (delayed,) = [each for each in releases if each.marker.redeliver_after_ms == 8_000]
+    # Its lease would have ended 20 s after its START, later than that.
+    assert 8_000 <= came[1].appended_at_ms - delayed.appended_at_ms < 15_000
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (3, 0, set())
+
+
+FAILING = """
+import sys, time
+from kmq_spark import QueueConsumer
+extra = {"session.timeout.ms": "6000"}
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=15_000, extra=extra)
+def handler(message):
+    time.sleep(0.2)  # so that each leaves with a marker of its own
+    raise RuntimeError("no database")
+consumer.run(handler, concurrency=1, retry_delay_ms=0)
+"""
+
+
+@pytest.mark.parametrize("point", ["tracker.end-sent", "tracker.committed"])
+def test_failed_message_rests_as_long_though_consumer_and_tracker_are_killed_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The rest is in the log: by the queue's rule and a jitter that the next tracker works out again."""
+    rules = {"BACKOFF": "constant", "BACKOFF_INITIAL_MS": "4000", "BACKOFF_JITTER": "0.5", "MAX_DELIVERIES": "3"}
+    for name, value in rules.items():
+        monkeypatch.setenv(f"KMQ_QUEUE__{name}", value)
+    stage.send("a", "b", "c")
+    environment = {**os.environ, "KMQ_FAILPOINT": "consumer.release-sent:3"}
+    program = [sys.executable, "-c", FAILING, stage.bootstrap_servers, stage.queue]
+    failed = subprocess.run(program, env=environment, timeout=60, capture_output=True, check=False)
+    assert failed.returncode == EXIT_CODE, failed.stderr[-2_000:]
+    command = [sys.executable, "-c", KILLED_TRACKER, stage.queue, stage.bootstrap_servers, str(stage.folder / "killed")]
+    # The first commit signs the group's offsets; the second one is that of a batch.
+    environment = {**os.environ, "KMQ_FAILPOINT": f"{point}:{2 if point == 'tracker.committed' else 1}"}
+    killed = subprocess.run(command, env=environment, timeout=90, capture_output=True, check=False)
+    assert killed.returncode == EXIT_CODE, killed.stderr[-2_000:]
+    with stage.tracking(), stage.consumer(lease_ms=60_000) as consumer:
+        again = receive_all(consumer, 3, timeout_s=90)
+        assert ack_all(again) == {b"a": 2, b"b": 2, b"c": 2}
+        consumer.flush()
+        time.sleep(2.0)
+        assert consumer.receive(10, timeout=1.0) == []
+    markers = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.KEEPALIVE)
+    failed_at = {
+        (each.marker.queue_partition, offset): each.appended_at_ms
+        for each in markers
+        if each.marker.release is Release.FAILED
+        for offset in covered(each.marker)
+    }
+    # The third may have died unsaid: then its lease is over first.
+    assert len(failed_at) >= 2
+    for message in again:
+        place = (message.origin.queue_partition, message.origin.message_offset)
+        if place in failed_at:
+            # 4,000 less up to a half of it
+            assert message.appended_at_ms - failed_at[place] >= 2_000
+    assert audit(stage.layout, stage.bootstrap_servers).redelivered == 3
+
+
+CROWD_WORKER = """
+import json, os, sys, time
+from kmq_spark import QueueConsumer
+extra = {"session.timeout.ms": "6000"}
+consumer = QueueConsumer(sys.argv[2], bootstrap_servers=sys.argv[1], lease_ms=2_000, extra=extra)
+until = time.monotonic() + 40
+while time.monotonic() < until:
+    messages = consumer.receive(400, timeout=0.5)
+    for message in messages:
+        line = {"value": message.value.decode(), "delivery": message.delivery_count, "held": len(messages)}
+        print(json.dumps(line), flush=True)
+    if any(message.value == b"killer" for message in messages):
+        time.sleep(0.2)  # its position is committed, so that it does not come from there again
+        os.kill(os.getpid(), 9)
+    for message in messages:
+        message.ack()
+        until = time.monotonic() + 20
+consumer.close()
+"""
+
+
+def test_killer_in_a_crowd_of_suspects_is_the_only_one_that_dies(stage: Stage) -> None:
+    """Five processes die; its neighbours go in crowds on their third delivery, alone on the fourth, and are done."""
+    innocents = {f"good {number}" for number in range(200)}
+    stage.send(*sorted(innocents)[:100], "killer", *sorted(innocents)[100:])
+    lines: list[dict[str, Any]] = []
+    program = [sys.executable, "-c", CROWD_WORKER, stage.bootstrap_servers, stage.queue]
+    with stage.tracking(max_deliveries=5) as tracker:
+        for _ in range(8):
+            worker = subprocess.run(program, stdout=subprocess.PIPE, timeout=120, check=False)
+            lines += map(json.loads, worker.stdout.splitlines())
+            if worker.returncode == 0:
+                break
+        assert wait_until(lambda: tracker.stats.dead_lettered >= 1)
+    assert tracker.stats.dead_lettered == 1
+    assert {line["value"] for line in lines} == {*innocents, "killer"}
+    held = {count: {line["held"] for line in lines if line["delivery"] == count} for count in range(1, 6)}
+    assert max(held[3]) == 32
+    assert (held[4], held[5]) == ({1}, {1})
+    assert {line["value"] for line in lines if line["delivery"] == 5} == {"killer"}
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.early, story.lost) == (0, set())
+
+
+KILLED_TRACKER = """
+import sys
+from kmq_spark.cli.main import app
+app(["tracker", "run", sys.argv[1], "--bootstrap-server", sys.argv[2], "--checkpoint-dir", sys.argv[3]])
+"""

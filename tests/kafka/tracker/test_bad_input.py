@@ -1,0 +1,235 @@
+"""What a queue may be given that it should not: each gets a clear line, nothing is lost, and the tracker goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+)
+
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.demo.audit import audit
+from kmq_spark.errors import KafkaClientError, KmqError, TopicError
+from kmq_spark.kafka.topics import check_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.tracker.queue_tracker import QueueTracker
+from kmq_spark.wire.codec import decode_marker
+from tests.kafka.conftest import read_all
+from tests.kafka.stage import Stage, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from kmq_spark.consumer.message import Message
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+def admin_of(stage: Stage) -> AdminClient:
+    """Return an admin client."""
+    return AdminClient({"bootstrap.servers": stage.bootstrap_servers})
+
+
+def grow(stage: Stage, count: int, *topics: str) -> None:
+    """Give topics more partitions."""
+    admin = admin_of(stage)
+    for future in admin.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
+        future.result(10)
+
+
+def refusal(stage: Stage) -> str:
+    """Return the one line with which a tracker refuses to start; it does not try again."""
+    began_at = time.monotonic()
+    tracker = QueueTracker(stage.spark, stage.queue, stage.settings())
+    with pytest.raises(KmqError) as raised:
+        tracker.run()
+    assert time.monotonic() - began_at < 10
+    assert tracker.stats.restarts == 0
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_missing_topic_is_told_with_the_command_that_makes_it(stage: Stage) -> None:
+    topics = stage.layout.topics
+    admin = admin_of(stage)
+    for future in admin.delete_topics([topics.dead_letter_topic]).values():
+        future.result(10)
+    assert wait_until(lambda: topics.dead_letter_topic not in admin.list_topics(timeout=10).topics)
+    line = refusal(stage)
+    assert f"topic {topics.dead_letter_topic!r} does not exist; run `kmq queue create {stage.queue}`" in line
+
+
+def test_markers_topic_with_the_wrong_clock_is_told_with_its_repair(stage: Stage) -> None:
+    """With the producers' own time in it a tracker would believe every consumer's clock."""
+    entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", stage.layout.topics.markers_topic, incremental_configs=[entry])
+    admin = admin_of(stage)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    line = refusal(stage)
+    assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh --alter" in line
+
+
+def test_unequal_partitions_are_told_with_the_topic_to_grow(stage: Stage) -> None:
+    grow(stage, 4, stage.layout.topics.queue_topic)
+
+    def is_seen() -> bool:
+        try:
+            check_queue(stage.queue, bootstrap_servers=stage.bootstrap_servers)
+        except TopicError:
+            return True
+        return False
+
+    assert wait_until(is_seen)
+    assert f"they must be equal; run `kafka-topics.sh --alter --topic {stage.queue}.markers --partitions 4" in refusal(
+        stage
+    )
+
+
+def test_unreachable_broker_at_the_start_is_told_at_once(stage: Stage) -> None:
+    settings = stage.settings()
+    nowhere = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "timeout_ms": 1_000})
+    tracker = QueueTracker(stage.spark, stage.queue, settings.model_copy(update={"kafka": nowhere}))
+    with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1: .*; check that the broker runs"):
+        tracker.run()
+    assert tracker.stats.restarts == 0
+
+
+@pytest.mark.slow
+def test_partitions_that_come_under_a_running_tracker_are_served(stage: Stage) -> None:
+    """Grown from 2 to 4: new messages are redelivered there too, and the tracker is not even started again."""
+    topics = stage.layout.topics
+    stage.send("before")
+    with stage.tracking() as tracker:
+        with stage.consumer() as consumer:
+            receive_all(consumer, 1)[0].ack()
+        grow(stage, 4, topics.queue_topic, topics.markers_topic)
+        time.sleep(1.0)  # until every client that starts now knows
+        values = [f"m{number}" for number in range(40)]
+        stage.send(*values)
+        with stage.consumer(lease_ms=4_000) as consumer:
+            first = receive_all(consumer, 40)
+            assert {message.id.queue_partition for message in first} == {0, 1, 2, 3}
+            again = receive_all(consumer, 40)
+            for message in again:
+                message.ack()
+            consumer.flush()
+        assert {message.delivery_count for message in again} == {2}
+        assert set(tracker.stats.statuses) == {0, 1, 2, 3}
+    assert tracker.stats.restarts == 0
+    grown = check_queue(stage.queue, bootstrap_servers=stage.bootstrap_servers)
+    story = audit(grown, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (40, 0, set())
+    ticked = {
+        record.partition() for record in read_all(stage.bootstrap_servers, topics.markers_topic) if is_tick(record)
+    }
+    assert ticked == {0, 1, 2, 3}
+
+
+def is_tick(record: object) -> bool:
+    """Return whether a record of a markers topic is a TICK."""
+    return decode_marker(record.value()).type is MarkerType.TICK  # type: ignore[attr-defined]  # a client's record
+
+
+@pytest.mark.slow
+def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path: Path) -> None:
+    """Killed under it and started again: the tracker resumes by itself, nothing is lost, nothing is sent twice."""
+    with EmbeddedBroker() as broker:
+        stage = Stage(spark, broker.bootstrap_servers, tmp_path, "restarted")
+        stage.send(*(f"m{number}" for number in range(10)))
+        with stage.tracking() as tracker, stage.consumer() as consumer:
+            held = receive_all(consumer, 10)
+            broker.kill()
+            time.sleep(3.0)  # their leases run out while nobody can say so
+            broker.start()
+            again = receive_all(consumer, 10, 60)
+            for message in again:
+                message.ack()
+            consumer.flush()
+            assert wait_until(lambda: not audit(stage.layout, stage.bootstrap_servers).lost)
+            assert tracker.stats.redelivered == 10
+        story = audit(stage.layout, stage.bootstrap_servers)
+    assert sorted(message.value or b"" for message in again) == sorted(message.value or b"" for message in held)
+    assert {message.delivery_count for message in again} == {2}
+    assert (story.redelivered, story.early, story.lost) == (10, 0, set())
+
+
+def test_handler_that_raises_loses_nothing(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """Its message rests, comes again with its count, and ends in the dead-letter topic after the last delivery."""
+    stage.send("good", "bad")
+    seen: list[tuple[bytes | None, int]] = []
+
+    def handler(message: Message) -> None:
+        seen.append((message.value, message.delivery_count))
+        if message.value == b"bad":
+            raise ValueError("no such account")
+        if len(seen) > 10:  # the test would hang otherwise
+            raise SystemExit
+
+    with stage.tracking() as tracker, stage.consumer() as consumer:
+        import threading  # noqa: PLC0415  # only here
+
+        def stop_when_dead() -> None:
+            wait_until(lambda: tracker.stats.dead_lettered == 1, 60)
+            consumer.stop()
+
+        threading.Thread(target=stop_when_dead).start()
+        with caplog.at_level(logging.ERROR):
+            summary = consumer.run(handler, concurrency=1, retry_delay_ms=100)
+    assert sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
+    assert (summary.acked, summary.failed) == (1, 3)
+    assert "ValueError: no such account" in caplog.text
+    (letter,) = read_all(stage.bootstrap_servers, stage.layout.topics.dead_letter_topic)
+    assert letter.value() == b"bad"
+    assert not audit(stage.layout, stage.bootstrap_servers).lost
+
+
+def test_flood_of_bytes_that_are_no_markers_is_one_line_in_the_log(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Random, empty, absent and large records; the messages around them are redelivered as ever."""
+    foreign = Producer({"bootstrap.servers": stage.bootstrap_servers})
+    values = [b"", None, b"\xff" * 10, b"\x08\x63", b"x" * 500_000, *(bytes([n, 255 - n]) * n for n in range(1, 60))]
+    unreadable = 0
+    stage.send("a")
+    with stage.tracking() as tracker, stage.consumer() as consumer, caplog.at_level(logging.WARNING):
+        for value in values:
+            foreign.produce(stage.layout.topics.markers_topic, value, partition=1)
+        foreign.flush(10)
+        receive_all(consumer, 1)
+        receive_all(consumer, 1)[0].ack()
+        consumer.flush()
+        unreadable = sum(is_unreadable(value) for value in values)
+        assert wait_until(lambda: tracker.stats.set_aside == unreadable)
+    assert tracker.stats.restarts == 0
+    assert len(read_all(stage.bootstrap_servers, stage.layout.topics.dead_letter_topic)) == unreadable > 50
+    lines = [record.getMessage() for record in caplog.records if "are no markers and go to" in record.getMessage()]
+    assert len(lines) <= 1 + len(values) // 50
+
+
+def is_unreadable(value: bytes | None) -> bool:
+    """Return whether the codec refuses a value."""
+    try:
+        decode_marker(value)
+    except KmqError:
+        return True
+    return False
+
+
+def test_available_now_run_on_an_empty_queue_ends(stage: Stage) -> None:
+    tracker = QueueTracker(stage.spark, stage.queue, stage.settings(trigger="available-now"))
+    began_at = time.monotonic()
+    tracker.run()
+    assert time.monotonic() - began_at < 30
+    assert (tracker.stats.redelivered, tracker.stats.dead_lettered, tracker.stats.restarts) == (0, 0, 0)

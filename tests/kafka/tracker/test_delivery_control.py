@@ -1,0 +1,249 @@
+"""What a queue promises of time on a real broker, by the tracker alone: rests, deferrals, times to live, silence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from kmq_spark.core.fold import PartitionState, Rules, fold
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.failpoints import EXIT_CODE
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.topics import QueueLayout, create_queue
+from kmq_spark.testing import log as placed
+from kmq_spark.testing import start as started
+from kmq_spark.testing import tick
+from kmq_spark.tracker.sender.redelivery import RedeliverySender
+from kmq_spark.wire.codec import decode_marker, encode_marker
+from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, GROUP, ORIGIN, SILENT_COUNT, TTL_MS
+from tests.kafka.conftest import read_all
+from tests.kafka.stage import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from confluent_kafka import Message
+
+    from kmq_spark.config import Settings
+    from tests.kafka.stage import Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+PARTITION = 0
+LEASE_MS = 400
+
+
+class Log:
+    """The topics of a queue, written and read as a test needs them."""
+
+    def __init__(self, stage: Stage) -> None:
+        """Connect."""
+        self.stage = stage
+        self._producer = Producer({"bootstrap.servers": stage.bootstrap_servers, "linger.ms": 0})
+
+    def send(self, *headers: tuple[str, bytes], count: int = 1) -> list[int]:
+        """Write messages with headers; return their offsets."""
+        offsets: list[int] = []
+        for number in range(count):
+            self._producer.produce(
+                self.stage.queue, b"m%d" % number, partition=PARTITION, headers=list(headers),
+                on_delivery=lambda _, record: offsets.append(record.offset() or 0),
+            )  # fmt: skip
+        self._producer.flush(10)
+        assert len(offsets) == count
+        return offsets
+
+    def mark(self, marker: Marker) -> int:
+        """Write a marker; return its append time."""
+        times: list[int] = []
+        self._producer.produce(
+            self.stage.layout.topics.markers_topic, encode_marker(marker), partition=PARTITION,
+            on_delivery=lambda _, record: times.append(record.timestamp()[1]),
+        )  # fmt: skip
+        self._producer.flush(10)
+        return times[0]
+
+    def copies(self) -> list[Message]:
+        """Return what the tracker has sent to the queue topic."""
+        found = read_all(self.stage.bootstrap_servers, self.stage.queue)
+        return [record for record in found if ORIGIN in dict(record.headers() or [])]
+
+    def dead_letters(self) -> list[Message]:
+        """Return the dead letters."""
+        return read_all(self.stage.bootstrap_servers, self.stage.layout.topics.dead_letter_topic)
+
+    def ended(self, outcome: Outcome) -> list[int]:
+        """Return the messages that have an END with an outcome, as often as they have one."""
+        found = read_all(self.stage.bootstrap_servers, self.stage.layout.topics.markers_topic)
+        markers = [decode_marker(record.value()) for record in found]
+        return [
+            first + step
+            for marker in markers
+            if marker.type is MarkerType.END and marker.outcome is outcome
+            for first, count in marker.ranges
+            for step in range(count)
+        ]
+
+
+def start(first: int, count: int = 1, *, lease_ms: int = LEASE_MS, delivery_count: int = 1) -> Marker:
+    """Return a START."""
+    return Marker(MarkerType.START, PARTITION, (OffsetRange(first, count),), lease_ms, delivery_count)
+
+
+def release(message_offset: int, kind: Release) -> Marker:
+    """Return a release that is due at once."""
+    return Marker(MarkerType.KEEPALIVE, PARTITION, (OffsetRange(message_offset, 1),), 0, release=kind)
+
+
+def header(message: Message, name: str) -> bytes | str | None:
+    """Return a header of a record."""
+    return dict(message.headers() or []).get(name)
+
+
+@pytest.fixture
+def log(stage: Stage) -> Log:
+    """Return the log of a fresh queue."""
+    return Log(stage)
+
+
+def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: Any) -> None:  # noqa: ANN401  # passed through
+    """Let trackers of a stage have rules."""
+    settings = stage.settings
+
+    def ruled(*arguments: str, **tracker: Any) -> Settings:  # noqa: ANN401  # as above
+        plain = settings(*arguments, **tracker)
+        return plain.model_copy(update={"queue": type(plain.queue)(max_deliveries=3, **queue)})
+
+    monkeypatch.setattr(stage, "settings", ruled)
+
+
+def test_failed_message_rests_and_one_that_was_given_back_does_not(
+    stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By append times alone: lease and rest, a failure's rest, and no rest; each copy says who said no word."""
+    with_rules(stage, monkeypatch, backoff="exponential", backoff_initial_ms=600, backoff_max_ms=900)
+    silent, failed, given_back, second = log.send(count=4)
+    with stage.tracking():
+        since = {silent: log.mark(start(silent)) + LEASE_MS + 600}
+        log.mark(start(failed, 2, lease_ms=60_000))
+        since[failed] = log.mark(release(failed, Release.FAILED)) + 600
+        since[given_back] = log.mark(release(given_back, Release.GIVEN_BACK))
+        since[second] = log.mark(start(second, delivery_count=2)) + LEASE_MS + 900
+        assert wait_until(lambda: len(log.copies()) == 4, 20)
+    lateness = {}
+    for copy in log.copies():
+        origin = int(str((header(copy, ORIGIN) or b"0:-1").decode()).partition(":")[2])  # type: ignore[union-attr]
+        lateness[origin] = copy.timestamp()[1] - since[origin]
+        assert header(copy, SILENT_COUNT) == (b"1" if origin in {silent, second} else None)
+    assert min(lateness.values()) >= 0
+    assert lateness[given_back] < 5_000
+    assert list(since) == [silent, failed, given_back, second]
+
+
+def test_deferred_message_comes_at_its_instant_and_its_delivery_does_not_count(stage: Stage, log: Log) -> None:
+    """A delayed message: its copy is to be handed out, and is delivery 1 to whoever takes it."""
+    (offset,) = log.send((DELAY_MS, b"1500"))
+    (sent,) = read_all(stage.bootstrap_servers, stage.queue)
+    due_at_ms = sent.timestamp()[1] + 1_500
+    with stage.tracking():
+        covered = (OffsetRange(offset, 1),)
+        log.mark(Marker(MarkerType.START, PARTITION, covered, never_handed_out=True, due_at_ms=due_at_ms))
+        assert wait_until(lambda: len(log.copies()) == 1, 20)
+    (copy,) = log.copies()
+    assert copy.timestamp()[1] >= due_at_ms
+    assert (header(copy, DELIVERY_COUNT), header(copy, DELAY_MS), header(copy, SILENT_COUNT)) == (b"0", None, None)
+
+
+@pytest.mark.parametrize("expired", ["drop", "dead-letter"])
+def test_message_whose_time_is_over_is_not_sent_again(
+    stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch, expired: str
+) -> None:
+    """By the tracker where the lease outlasts it, by a consumer at its START: ended, dropped or dead-lettered once."""
+    with_rules(stage, monkeypatch, expired=expired)
+    over, at_start = log.send((TTL_MS, b"300"), count=2)
+    (living,) = log.send((TTL_MS, b"3600000"))
+    with stage.tracking() as tracker:
+        log.mark(start(over, 3))
+        log.mark(Marker(MarkerType.END, PARTITION, (OffsetRange(at_start, 1),), outcome=Outcome.EXPIRED))
+        assert wait_until(lambda: len(log.copies()) == 1, 20)
+        letters = 2 if expired == "dead-letter" else 0
+        assert wait_until(lambda: tracker.stats.dead_lettered == letters, 20)
+        assert tracker.stats.expired == (0 if letters else 1)
+    assert [header(copy, ORIGIN) for copy in log.copies()] == [b"0:%d" % living]
+    assert {header(letter, DLQ_MESSAGE) for letter in log.dead_letters()} == (
+        {b"expired: ttl of 300 ms was over", b"expired"} if letters else set()
+    )
+    assert sorted(log.ended(Outcome.EXPIRED)) == ([at_start] if letters else [over, at_start])
+    assert sorted(log.ended(Outcome.DEAD_LETTERED)) == ([over, at_start] if letters else [])
+
+
+def test_worker_without_counts_loses_its_poison_to_the_dead_letters(stage: Stage, log: Log) -> None:
+    """kafka-mq-go's START says 1 each time: the message's own header counts."""
+    (offset,) = log.send((DELIVERY_COUNT, b"2"))
+    with stage.tracking():
+        log.mark(start(offset))
+        assert wait_until(lambda: len(log.dead_letters()) == 1, 20)
+    (letter,) = log.dead_letters()
+    assert header(letter, DLQ_MESSAGE) == b"delivery limit reached: 3 of 3"
+    assert log.copies() == []
+
+
+KILLED_TRACKER = """
+import sys
+from kmq_spark.cli.main import app
+app(["tracker", "run", sys.argv[1], "--bootstrap-server", sys.argv[2], "--checkpoint-dir", sys.argv[3]])
+"""
+
+
+@pytest.mark.slow  # a tracker in a process of its own; what a kill leaves has its everyday test in tests/faults
+@pytest.mark.parametrize("point", ["tracker.end-sent", "tracker.committed"])
+def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
+    stage: Stage, log: Log, tmp_path: Path, point: str
+) -> None:
+    """`kill -9` in the middle of a transaction that drops some and sends others, and right behind its commit."""
+    dropped = log.send((TTL_MS, b"1"), count=3)
+    kept = log.send(count=3)
+    log.mark(start(dropped[0], 6))
+    time.sleep(LEASE_MS / 1000)
+    command = [sys.executable, "-c", KILLED_TRACKER, stage.queue, stage.bootstrap_servers, str(tmp_path / "killed")]
+    # The first commit signs the group's offsets; the second one is that of the batch.
+    environment = {**os.environ, "KMQ_FAILPOINT": f"{point}:{2 if point == 'tracker.committed' else 1}"}
+    done = subprocess.run(command, env=environment, timeout=90, capture_output=True, check=False)
+    assert done.returncode == EXIT_CODE, done.stderr[-2_000:]
+    with stage.tracking():
+        assert wait_until(lambda: len(log.ended(Outcome.REDELIVERED)) == 3, 20)
+        time.sleep(1.0)
+    assert sorted(log.ended(Outcome.EXPIRED)) == dropped
+    assert sorted(log.ended(Outcome.REDELIVERED)) == kept
+    assert sorted(copy.value() or b"" for copy in log.copies()) == [b"m0", b"m1", b"m2"]
+    assert log.dead_letters() == []
+
+
+def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_markers(bootstrap_servers: str) -> None:
+    """The queue topic is everybody's; markers, dead letters and positions are the group's."""
+    queue = f"shared.{time.time_ns()}"
+    create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
+    # Two topics of these three are those of the group.
+    create_queue(f"{queue}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
+    topics = QueueTopics(queue, "billing")
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer.produce(queue, b"value", partition=0)
+    producer.flush(10)
+    result = fold(PartitionState.empty(), placed(started(0), tick(9_000)), Rules())
+    sender = RedeliverySender(QueueLayout(topics, 1, 1), bootstrap_servers=bootstrap_servers)
+    sender.open()
+    try:
+        assert sender.deliver([PartitionOutcome(0, result.status, result.decisions)]).redelivered == 1
+    finally:
+        sender.close()
+    _, copy = read_all(bootstrap_servers, queue)
+    assert (header(copy, GROUP), header(copy, SILENT_COUNT)) == (b"billing", b"1")
+    (ended,) = read_all(bootstrap_servers, f"{queue}.group-billing.markers")
+    assert decode_marker(ended.value()).outcome is Outcome.REDELIVERED

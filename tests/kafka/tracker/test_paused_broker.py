@@ -1,0 +1,139 @@
+"""A broker that stands still (SIGSTOP) while the tracker is in a transaction: how redelivery goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import Status
+from kmq_spark.errors import FencedError
+from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.tracker.ticker import Ticker
+from tests.kafka.conftest import read_all
+from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.kafka.tracker.test_redelivery_sender import Place, due, outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.kafka
+
+TRANSACTION_TIMEOUT_MS = 3_000
+PAUSE_S = 20.0
+"""Longer than a lease, than the transaction's time-out, and than an abort that is waited for."""
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A broker that these tests may pause."""
+    with EmbeddedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def place(own_broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A queue of one partition."""
+    name = f"{request.node.originalname[:60]}-{time.time_ns()}"
+    servers = own_broker.bootstrap_servers
+    place = Place(servers, create_queue(name, bootstrap_servers=servers, partitions=1))
+    yield place
+    place.close()
+
+
+def paused_while(broker: EmbeddedBroker, seconds: float) -> threading.Timer:
+    """Pause a broker now; it goes on after so many seconds."""
+    broker.pause()
+    timer = threading.Timer(seconds, broker.resume)
+    timer.start()
+    return timer
+
+
+def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_restart(
+    own_broker: EmbeddedBroker, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch does not fail: its transaction was never committed, so a new producer sends it once more, once."""
+    offsets = place.send(*(b"%d" % number for number in range(20)))
+    sender = place.sender(timeout_ms=15_000, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+    timers: list[threading.Timer] = []
+
+    def pause_in_the_transaction(name: str) -> None:
+        if name == "tracker.end-sent" and not timers:
+            timers.append(paused_while(own_broker, PAUSE_S))
+
+    monkeypatch.setattr("kmq_spark.tracker.sender.redelivery.failpoint", pause_in_the_transaction)
+    sent = sender.deliver([outcome(due(*offsets))])
+    timers[0].join()
+    assert sent.redelivered == 20
+    assert [record.value() for record in place.messages()] == [b"%d" % number for number in range(20)]
+    assert [end.ranges for end in place.ends()] == [((0, 20),)]
+    assert place.committed().next_offset == 10
+
+
+def test_older_tracker_that_replaces_its_producer_keeps_off_a_newer_ones_queue(
+    own_broker: EmbeddedBroker, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that is over may be over because a newer tracker has the queue."""
+    (offset,) = place.send(b"value")
+    older = place.sender(timeout_ms=10_000)
+    newer: list[str] = []
+
+    def take_over_in_the_transaction(name: str) -> None:
+        if name == "tracker.end-sent" and not newer:
+            newer.append("")
+            newer.append(place.sender().tracker_id)
+
+    monkeypatch.setattr("kmq_spark.tracker.sender.redelivery.failpoint", take_over_in_the_transaction)
+    with pytest.raises(FencedError, match="has taken over; stop this one"):
+        older.deliver([outcome(due(offset))])
+    assert place.messages() == []
+    assert place.committed().tracker_id == newer[1]
+
+
+def test_ticker_whose_producer_met_a_fatal_error_takes_a_new_one(own_broker: EmbeddedBroker, place: Place) -> None:
+    """The client refuses every record after such an error; with a new client TICKs reach the log again."""
+    config = marker_producer_config(place.bootstrap_servers, delivery_timeout_ms=1_000)
+    # librdkafka's way to a fatal error: a record that timed out and may have been written.
+    ticker = Ticker({**config, "enable.gapless.guarantee": True}, place.layout.topics.markers_topic, 1, 50)
+    ticker.start()
+    try:
+        ticker.wait_first_ticks(15)
+        ticks = len(read_all(place.bootstrap_servers, place.layout.topics.markers_topic))
+        resumed = paused_while(own_broker, 4.0)
+        status = Status(10**6, 1, 1, 0, 1, {})
+        ticker.observe([PartitionOutcome(0, status, Decisions.empty())])
+        resumed.join()
+        assert wait_until(lambda: len(read_all(place.bootstrap_servers, place.layout.topics.markers_topic)) > ticks + 5)
+        assert ticker.failure is None
+    finally:
+        ticker.stop()
+
+
+@pytest.mark.spark
+def test_redelivery_goes_on_after_a_pause_longer_than_lease_and_transaction(
+    own_broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path
+) -> None:
+    stage = Stage(spark, own_broker.bootstrap_servers, tmp_path, f"paused-{time.time_ns()}")
+    values = {b"m%d" % number for number in range(50)}
+    with (
+        stage.tracking(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS) as tracker,
+        stage.consumer(lease_ms=10_000) as consumer,
+    ):
+        stage.send(*(value.decode() for value in values))
+        held = receive_all(consumer, 50)
+        assert {message.value for message in held} == values
+        resumed = paused_while(own_broker, PAUSE_S)
+        resumed.join()
+        began_s = time.monotonic()
+        again = receive_all(consumer, 50, 90, ack=True)
+        print(f"redelivered after {time.monotonic() - began_s:.1f} s, {tracker.stats.restarts} restarts")  # noqa: T201
+    assert {message.value for message in again} == values

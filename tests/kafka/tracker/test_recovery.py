@@ -1,0 +1,185 @@
+"""What is lost under a tracker, and how it goes on: markers, topics, the disk of its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.demo.audit import audit
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.settings import admin_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.tracker.queue_tracker import QueueTracker
+from tests.kafka.stage import Stage, receive_all, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+def acked(stage: Stage, *values: str) -> None:
+    """Send messages and let a consumer ack them."""
+    stage.send(*values)
+    with stage.consumer() as consumer:
+        for message in receive_all(consumer, len(values)):
+            message.ack()
+        consumer.flush()
+
+
+def test_markers_removed_unread_stop_the_tracker_which_says_how_to_go_on(stage: Stage) -> None:
+    """A START may have been among them; told to, it goes on with its state and what is left."""
+    acked(stage, "a", "b", "c")
+    with stage.consumer(lease_ms=8_000) as consumer:
+        with stage.tracking() as tracker:
+            stage.send("held")
+            receive_all(consumer, 1)
+            assert wait_until(lambda: sum(s.in_flight for s in tracker.stats.statuses.values()) == 1)
+        stage.send("d")
+        receive_all(consumer, 1)[0].ack()
+        consumer.flush()  # markers that no tracker has read
+        topic = stage.layout.topics.markers_topic
+        admin = AdminClient(admin_config(stage.bootstrap_servers))
+        for future in admin.delete_records([TopicPartition(topic, p, -1) for p in range(2)]).values():
+            future.result()
+        with pytest.raises(KmqError, match=r"were removed before .*FAIL_ON_REMOVED_MARKERS=false"):
+            QueueTracker(stage.spark, stage.queue, stage.settings()).run()
+        with stage.tracking(fail_on_removed_markers=False):
+            (again,) = receive_all(consumer, 1)
+            assert (again.value, again.delivery_count) == (b"held", 2)
+
+
+def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Deleted and created again: the old checkpoint is put aside, with a line that says so."""
+    with stage.tracking():
+        acked(stage, *(f"old {number}" for number in range(20)))
+    make_anew(stage)
+    stage.send("new")
+    with stage.consumer(lease_ms=1_000) as consumer, stage.tracking():
+        receive_all(consumer, 1)
+        (again,) = receive_all(consumer, 1)
+        assert (again.value, again.delivery_count) == (b"new", 2)
+    assert "cannot be used: it is now" in caplog.text
+    assert list((stage.folder / "checkpoint").glob(f"{stage.queue}.damaged-*"))
+
+
+def test_topics_made_anew_that_are_as_long_as_the_old_ones_were_are_tracked(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A TICK in each partition, and nothing else, before and after: Spark sees no new markers by offsets alone."""
+    with stage.tracking():
+        pass
+    make_anew(stage)
+    # Being ready is the promise: without new markers there would never be a batch.
+    with stage.tracking():
+        pass
+    assert "cannot be used: it is now" in caplog.text
+
+
+def test_topics_made_anew_that_are_longer_than_the_old_ones_were_are_tracked_from_their_beginning(stage: Stage) -> None:
+    """A START where the old checkpoint says that it was read, and more behind it, before any tracker comes."""
+    with stage.tracking():
+        pass
+    make_anew(stage)
+    values = {f"held {number}".encode() for number in range(8)}
+    stage.send(*(value.decode() for value in values))
+    with stage.consumer(lease_ms=1_000) as consumer:
+        held = [message for _ in values for message in receive_all(consumer, 1)]  # a START each
+        assert {message.value for message in held} == values
+        with stage.tracking():
+            again = receive_all(consumer, len(values), ack=True)
+    assert {(message.value, message.delivery_count) for message in again} == {(value, 2) for value in values}
+
+
+def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_with_a_new_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker without a ticker would stand still and look alive."""
+    is_broken = threading.Event()
+
+    def break_the_thread(_: str) -> None:
+        if is_broken.is_set():
+            is_broken.clear()
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("kmq_spark.tracker.ticker.failpoint", break_the_thread)
+    with stage.consumer() as consumer, stage.tracking() as tracker:
+        stage.send("held")
+        is_broken.set()
+        receive_all(consumer, 1)
+        (again,) = receive_all(consumer, 1)
+        assert (again.value, again.delivery_count) == (b"held", 2)
+        assert tracker.stats.restarts == 1
+
+
+def make_anew(stage: Stage) -> None:
+    """Delete the topics of the queue and create them again."""
+    topics = stage.layout.topics
+    admin = AdminClient(admin_config(stage.bootstrap_servers))
+    for future in admin.delete_topics(list(topics.all_topics)).values():
+        future.result()
+    assert wait_until(lambda: topics.queue_topic not in admin.list_topics(timeout=10).topics)
+    create_queue(stage.queue, bootstrap_servers=stage.bootstrap_servers, partitions=2)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or umount is None:
+        pytest.skip("cannot mount a small file system here")
+    command = [mount, "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        yield folder
+    finally:
+        subprocess.run([umount, "-l", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_full_disk_fails_batches_loudly_and_loses_nothing(
+    stage: Stage, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the checkpoint cannot be written batches fail and are told; with room again all is redelivered once."""
+    stage.send(*(f"m{number}" for number in range(20)))
+    ballast = small_disk / "ballast"
+    settings = stage.settings(checkpoint_dir=str(small_disk))
+    tracker = QueueTracker(stage.spark, stage.queue, settings)
+    thread = threading.Thread(target=tracker.run)
+    thread.start()
+    try:
+        assert tracker.wait_ready(90)
+        with stage.consumer() as consumer:
+            receive_all(consumer, 20)
+            # Unbuffered, or closing the file would want to write once more.
+            with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(65_536))
+            assert wait_until(lambda: tracker.stats.restarts > 0, 60)
+            ballast.unlink()
+            again = receive_all(consumer, 20)
+            assert {message.delivery_count for message in again} == {2}
+            for message in again:
+                message.ack()
+            consumer.flush()
+            time.sleep(1.0)
+    finally:
+        tracker.stop()
+        thread.join(60)
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (20, 0, set())
+    assert "failed, starting again" in caplog.text

@@ -1,0 +1,400 @@
+"""The tracker's hands alone, on a real broker: what a transaction holds, and what is never seen, sent twice or lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
+
+from kmq_spark.core.decisions import Decision, Decisions
+from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
+from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.policy import DecisionAction
+from kmq_spark.core.state import Status
+from kmq_spark.errors import FencedError
+from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.kafka.settings import reader_config, transactional_producer_config
+from kmq_spark.kafka.topics import QueueLayout, create_queue
+from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.tracker.sender.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN
+from tests.kafka.conftest import read_all
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+pytestmark = pytest.mark.kafka
+
+DEADLINE_MS = 1_000
+
+
+class Committed(NamedTuple):
+    """What a tracker group has committed of one partition."""
+
+    next_offset: int
+    needed_offset: int
+    tracker_id: str
+
+
+class Place:
+    """A queue of one test, and senders on it."""
+
+    def __init__(self, bootstrap_servers: str, layout: QueueLayout) -> None:
+        """Take an existing queue."""
+        self.bootstrap_servers = bootstrap_servers
+        self.layout = layout
+        self._senders: list[RedeliverySender] = []
+
+    def sender(self, **limits: int) -> RedeliverySender:
+        """Return a new sender, opened."""
+        sender = RedeliverySender(
+            self.layout,
+            bootstrap_servers=self.bootstrap_servers,
+            limits=SenderLimits(**{"timeout_ms": 10_000, **limits}),
+        )
+        self._senders.append(sender)
+        sender.open()
+        return sender
+
+    def close(self) -> None:
+        """Close every sender."""
+        for sender in self._senders:
+            sender.close()
+
+    def send(self, *values: bytes, partition: int = 0) -> list[int]:
+        """Write messages as a plain producer does, any size; return their offsets."""
+        offsets: list[int] = []
+        client = Producer(
+            {"bootstrap.servers": self.bootstrap_servers, "message.max.bytes": 10_000_000, "linger.ms": 0}
+        )
+        for value in values:
+            client.produce(
+                self.layout.topics.queue_topic, value, key=b"k", partition=partition, headers=[("app", b"x")],
+                on_delivery=lambda error, record: offsets.append(record.offset() or 0) if error is None else None,
+            )  # fmt: skip
+            client.flush(10)
+        assert len(offsets) == len(values)
+        return offsets
+
+    def messages(self) -> list[Message]:
+        """Return what the tracker has sent to the queue topic."""
+        found = read_all(self.bootstrap_servers, self.layout.topics.queue_topic)
+        return [record for record in found if ORIGIN in dict(record.headers() or [])]
+
+    def dead_letters(self) -> list[Message]:
+        """Return the dead-letter topic."""
+        return read_all(self.bootstrap_servers, self.layout.topics.dead_letter_topic)
+
+    def ends(self) -> list[Marker]:
+        """Return the ENDs of the markers topic."""
+        found = read_all(self.bootstrap_servers, self.layout.topics.markers_topic)
+        markers = [decode_marker(record.value()) for record in found if (record.value() or b"?")[:1] != b"?"]
+        return [marker for marker in markers if marker.type is MarkerType.END]
+
+    def committed(self, partition: int = 0) -> Committed:
+        """Return the position of the tracker's group."""
+        from confluent_kafka import Consumer  # noqa: PLC0415  # only here
+
+        client = Consumer(reader_config(self.bootstrap_servers, self.layout.topics.tracker_group))
+        (found,) = client.committed([TopicPartition(self.layout.topics.markers_topic, partition)], timeout=10)
+        client.close()
+        metadata = json.loads(found.metadata or "")
+        return Committed(found.offset, metadata["needed"], metadata["by"])
+
+
+def reason_of(record: Message) -> str:
+    """Return why a dead letter is one."""
+    told = dict(record.headers() or [])[DLQ_MESSAGE]
+    return told.decode() if isinstance(told, bytes) else ""
+
+
+def due(*message_offsets: int, action: DecisionAction = DecisionAction.REDELIVER, partition: int = 0) -> list[Decision]:
+    """Return decisions on messages."""
+    return [Decision(partition, offset, 1, action, DEADLINE_MS, 9, 2_000, 3, "") for offset in message_offsets]
+
+
+def outcome(
+    decisions: Sequence[Decision] = (),
+    *,
+    next_offset: int = 10,
+    needed_offset: int = 4,
+    partition: int = 0,
+    unreadable: Sequence[int] = (),
+) -> PartitionOutcome:
+    """Return the outcome of one markers partition."""
+    columns = {name: [getattr(each, name) for each in decisions] for name in Decision._fields if name != "reason"}
+    return PartitionOutcome(
+        partition,
+        Status(next_offset, 2_000, 0, needed_offset, None, {}),
+        Decisions.from_columns(columns, [each.reason for each in decisions]),
+        tuple(UnreadableRecord(offset, "cannot read marker: nonsense") for offset in unreadable),
+    )
+
+
+@pytest.fixture
+def make_place(bootstrap_servers: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Place]]:
+    """Make queues named after the test."""
+    made: list[Place] = []
+
+    def make(partitions: int = 1, max_message_bytes: int = 1_048_576) -> Place:
+        name = f"{request.node.name[:60]}-{time.time_ns()}".replace("[", "-").replace("]", "")
+        layout = create_queue(
+            name, bootstrap_servers=bootstrap_servers, partitions=partitions, max_message_bytes=max_message_bytes
+        )
+        made.append(Place(bootstrap_servers, layout))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.close()
+
+
+@pytest.fixture
+def place(make_place: Callable[..., Place]) -> Place:
+    """A queue of one partition."""
+    return make_place()
+
+
+def test_transaction_holds_message_end_and_offsets(place: Place) -> None:
+    """All three are there or none is; key, value and headers are kept."""
+    (offset,) = place.send(b"value")
+    sender = place.sender()
+    sent = sender.deliver([outcome(due(offset))])
+    (message,), (end,) = place.messages(), place.ends()
+    assert (message.key(), message.value(), next(iter(message.headers() or []))) == (b"k", b"value", ("app", b"x"))
+    assert (end.outcome, end.ranges) == (Outcome.REDELIVERED, ((offset, 1),))
+    assert place.committed() == Committed(10, 4, sender.tracker_id)
+    assert (sent.redelivered, sent.dead_lettered) == (1, 0)
+    assert sent.lateness_ms == [message.timestamp()[1] - DEADLINE_MS]
+
+
+def test_dead_letter_has_its_end_too(place: Place) -> None:
+    (offset,) = place.send(b"value")
+    sent = place.sender().deliver([outcome(due(offset, action=DecisionAction.DEAD_LETTER))])
+    ((letter,), (end,)) = place.dead_letters(), place.ends()
+    assert (letter.key(), letter.value(), end.outcome) == (b"k", b"value", Outcome.DEAD_LETTERED)
+    assert (sent.redelivered, sent.dead_lettered, place.messages()) == (0, 1, [])
+
+
+def test_many_decisions_are_cut_into_transactions_and_the_offsets_go_last(place: Place) -> None:
+    offsets = place.send(*(b"%d" % number for number in range(25)))
+    sent = place.sender(max_transaction_messages=10).deliver([outcome(due(*offsets))])
+    assert sent.redelivered == 25
+    assert [record.value() for record in place.messages()] == [b"%d" % number for number in range(25)]
+    # An END a transaction, ten messages each, and a last one for the rest.
+    assert [end.ranges for end in place.ends()] == [((0, 10),), ((10, 10),), ((20, 5),)]
+    assert place.committed().next_offset == 10
+
+
+def test_large_payloads_are_cut_by_their_bytes(place: Place) -> None:
+    offsets = place.send(*(b"x" * 1_000 for _ in range(9)))
+    place.sender(max_transaction_bytes=2_500).deliver([outcome(due(*offsets))])
+    assert [sum(each.count for each in end.ranges) for end in place.ends()] == [3, 3, 3]
+
+
+def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
+    """The older one's next batch is refused whole, with a line that names who has taken over."""
+    (offset,) = place.send(b"value")
+    older = place.sender()
+    newer = place.sender()
+    with pytest.raises(FencedError) as raised:
+        older.deliver([outcome(due(offset), next_offset=99)])
+    assert f"was fenced: {newer.tracker_id} has taken over; stop this one" in str(raised.value)
+    assert (place.messages(), place.ends()) == ([], [])
+    assert place.committed().tracker_id == newer.tracker_id
+    assert newer.deliver([outcome(due(offset))]).redelivered == 1
+
+
+def test_transaction_of_a_dead_tracker_is_never_seen(place: Place) -> None:
+    """Killed between sending and committing: the next tracker aborts it, and readers see nothing of it."""
+    (offset,) = place.send(b"value")
+    config = transactional_producer_config(place.bootstrap_servers, place.layout.topics.tracker_group)
+    dead = Producer(config)
+    dead.init_transactions(10)
+    dead.begin_transaction()
+    dead.produce(place.layout.topics.queue_topic, b"never", headers=[(ORIGIN, b"0:0")], partition=0)
+    dead.flush(10)
+    sender = place.sender()
+    assert sender.deliver([outcome(due(offset))]).redelivered == 1
+    assert [record.value() for record in place.messages()] == [b"value"]
+    dead.purge()
+
+
+def test_positions_never_move_backwards(place: Place) -> None:
+    """A batch that is read again, for a lost or an older checkpoint, leaves the group where it was."""
+    sender = place.sender(commit_interval_ms=0)
+    sender.deliver([outcome(next_offset=50, needed_offset=40)])
+    sender.deliver([outcome(next_offset=20, needed_offset=10)])
+    assert place.committed()[:2] == (50, 40)
+
+
+def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -> None:
+    """Control records of transactions would otherwise count as lag for ever."""
+    sender = place.sender(commit_interval_ms=0)
+    sender.deliver([outcome(next_offset=10, needed_offset=10)])
+    sender.commit_read_to({0: 13})
+    assert place.committed()[:2] == (13, 13)
+    sender.deliver([outcome(next_offset=20, needed_offset=15)])
+    sender.commit_read_to({0: 22, 7: 5})
+    assert place.committed()[:2] == (22, 15)
+    sender.commit_read_to({0: 21})
+    assert place.committed()[:2] == (22, 15)
+
+
+def test_unreadable_record_is_set_aside_once(place: Place) -> None:
+    """Read again for a lost checkpoint it is known from the committed offset."""
+    foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
+    foreign.produce(place.layout.topics.markers_topic, b"?foreign bytes")
+    foreign.flush(10)
+    sender = place.sender()
+    assert sender.deliver([outcome(next_offset=1, unreadable=[0])]).set_aside == 1
+    assert sender.deliver([outcome(next_offset=1, unreadable=[0])]).set_aside == 0
+    sender.close()
+    assert place.sender().deliver([outcome(next_offset=1, unreadable=[0])]).set_aside == 0
+    (letter,) = place.dead_letters()
+    assert (letter.value(), reason_of(letter)) == (b"?foreign bytes", "cannot read marker: nonsense")
+
+
+def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(make_place: Callable[..., Place]) -> None:
+    """The broker's limit leaves no room for our headers; the message next to it is redelivered all the same."""
+    place = make_place(max_message_bytes=10_000)  # the topic takes 16 KiB more, the dead-letter topic 64 KiB more yet
+    large = b"x" * (10_000 + 16 * 1024 - 110)
+    offsets = place.send(b"small", large, b"small too")
+    sent = place.sender().deliver([outcome(due(*offsets))])
+    (letter,) = place.dead_letters()
+    assert (letter.key(), letter.value()) == (b"k", large)
+    assert reason_of(letter).startswith("too large to redeliver")
+    assert [record.value() for record in place.messages()] == [b"small", b"small too"]
+    assert (sent.redelivered, sent.dead_lettered) == (2, 1)
+    assert {end.outcome: end.ranges for end in place.ends()} == {
+        Outcome.REDELIVERED: ((0, 1), (2, 1)),
+        Outcome.DEAD_LETTERED: ((1, 1),),
+    }
+
+
+def test_batch_of_messages_that_are_too_large_does_not_stand_still(make_place: Callable[..., Place]) -> None:
+    """The client learns of about three refusals an attempt: that must not become an attempt for every three."""
+    place = make_place(max_message_bytes=10_000)
+    offsets = place.send(*(b"x" * (10_000 + 16 * 1024 - 110 - number % 7) for number in range(60)))
+    began_at = time.monotonic()
+    sent = place.sender().deliver([outcome(due(*offsets))])
+    assert (sent.redelivered, sent.dead_lettered) == (0, 60)
+    assert time.monotonic() - began_at < 15
+
+
+def test_payload_that_fits_nowhere_stays_where_it_is_and_its_dead_letter_says_so(
+    make_place: Callable[..., Place],
+) -> None:
+    place = make_place(max_message_bytes=10_000)
+    large = b"x" * (10_000 + 16 * 1024 - 110)
+    (offset,) = place.send(large)
+    set_topic(place, place.layout.topics.dead_letter_topic, "max.message.bytes", "5000")
+    sent = place.sender().deliver([outcome(due(offset))])
+    (letter,) = place.dead_letters()
+    assert letter.value() is None
+    place_of_payload = f"the payload stays at {place.layout.topics.queue_topic}[0]@{offset}"
+    assert reason_of(letter).endswith(place_of_payload)
+    assert (sent.redelivered, sent.dead_lettered) == (0, 1)
+
+
+def test_payload_that_retention_removed_becomes_dead_letter_that_says_so(place: Place) -> None:
+    gone, kept = place.send(b"gone", b"kept")
+    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(place.layout.topics.queue_topic, 0, kept)]).values():
+        future.result(10)
+    sent = place.sender().deliver([outcome(due(gone, kept))])
+    (letter,) = place.dead_letters()
+    topic = place.layout.topics.queue_topic
+    assert reason_of(letter).startswith(f"payload gone: {topic}[0]@{gone} is not in the topic; raise its retention.ms")
+    assert [record.value() for record in place.messages()] == [b"kept"]
+    assert (sent.redelivered, sent.dead_lettered) == (1, 1)
+
+
+def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> None:
+    """Its messages, its ENDs, its unreadable records and its position, by a client that has not heard of it."""
+    sender = place.sender(commit_interval_ms=0)
+    (first,) = place.send(b"old")
+    sender.deliver([outcome(due(first))])
+    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
+    topics = place.layout.topics
+    grown = [NewPartitions(name, 3) for name in (topics.queue_topic, topics.markers_topic)]
+    for future in admin.create_partitions(grown).values():
+        future.result(10)
+    time.sleep(0.5)
+    foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
+    foreign.produce(topics.markers_topic, b"?foreign bytes", partition=2)
+    foreign.flush(10)
+    (offset,) = place.send(b"new", partition=2)
+    sent = sender.deliver([outcome(due(offset, partition=2), partition=2, next_offset=3, unreadable=[0])])
+    assert (sent.redelivered, sent.set_aside) == (1, 1)
+    assert [(record.partition(), record.value()) for record in place.messages()] == [(0, b"old"), (2, b"new")]
+    assert place.committed(2)[:2] == (3, 4)
+
+
+def test_closing_commits_where_the_tracker_stands(place: Place) -> None:
+    sender = place.sender()
+    sender.deliver([outcome(next_offset=7)])
+    assert place.committed().next_offset == 0  # not due yet
+    sender.close()
+    assert place.committed().next_offset == 7
+
+
+def test_payload_reader_tells_every_offset_once_over_gaps_and_ends(place: Place) -> None:
+    """Aborted transactions, deleted records, offsets past the end, far jumps: each is told, and nothing else."""
+    topic = place.layout.topics.queue_topic
+    place.send(*(b"%d" % number for number in range(4)))  # 0 to 3
+    client = Producer(transactional_producer_config(place.bootstrap_servers, "payload-reader-test"))
+    client.init_transactions(10)
+    for is_kept in (False, True):
+        client.begin_transaction()
+        client.produce(topic, b"kept" if is_kept else b"aborted", partition=0)
+        client.flush(10)
+        if is_kept:
+            client.commit_transaction(10)
+        else:
+            client.abort_transaction(10)
+    # 4 aborted, 5 control, 6 kept, 7 control
+    with QueueProducer(topic, bootstrap_servers=place.bootstrap_servers) as producer:
+        for number in range(5_000):
+            producer.send(b"%d" % number)
+    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
+        future.result(10)
+    reader = PayloadReader(reader_config(place.bootstrap_servers, "payload-reader-test"), topic, 10_000)
+    wanted = [0, 1, 2, 3, 4, 5, 6, 7, 8, 4_900, 5_007, 5_008, 2**40]
+    found = {each.offset: each.message and each.message.value() for each in reader.read({0: wanted})}
+    assert found == {
+        0: None, 1: None, 2: b"2", 3: b"3", 4: None, 5: None, 6: b"kept", 7: None, 8: b"0",
+        4_900: b"4892", 5_007: b"4999", 5_008: None, 2**40: None,
+    }  # fmt: skip
+    assert list(reader.read({})) == []
+    assert [each.message for each in reader.read({0: [7]})] == [None]
+    reader.close()
+
+
+def set_topic(place: Place, topic: str, key: str, value: str) -> None:
+    """Set a topic's setting."""
+    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+
+
+def test_message_id_of_a_decision_is_the_queues_not_the_markers(make_place: Callable[..., Place]) -> None:
+    """A markers partition may hold markers of any queue partition: the END goes where the START came from."""
+    place = make_place(partitions=2)
+    (offset,) = place.send(b"value", partition=1)
+    place.sender().deliver([outcome(due(offset, partition=1), partition=0)])
+    ((end, record),) = [
+        (decode_marker(record.value()), record)
+        for record in read_all(place.bootstrap_servers, place.layout.topics.markers_topic)
+    ]
+    assert record.partition() == 0
+    assert MessageId(end.queue_partition, end.ranges[0].first) == MessageId(1, offset)

@@ -1,0 +1,146 @@
+"""The state function as Spark calls it: frames in, frames out, state as one binary column."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.core.policy import Rules
+from kmq_spark.tracker.fold_rows import (
+    ROW_DEAD_LETTER,
+    ROW_REDELIVER,
+    ROW_STATUS,
+    ROW_UNREADABLE,
+    FoldSettings,
+    fold_rows,
+)
+from kmq_spark.wire.codec import encode_marker
+
+SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=3, max_decisions_per_tick=100))
+
+TICK = encode_marker(Marker(MarkerType.TICK))
+
+
+class FakeGroupState:
+    """What Spark's `GroupState` does, as far as `StateHandle` names it; `test_tracker_query` proves it right."""
+
+    def __init__(self) -> None:
+        """Begin without state."""
+        self.values: tuple[Any, ...] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is state."""
+        return self.values is not None
+
+    @property
+    def get(self) -> tuple[Any, ...]:
+        """The state."""
+        assert self.values is not None
+        return self.values
+
+    def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803  # Spark's name
+        """Replace the state."""
+        self.values = newValue
+
+
+def start(message_offset: int, *, lease_ms: int = 1_000, delivery_count: int = 1) -> bytes:
+    """Return the bytes of a START of one message of queue partition 0."""
+    ranges = (OffsetRange(message_offset, 1),)
+    marker = Marker(MarkerType.START, 0, ranges, redeliver_after_ms=lease_ms, delivery_count=delivery_count)
+    return encode_marker(marker)
+
+
+def rows(*records: tuple[int, int, bytes | None]) -> pd.DataFrame:
+    """Return a frame of (marker offset, append time, value)."""
+    return pd.DataFrame(records, columns=["marker_offset", "appended_at_ms", "value"])
+
+
+def folded(state: FakeGroupState, *frames: pd.DataFrame, settings: FoldSettings = SETTINGS) -> pd.DataFrame:
+    """Fold frames of markers partition 7 and return the one frame that comes out."""
+    (result,) = fold_rows((7,), iter(frames), state, settings)
+    return result
+
+
+def kinds(result: pd.DataFrame) -> list[int]:
+    """Return the kinds of the rows."""
+    return list(result["row_kind"])
+
+
+def test_batch_without_decision_tells_status_alone() -> None:
+    """A partition says where it stands in every batch, in one row."""
+    result = folded(FakeGroupState(), rows((10, 5_000, start(1))))
+    status = json.loads(result["detail"][0])
+    assert kinds(result) == [ROW_STATUS]
+    assert status["in_flight"] == 1
+    assert status["next_marker_offset"] == 11
+    assert status["next_deadline_at_ms"] == 6_000  # 5_000 + 1_000
+
+
+def test_frames_in_any_order_are_folded_in_marker_order() -> None:
+    """Spark gives the rows of a group in several frames and in no order; the log's order counts."""
+    result = folded(FakeGroupState(), rows((12, 7_000, TICK)), rows((10, 5_000, start(1))))
+    assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
+    assert result["message_offset"][1] == 1
+    assert result["tick_marker_offset"][1] == 12
+
+
+def test_state_survives_as_bytes_between_batches() -> None:
+    """What one batch started, a later one decides."""
+    state = FakeGroupState()
+    folded(state, rows((10, 5_000, start(1))))
+    result = folded(state, rows((11, 6_001, TICK)))
+    assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
+    assert result["deadline_at_ms"][1] == 6_000
+
+
+def test_message_at_its_limit_comes_out_as_dead_letter_with_reason() -> None:
+    """The last allowed delivery ends in the dead-letter topic, and the row says why."""
+    result = folded(FakeGroupState(), rows((10, 5_000, start(1, delivery_count=3)), (11, 9_000, TICK)))
+    assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
+    assert "3 of 3" in result["detail"][1]
+
+
+def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
+    """A rejection needs no deadline: the next TICK decides it."""
+    reject = Marker(MarkerType.END, 0, (OffsetRange(1, 1),), outcome=Outcome.REJECTED, reason="no such account")
+    result = folded(
+        FakeGroupState(), rows((10, 5_000, start(1)), (11, 5_001, encode_marker(reject)), (12, 5_002, TICK))
+    )
+    assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
+    assert result["detail"][1] == "no such account"
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"", b"\xff\xff\xff", b"\x08\x09"], ids=["null", "empty", "random", "version 9"]
+)
+def test_unreadable_record_becomes_a_row_and_stops_nothing(value: bytes | None) -> None:
+    """Bytes that are no marker are told by place and reason; the markers around them count."""
+    result = folded(FakeGroupState(), rows((10, 5_000, start(1)), (11, 5_500, value), (12, 7_000, TICK)))
+    assert kinds(result) == [ROW_STATUS, ROW_REDELIVER, ROW_UNREADABLE]
+    assert result["message_offset"][2] == 11
+    assert "orders.markers[7]@11" in result["detail"][2]
+
+
+def test_flood_of_unreadable_records_has_a_row_for_each() -> None:
+    """None is dropped: each goes to the dead-letter topic."""
+    flood = rows(*((offset, 5_000, b"\xff") for offset in range(5_000)))
+    result = folded(FakeGroupState(), flood)
+    counters = json.loads(result["detail"][0])["counters"]
+    assert kinds(result).count(ROW_UNREADABLE) == 5_000
+    assert counters["unreadable"] == 5_000
+
+
+def test_tick_below_the_resume_point_decides_nothing() -> None:
+    """What older trackers sent is told by ENDs further on: only a TICK past all of them may decide."""
+    settings = replace(SETTINGS, decide_from={7: 12})
+    state = FakeGroupState()
+    held_back = folded(state, rows((10, 5_000, start(1)), (11, 9_000, TICK)), settings=settings)
+    decided = folded(state, rows((12, 9_100, TICK)), settings=settings)
+    assert kinds(held_back) == [ROW_STATUS]
+    assert kinds(decided) == [ROW_STATUS, ROW_REDELIVER]

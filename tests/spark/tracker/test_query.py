@@ -1,0 +1,201 @@
+"""The tracker's query on a real Spark session: state across batches, restarts and failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors.exceptions.base import StreamingQueryException
+
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.core.policy import DecisionAction, Rules
+from kmq_spark.spark.session import streaming_settings
+from kmq_spark.tracker.fold_rows import ROW_REDELIVER, ROW_STATUS, FoldSettings
+from kmq_spark.tracker.query import build_query, decide
+from kmq_spark.wire.codec import encode_marker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kmq_spark.core.outcome import PartitionOutcome
+
+pytestmark = pytest.mark.spark
+
+SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=5, max_decisions_per_tick=1_000))
+
+TICK = encode_marker(Marker(MarkerType.TICK))
+
+MARKERS_SCHEMA = "marker_partition int, marker_offset long, appended_at_ms long, value binary"
+
+Row = tuple[int, int, int, bytes]
+
+
+def start(first: int, count: int = 1) -> bytes:
+    """Return the bytes of a START with a lease of one second."""
+    return encode_marker(Marker(MarkerType.START, 0, (OffsetRange(first, count),), redeliver_after_ms=1_000))
+
+
+class MarkersFolder:
+    """A folder that Spark reads as a stream: one file a batch, so that a test says what a batch holds."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder."""
+        self.folder = folder / "markers"
+        self.folder.mkdir()
+        self._files = 0
+
+    def append(self, *rows: Row) -> None:
+        """Add one batch of (markers partition, marker offset, append time, value)."""
+        names = ["marker_partition", "marker_offset", "appended_at_ms", "value"]
+        types = [pa.int32(), pa.int64(), pa.int64(), pa.binary()]
+        table = pa.table(
+            {
+                name: pa.array(column, kind)
+                for name, kind, column in zip(names, types, zip(*rows, strict=True), strict=True)
+            }
+        )
+        self._files += 1
+        pq.write_table(table, self.folder / f"batch-{self._files:03}.parquet")
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the stream."""
+        options = {"maxFilesPerTrigger": "1"}
+        return spark.readStream.schema(MARKERS_SCHEMA).options(**options).parquet(str(self.folder))
+
+
+@pytest.fixture
+def markers(tmp_path: Path, spark: SparkSession) -> MarkersFolder:
+    """Return an empty markers stream, with the tracker's streaming settings in force."""
+    for key, value in streaming_settings(2).items():
+        spark.conf.set(key, value)
+    return MarkersFolder(tmp_path)
+
+
+class Runs:
+    """Runs the query over what is there, as often as a test likes, from one checkpoint."""
+
+    def __init__(self, spark: SparkSession, markers: MarkersFolder, checkpoint: Path) -> None:
+        """Keep what each run needs."""
+        self._spark = spark
+        self._markers = markers
+        self._checkpoint = checkpoint
+        self.fail_next = False
+
+    def run(self, settings: FoldSettings = SETTINGS) -> list[PartitionOutcome]:
+        """Run once over everything that is new; return the outcomes of all batches."""
+        outcomes: list[PartitionOutcome] = []
+
+        def deliver(_batch_id: int, batch: list[PartitionOutcome]) -> None:
+            if self.fail_next:
+                self.fail_next = False
+                message = "the broker is away"
+                raise RuntimeError(message)
+            outcomes.extend(batch)
+
+        query = build_query(
+            self._markers.read(self._spark),
+            settings,
+            deliver,
+            query_name="tracker-under-test",
+            checkpoint=str(self._checkpoint),
+            trigger={"availableNow": True},
+        ).start()
+        query.awaitTermination(120)
+        return outcomes
+
+
+@pytest.fixture
+def runs(spark: SparkSession, markers: MarkersFolder, tmp_path: Path) -> Runs:
+    """Return a runner on the markers stream."""
+    return Runs(spark, markers, tmp_path / "checkpoint")
+
+
+def decided(outcomes: list[PartitionOutcome]) -> list[tuple[int, int]]:
+    """Return (markers partition, message offset) of every decision."""
+    return [
+        (outcome.marker_partition, message_offset)
+        for outcome in outcomes
+        for message_offset in outcome.decisions.message_offset.tolist()
+    ]
+
+
+def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
+    """Start message 1, let a TICK decide it, and let the delivery of that batch fail."""
+    markers.append((0, 10, 5_000, start(1)))
+    runs.run()
+    markers.append((0, 11, 6_001, TICK))
+    runs.fail_next = True
+    with pytest.raises(StreamingQueryException, match="the broker is away"):
+        runs.run()
+
+
+def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: MarkersFolder) -> None:
+    """One row a decision, one status row a partition: nothing else comes out of the fold."""
+    markers.append((0, 10, 5_000, start(1, 2)), (1, 20, 5_000, start(7)), (0, 11, 6_001, TICK))
+    frame = decide(markers.read(spark), SETTINGS)
+    query = frame.writeStream.format("memory").queryName("decisions").outputMode("append").start()
+    query.processAllAvailable()
+    query.stop()
+    actual = spark.table("decisions").select("marker_partition", "row_kind", "message_offset", "deadline_at_ms")
+    expected = spark.createDataFrame(
+        [
+            (0, ROW_STATUS, -1, -1),
+            (0, ROW_REDELIVER, 1, 6_000),  # 5_000 + 1_000
+            (0, ROW_REDELIVER, 2, 6_000),
+            (1, ROW_STATUS, -1, -1),
+        ],
+        "marker_partition int, row_kind byte, message_offset long, deadline_at_ms long",
+    )
+    assert_df_equality(expected, actual, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_restart_from_checkpoint_keeps_messages_in_flight(markers: MarkersFolder, runs: Runs) -> None:
+    """What was started before a restart falls due after it."""
+    markers.append((0, 10, 5_000, start(1)))
+    assert decided(runs.run()) == []
+    markers.append((0, 11, 6_001, TICK))
+    assert decided(runs.run()) == [(0, 1)]
+
+
+def test_restart_from_checkpoint_emits_no_second_redelivery(markers: MarkersFolder, runs: Runs) -> None:
+    """A decision is made once: later TICKs and restarts do not repeat it."""
+    markers.append((0, 10, 5_000, start(1)), (0, 11, 6_001, TICK))
+    assert decided(runs.run()) == [(0, 1)]
+    markers.append((0, 12, 9_000, TICK))
+    assert decided(runs.run()) == []
+
+
+def test_batch_that_could_not_be_delivered_is_decided_again(markers: MarkersFolder, runs: Runs) -> None:
+    """A failing delivery loses nothing: the batch is folded again from the state before it."""
+    decide_and_fail_to_deliver(markers, runs)
+    assert decided(runs.run()) == [(0, 1)]
+
+
+def test_state_of_a_batch_that_was_not_delivered_is_never_found_again(markers: MarkersFolder, runs: Runs) -> None:
+    """
+    A batch that is run again decides otherwise, and it is that run's state which later restarts find.
+
+    Sequence: a batch decides, its state says so, its delivery fails; the tracker starts again and may not decide below
+    the log's end; with the first run's state the message would be gone for ever.
+    """
+    decide_and_fail_to_deliver(markers, runs)
+    held_back = replace(SETTINGS, decide_from={0: 12})
+    assert decided(runs.run(held_back)) == []
+    markers.append((0, 12, 7_000, TICK))
+    assert decided(runs.run(held_back)) == [(0, 1)]
+
+
+def test_outcome_carries_status_and_columns_of_each_partition(markers: MarkersFolder, runs: Runs) -> None:
+    """What the sender gets is the core's own values, partition by partition."""
+    markers.append((0, 10, 5_000, start(1)), (3, 40, 5_000, start(9)), (3, 41, 6_500, TICK))
+    first, second = runs.run()
+    assert (first.marker_partition, first.status.in_flight, first.status.next_marker_offset) == (0, 1, 11)
+    assert (second.marker_partition, second.status.in_flight, second.status.next_marker_offset) == (3, 0, 42)
+    assert second.decisions.action.tolist() == [DecisionAction.REDELIVER]
+    assert second.decisions.tick_at_ms.tolist() == [6_500]

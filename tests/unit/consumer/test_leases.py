@@ -1,0 +1,213 @@
+"""Leases, messages and renewals by themselves: no broker, a clock of numbers where one is asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+from confluent_kafka import Message as KafkaMessage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.consumer.handler_queue import HandOver, Window
+from kmq_spark.consumer.leases import NEVER, Lease, LeaseTable, Outbox, Settled, Verb
+from kmq_spark.consumer.markers.keep_alive import renewals
+from kmq_spark.consumer.message import Message
+from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.marker_ranges import MAX_RANGES_PER_MARKER, cut_ranges
+
+HOUR_S = 3_600.0
+
+
+def lease_of(*offsets: int, started_at: float = 0.0, lease_s: float = 30.0, limit_s: float = 300.0) -> Lease:
+    """Return a lease on offsets of queue partition 3."""
+    return Lease(
+        outbox=Outbox(3),
+        delivery_count=1,
+        held=set(offsets),
+        renewed_at=started_at,
+        expires_at=started_at + lease_s,
+        limit_at=started_at + limit_s,
+    )
+
+
+def message_of(lease: Lease, offset: int = 7, headers: list[tuple[str, bytes | None]] | None = None) -> Message:
+    """Return a message under a lease."""
+    record = KafkaMessage("orders", 3, offset, b"key", b"value", headers, None, (2, 1_000))  # type: ignore[arg-type]
+    return Message(record, offset, lease)
+
+
+def held_message(headers: list[tuple[str, bytes | None]] | None = None) -> tuple[Message, Lease]:
+    """Return a message whose lease has an hour left."""
+    lease = lease_of(7, started_at=monotonic(), lease_s=HOUR_S)
+    return message_of(lease, headers=headers), lease
+
+
+def test_ack_settles_and_puts_the_offset_into_the_outbox() -> None:
+    message, lease = held_message()
+    message.ack()
+    assert message.is_settled
+    assert message.settled_by == "ack"
+    assert lease.outbox.take_acked() == [7]
+    assert lease.held == set()
+
+
+def test_second_ack_is_ignored() -> None:
+    message, lease = held_message()
+    message.ack()
+    message.ack()
+    assert lease.outbox.take_acked() == [7]
+
+
+def test_release_after_ack_is_an_error_that_names_both() -> None:
+    message, lease = held_message()
+    message.ack()
+    with pytest.raises(UsageError, match="3:7 is settled already: got release, ack came first"):
+        message.release()
+    assert lease.outbox.others == []
+
+
+def test_late_ack_tells_the_caller_and_is_written_all_the_same() -> None:
+    """An END before the tracker's decision wins, so it is worth writing."""
+    lease = lease_of(7, started_at=monotonic() - 31.0)
+    with pytest.raises(LeaseLostError, match="lease of message 3:7 is lost"):
+        message_of(lease).ack()
+    assert lease.outbox.take_acked() == [7]
+
+
+def test_message_given_back_by_the_consumer_tells_its_holder() -> None:
+    message, lease = held_message()
+    lease.end("the consumer was closed")
+    assert lease.take_held() == [7]
+    with pytest.raises(LeaseLostError, match="the consumer was closed"):
+        message.ack()
+    assert lease.outbox.acked == []
+
+
+@pytest.mark.parametrize(("delay", "delay_ms"), [(0, 0), (1.5, 1_500), (timedelta(minutes=1), 60_000), (0.0001, 1)])
+def test_release_takes_seconds_or_a_timedelta(delay: float | timedelta, delay_ms: int) -> None:
+    message, lease = held_message()
+    message.release(delay)
+    assert lease.outbox.take_others() == [Settled(Verb.RELEASE, 7, delay_ms=delay_ms)]
+
+
+@pytest.mark.parametrize("delay", [-1, 12 * 3_600 + 1, float("nan"), float("inf")])
+def test_release_refuses_a_delay_out_of_bounds_and_the_message_stays_held(delay: float) -> None:
+    message, _ = held_message()
+    with pytest.raises(ConfigError, match="delay is out of bounds"):
+        message.release(delay)
+    assert not message.is_settled
+
+
+def test_long_reason_of_a_rejection_is_cut() -> None:
+    message, lease = held_message()
+    message.reject("x" * 5_000)
+    assert len(lease.outbox.take_others()[0].reason) == 1_000
+
+
+def test_own_headers_are_hidden_and_read() -> None:
+    headers: list[tuple[str, bytes | None]] = [
+        ("traceparent", b"00-1"),
+        ("kmq-origin", b"1:5"),
+        ("kmq-first-sent-ms", b"900"),
+        ("traceparent", None),
+    ]
+    message, _ = held_message(headers)
+    assert message.headers == [("traceparent", b"00-1"), ("traceparent", None)]
+    assert message.origin == MessageId(1, 5)
+    assert message.first_sent_at_ms == 900
+    assert message.appended_at_ms == 1_000
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"1", b"1:", b":2", b"1:-2", b"\xff\xfe", None])
+def test_unreadable_origin_counts_as_absent(value: bytes | None) -> None:
+    message, _ = held_message([("kmq-origin", value), ("kmq-first-sent-ms", value if value != b"1" else b"?")])
+    assert message.origin == message.id == MessageId(3, 7)
+    assert message.first_sent_at_ms == 1_000
+
+
+def test_held_count_and_expiry_of_the_table() -> None:
+    table = LeaseTable()
+    early, late = lease_of(1, 2, lease_s=10.0), lease_of(3, lease_s=20.0)
+    table.open([early, late])
+    assert table.held_count(10.0) == 3
+    assert table.held_count(15.0) == 1, "a lease that has ended holds nothing, whenever the sweep comes by"
+    assert table.held_bytes(15.0) == table.held_bytes_bound(15.0) == late.byte_count
+    assert table.expire(15.0) == [early]
+    assert table.held_count(15.0) == 1
+
+
+def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -> None:
+    old, young = lease_of(1, started_at=0.0), lease_of(2, started_at=9.0)
+    assert list(renewals([old, young], 9.9)) == []
+    (renewal,) = renewals([old, young], 10.0)
+    assert sorted(renewal.offsets()) == [1, 2]
+    assert list(renewals([old, young], 11.0)) == []
+    renewal.durable(now=10.5)
+    assert (old.expires_at, young.expires_at) == (40.0, 40.0)
+
+
+def test_lease_is_not_renewed_beyond_its_limit() -> None:
+    lease = lease_of(1, limit_s=45.0)
+    assert len(list(renewals([lease], 15.0))) == 1
+    # 16 + 30 = 46 > 45
+    assert list(renewals([lease], 26.0)) == []
+
+
+def test_renewal_does_not_revive_a_lease_that_was_ended() -> None:
+    lease = lease_of(1)
+    (renewal,) = renewals([lease], 10.0)
+    lease.end("the consumer was closed")
+    renewal.durable(now=10.5)
+    assert lease.expires_at == NEVER
+
+
+def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
+    """The message may have been decided before the KEEPALIVE was written: a transaction must not rely on it."""
+    lease = lease_of(1, started_at=0.0)
+    (renewal,) = renewals([lease], 29.0)
+    # 0 + 30 = 30 < 30.5
+    renewal.durable(now=30.5)
+    assert lease.expires_at == 30.0
+
+
+@given(st.lists(st.integers(min_value=0, max_value=2**48 - 1), max_size=200))
+def test_ranges_cover_every_offset_once(offsets: list[int]) -> None:
+    covered = [first + step for ranges in cut_ranges(offsets) for first, count in ranges for step in range(count)]
+    assert covered == sorted(set(offsets))
+
+
+def test_scattered_offsets_are_cut_into_markers_of_bounded_size() -> None:
+    parts = list(cut_ranges(range(0, 2 * (MAX_RANGES_PER_MARKER + 1), 2)))
+    assert [len(ranges) for ranges in parts] == [MAX_RANGES_PER_MARKER, 1]
+
+
+def test_many_offsets_are_cut_into_markers_that_readers_accept() -> None:
+    parts = list(cut_ranges(range(MAX_MESSAGES_PER_MARKER + 5)))
+    assert parts == [(OffsetRange(0, MAX_MESSAGES_PER_MARKER),), (OffsetRange(MAX_MESSAGES_PER_MARKER, 5),)]
+
+
+def test_handed_over_messages_come_out_in_order_and_the_rest_at_the_close() -> None:
+    lease = lease_of(1, 2, 3)
+    messages = [message_of(lease, offset) for offset in (1, 2, 3)]
+    ready = HandOver()
+    ready.put(messages)
+    assert ready.take() is messages[0]
+    assert ready.taken_count == 1
+    assert ready.close() == messages[1:]
+    assert ready.take() is None
+
+
+def test_window_follows_the_rate_of_the_handlers() -> None:
+    window = Window(8, 1_000)
+    window.look(0.0, 0)
+    # 50 messages in 0.1 s are 500 a second, 50 in the 0.1 s that a window holds
+    window.look(100.0, 0)
+    window.look(100.1, 50)
+    assert window.size == 50
+    window.look(101.1, 51)
+    assert window.size == 8
+    window.look(101.2, 1_000_000)
+    assert window.size == 1_000

@@ -1,0 +1,34 @@
+"""What a run changes in its process, and that it puts it back."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from kmq_spark.consumer.interpreter import COLLECT_AFTER, SWITCH_INTERVAL_S, short_switches, spared_collector
+
+
+def test_run_looks_for_cycles_seldom_and_as_before_afterwards() -> None:
+    before = gc.get_threshold()
+    with spared_collector():
+        assert gc.get_threshold() == (COLLECT_AFTER, *before[1:])
+        assert gc.get_freeze_count() > 0
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_run_leaves_a_collector_alone_that_is_off_or_rarer() -> None:
+    before = gc.get_threshold()
+    for rarer in (0, COLLECT_AFTER * 2):
+        gc.set_threshold(rarer, *before[1:])
+        try:
+            with spared_collector():
+                assert gc.get_threshold()[0] == rarer
+        finally:
+            gc.set_threshold(*before)
+
+
+def test_run_lets_threads_change_places_more_often_and_as_before_afterwards() -> None:
+    before = sys.getswitchinterval()
+    with short_switches():
+        assert sys.getswitchinterval() <= SWITCH_INTERVAL_S
+    assert sys.getswitchinterval() == before

@@ -1,0 +1,211 @@
+"""Dead letters as values: which are open, which are meant, what a terminal gets of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.cli.dlq_view import as_json
+from kmq_spark.cli.output import shown
+from kmq_spark.core.closed import ClosedRanges
+from kmq_spark.core.markers import MessageId, OffsetRange
+from kmq_spark.dlq.filter import DeadLetterFilter, filter_of, parse_id
+from kmq_spark.dlq.redrive_records import BY_KEY, redriven_record
+from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.spans import instant
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.wire.dead_letter import DeadLetter, dead_letter_of
+from kmq_spark.wire.headers import (
+    DLQ_PARTITION,
+    GROUP,
+    NOT_BEFORE_MS,
+    ORIGIN,
+    Headers,
+    dead_letter_headers,
+    death_of,
+    redrive_headers,
+)
+
+
+def buried(headers: Headers | None = None, *, source_topic: str = "orders", sent_at_ms: int = 1_000) -> Headers:
+    """Return the headers of a dead letter of orders[1]@7."""
+    return dead_letter_headers(
+        headers, source_topic=source_topic, group="kmq.orders", delivery_count=5, queue_partition=1, message_offset=7,
+        sent_at_ms=sent_at_ms, reason="timeout after 5 s",
+    )  # fmt: skip
+
+
+def letter(
+    headers: Headers | None = None, *, key: bytes | None = b"k", value: bytes | None = b"v", dead_at_ms: int = 5_000
+) -> DeadLetter:
+    """Return dead letter 0:3."""
+    headers = buried() if headers is None else headers
+    return dead_letter_of(0, 3, dead_at_ms=dead_at_ms, key=key, value=value, headers=headers, queue_topic="orders")
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(1, 5))), st.integers(0, 40))
+def test_closed_ranges_are_those_that_were_added(added: list[tuple[int, int, int]], offset: int) -> None:
+    """In any order, overlapping or not, looked at in between or not."""
+    closed = ClosedRanges()
+    for number, (partition, first, count) in enumerate(added):
+        closed.add(partition, [OffsetRange(first, count)])
+        if number % 2:
+            closed.is_closed(partition, 0)
+    for partition in (0, 1):
+        expected = {first + step for place, first, count in added if place == partition for step in range(count)}
+        assert closed.is_closed(partition, offset) == (offset in expected)
+        assert closed.end(partition) == max(expected, default=-1) + 1
+
+
+def test_dead_letter_tells_its_story() -> None:
+    found = letter()
+    assert (found.id, found.origin, found.reason, found.delivery_count) == ("0:3", (1, 7), "timeout after 5 s", 5)
+    assert (found.first_sent_ms, found.attempts_ms, found.dead_at_ms, found.problem) == (1_000, (1_000,), 5_000, "")
+    assert found.size > len("timeout after 5 s")
+
+
+@pytest.mark.parametrize(
+    ("headers", "value", "told"),
+    [
+        ([], b"v", "no dead letter of ours"),
+        (buried(source_topic="orders.markers"), b"v", "it was set aside from orders.markers"),
+        (buried(sent_at_ms=-1), None, "it has no payload"),
+    ],
+)
+def test_what_cannot_be_redriven_says_why(headers: Headers, value: bytes | None, told: str) -> None:
+    assert told in letter(headers, key=None, value=value).problem
+
+
+def test_tombstone_can_be_redriven() -> None:
+    """A message without key and value is a message, where the tracker has read it."""
+    assert letter(key=None, value=None).problem == ""
+
+
+@given(st.lists(st.tuples(st.sampled_from([ORIGIN, DLQ_PARTITION, "__dlq.errors.topic", "a"]), st.binary())))
+def test_hostile_headers_become_a_value(headers: Headers) -> None:
+    assert letter(headers).id == "0:3"
+    assert isinstance(death_of(headers).topic, str)
+    assert death_of(None).origin is None
+
+
+@pytest.mark.parametrize(
+    ("where", "is_meant"),
+    [
+        ({"reason": "after 5"}, True),
+        ({"reason": "after 6"}, False),
+        ({"reason": "time*s"}, True),
+        ({"reason": "time*x"}, False),
+        ({"reason": "timeout after ? s"}, True),
+        ({"reason": "[t]ime*"}, False),
+        ({"key": "k"}, True),
+        ({"key": b"k"}, True),
+        ({"key": "K"}, False),
+        ({"key": ""}, False),
+        ({"origin": "1:7"}, True),
+        ({"origin": "1:8"}, False),
+        ({"queue": "emails"}, False),
+        ({"dead_before": 5_001}, True),
+        ({"dead_before": 5_000}, False),
+        ({"dead_after": 5_000}, True),
+        ({"dead_after": datetime(1970, 1, 1, 0, 0, 6, tzinfo=UTC)}, False),
+        ({"reason": "time", "key": "other"}, False),
+    ],
+)
+def test_filter_means_those_for_which_every_part_holds(where: dict[str, object], is_meant: bool) -> None:  # noqa: FBT001  # a table
+    assert filter_of(where).matches(letter()) is is_meant
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ({"reason": ""}, "filter reason is not allowed: got ''"),
+        ({"queue": 7}, "filter queue is not allowed: got 7"),
+        ({"key": 7}, "filter key is not allowed: got 7"),
+        ({"origin": "7"}, "id of a dead letter is not allowed: got '7'"),
+        ({"dead_before": -1}, "filter dead_before is not allowed: got -1"),
+        ({"dead_after": True}, "filter dead_after is not allowed: got True"),
+        ({"dead_after": datetime(2026, 1, 1)}, "filter dead_after has no time zone"),  # noqa: DTZ001  # the mistake
+        ({"dead_after": 5, "dead_before": 5}, "filter can match nothing"),
+        ({"keys": "k"}, "unknown part of a filter: got 'keys'; did you mean 'key'?"),
+        ({"zzz": "k"}, "known are reason, key"),
+        ("timeout", "filter is not allowed: got 'timeout'"),
+    ],
+)
+def test_filter_that_is_a_mistake_is_told(where: Any, told: str) -> None:  # noqa: ANN401  # mistakes of every type
+    with pytest.raises(ConfigError) as raised:
+        filter_of(where)
+    assert told in str(raised.value)
+
+
+def test_filter_without_parts_is_empty() -> None:
+    assert filter_of(None).is_empty
+    assert not filter_of(given := DeadLetterFilter(key=b"")).is_empty
+    assert filter_of(given) is given
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0:", ":1", "-1:0", "0:-1", "0:1:2", "99999:0", "0:999999999999999", "a:b", 7]
+)
+def test_id_that_is_none_is_refused(text: Any) -> None:  # noqa: ANN401  # mistakes of every type
+    with pytest.raises(ConfigError, match="id of a dead letter is not allowed"):
+        parse_id(text)
+
+
+def test_redriven_headers_keep_the_message_and_name_the_group() -> None:
+    headers = buried([("a", b"1"), (GROUP, b"old"), (NOT_BEFORE_MS, b"5"), ("a", None)])
+    kept = [("a", b"1"), ("a", None), (ORIGIN, b"1:7"), ("kmq-first-sent-ms", b"1000")]
+    assert redrive_headers(headers) == kept
+    assert redrive_headers(headers, group="billing") == [*kept, (GROUP, b"billing")]
+
+
+def test_redriven_message_goes_to_its_partition_where_there_is_one() -> None:
+    orders = QueueTopics("orders")
+    assert letter().origin == MessageId(1, 7)
+    assert redriven_record(letter(), orders, orders, 2).partition == 1
+    assert redriven_record(letter(), orders, orders, 1).partition == BY_KEY
+    other = redriven_record(letter(), orders, QueueTopics("other"), 4)
+    assert (other.topic, other.partition, other.headers) == ("other", BY_KEY, [])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "-"),
+        (b"", ""),
+        (b"plain \xc3\xa4", "plain ä"),
+        (b"\x1b[31mred\x07\n", "\\x1b[31mred\\x07\\n"),
+        ("\u202eevil", "\\u202eevil"),
+        (b"\xff\x00", "0xff00"),
+        (b"abcdef", "abcd…"),
+        ("abcä".encode(), "abc…"),
+    ],
+)
+def test_nothing_of_a_message_reaches_the_terminal_unescaped(value: bytes | str | None, expected: str) -> None:
+    assert (
+        shown(value, max_bytes=4 if value not in {b"plain \xc3\xa4", b"\x1b[31mred\x07\n", "\u202eevil"} else 0)
+        == expected
+    )
+
+
+def test_json_tells_text_and_bytes_apart() -> None:
+    found = as_json(letter(key=b"\xff", value=b"0xff"), max_bytes=3, with_headers=True)
+    assert (found["key_hex"], found["value"], found["value_is_cut"], found["value_bytes"]) == ("ff", "0xf", True, 4)
+    assert "key" not in found
+    assert found["headers"][0] == {"name": "kmq-delivery-count", "value": "5"}
+
+
+def test_instants_are_read_by_people() -> None:
+    assert instant(1_000) == "1970-01-01 00:00:01.000Z"
+    assert (instant(None), instant(-1), instant(2**62)) == ("-", "-", "-")
+
+
+def test_what_is_done_with_is_counted_from_an_offset_on() -> None:
+    closed = ClosedRanges()
+    closed.add(0, [OffsetRange(0, 5), OffsetRange(10, 2)])
+    closed.add(0, [OffsetRange(3, 4)])
+    assert [closed.count(0, first) for first in (0, 4, 8, 11, 50)] == [9, 5, 2, 1, 0]  # 0 to 6, and 10 and 11
+    assert closed.count(1, 0) == 0

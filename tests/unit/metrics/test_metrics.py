@@ -1,0 +1,222 @@
+"""The metrics: their names and labels, where the numbers come from, and the dashboard and rules that use them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import promql_parser
+import pytest
+import yaml
+
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.policy import DecisionAction
+from kmq_spark.core.state import Counters, Status
+from kmq_spark.errors import ConfigError
+from kmq_spark.metrics.exposition import MetricsServer
+from kmq_spark.metrics.names import LATENESS_BUCKETS, MAX_PARTITIONS, MAX_QUEUES, METRICS, Name
+from kmq_spark.metrics.samples import Histogram, Sample, TrackerNumbers, dead_reason, queue_labels, samples_of
+from kmq_spark.metrics.worker import serving_worker
+
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "conf" / "prometheus" / "kmq-alerts.yml"
+DASHBOARD = ROOT / "conf" / "grafana" / "kmq-dashboard.json"
+
+
+def status(in_flight: int = 0, **counters: int) -> Status:
+    """Return a status of a markers partition."""
+    return Status(
+        10, 0, in_flight, 5, None, {**Counters().to_dict(), **counters}, state_bytes=100, unconfirmed=in_flight * 2
+    )
+
+
+def decided(*rows: tuple[DecisionAction, str, bool]) -> Decisions:
+    """Return decisions: action, reason, whether the lease just ran out."""
+    zeros = [0] * len(rows)
+    columns: dict[str, Any] = dict.fromkeys(
+        ("queue_partition", "message_offset", "delivery_count", "deadline_at_ms", "tick_marker_offset", "tick_at_ms",
+         "start_marker_offset"), zeros,
+    )  # fmt: skip
+    columns["action"] = [int(action) for action, _, _ in rows]
+    columns["is_silent"] = [is_silent for _, _, is_silent in rows]
+    return Decisions.from_columns(
+        {name: np.array(column) for name, column in columns.items()}, [reason for _, reason, _ in rows]
+    )
+
+
+def values(numbers: TrackerNumbers, now_s: float = 1_000.0) -> dict[tuple[str, ...], float]:
+    """Return the samples of a queue by name and the labels after the queue."""
+    return {(each.name, *each.labels[1:]): each.value for each in samples_of("orders", numbers, now_s)}
+
+
+def test_gauges_are_those_of_the_folded_state() -> None:
+    """Another process that finished the work is in them too."""
+    numbers = TrackerNumbers()
+    numbers.statuses = {0: status(3, started=9, renewed=1, acked=4, unreadable=1), 1: status(2, started=5, acked=3)}
+    found = values(numbers)
+    assert found["kmq_messages_in_flight", "0"] == 3
+    assert found["kmq_messages_in_flight", "1"] == 2
+    assert (found["kmq_decisions_unconfirmed", "0"], found["kmq_decisions_unconfirmed", "1"]) == (6, 4)
+    assert found["kmq_deliveries_total", "tracker"] == 15
+    assert found["kmq_acks_total", "tracker"] == 7
+    assert found["kmq_markers_unreadable_total",] == 1
+    assert found["kmq_tracker_state_bytes",] == 200
+
+
+def test_reasons_and_lateness_are_counted_batch_by_batch() -> None:
+    redeliver, dead = DecisionAction.REDELIVER, DecisionAction.DEAD_LETTER
+    decisions = decided(
+        (redeliver, "", True), (redeliver, "", True), (redeliver, "", False),
+        (dead, "delivery limit reached: 5 of 5", True), (dead, "no such customer 4711", False),
+        (dead, "expired: ttl", False),
+    )  # fmt: skip
+    numbers = TrackerNumbers()
+    numbers.add([PartitionOutcome(0, status(), decisions, (UnreadableRecord(7, "x"),))], [120, 700])
+    found = values(numbers)
+    assert found["kmq_redeliveries_total", "lease_over"] == 2
+    assert found["kmq_redeliveries_total", "given_back"] == 1
+    assert {reason: found["kmq_dead_lettered_total", reason] for reason in numbers.dead_lettered} == {
+        "delivery_limit": 1, "rejected": 1, "expired": 1, "unreadable": 1,
+    }  # fmt: skip
+    assert dict(numbers.lateness.cumulated())["0.2"] == 1
+    assert numbers.lateness.total == pytest.approx(0.82)
+
+
+def test_labels_are_few_whatever_a_queue_holds() -> None:
+    """Reasons are free text, partitions and queues many: none of them may blow up a Prometheus."""
+    assert {dead_reason(f"customer {number}") for number in range(1_000)} == {"rejected"}
+    labels = queue_labels([f"queue-{number}" for number in range(MAX_QUEUES + 50)])
+    assert len(set(labels.values())) == MAX_QUEUES + 1
+    numbers = TrackerNumbers(statuses={partition: status(1) for partition in range(MAX_PARTITIONS + 1)})
+    told = [each for each in samples_of("orders", numbers, 0) if each.name == "kmq_messages_in_flight"]
+    assert told == [Sample("kmq_messages_in_flight", ("orders", "all"), MAX_PARTITIONS + 1)]
+
+
+def test_ages_are_absent_where_there_is_nothing() -> None:
+    numbers = TrackerNumbers()
+    assert not {name for name, *_ in values(numbers) if "age" in name or "timestamp" in name}
+    numbers.oldest_ready_at_s, numbers.committed_at_s = 940.0, 990.0
+    found = values(numbers)
+    assert (found["kmq_oldest_ready_age_seconds",], found["kmq_tracker_last_commit_timestamp_seconds",]) == (60, 990)
+
+
+def test_every_metric_has_its_name_kind_and_labels() -> None:
+    assert list(METRICS) == list(get_args(Name))
+    for name, metric in METRICS.items():
+        assert name.endswith("_total") == (metric.kind == "counter"), name
+        assert set(metric.labels) <= {"queue", "partition", "reason", "component"}, name
+
+
+def scraped(server: MetricsServer) -> str:
+    """Return what a scrape gives."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+        return str(answer.read(), "utf-8")
+
+
+def test_a_scrape_gives_all_families_with_help() -> None:
+    histogram = Histogram()
+    histogram.observe(0.25)
+    read = [Sample("kmq_messages_ready", ("orders",), 4), Sample("kmq_acks_total", ("orders", "worker"), 2)]
+    with MetricsServer(0, "127.0.0.1", lambda: read, lambda: [(("orders",), histogram)]) as server:
+        text = scraped(server)
+    assert "# HELP kmq_messages_ready Messages that no consumer has started." in text
+    assert 'kmq_messages_ready{queue="orders"} 4.0' in text
+    assert 'kmq_acks_total{component="worker",queue="orders"} 2.0' in text
+    assert 'kmq_redelivery_lateness_seconds_bucket{le="0.3",queue="orders"} 1.0' in text
+    assert text.count("kmq_redelivery_lateness_seconds_bucket") == len(LATENESS_BUCKETS) + 1
+    assert "python_" not in text  # only ours
+
+
+def test_port_that_is_taken_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"cannot serve metrics: got '127.0.0.1' port {port}: .*; choose another"
+        ):
+            MetricsServer(port, "127.0.0.1", list)
+
+
+def test_port_out_of_bounds_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match=r"cannot serve metrics: got '127\.0\.0\.1' port 99999"):
+        MetricsServer(99_999, "127.0.0.1", list)
+
+
+def test_missing_package_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kmq-spark\[metrics\]'"):
+        MetricsServer(0, "127.0.0.1", list)
+
+
+def test_worker_without_a_port_serves_nothing_and_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with serving_worker("orders", None, None, int, int) as server:
+        assert server is None
+
+
+def expressions() -> list[tuple[str, str]]:
+    """Return every PromQL expression of the shipped files, with its place; Grafana's variables put in."""
+    rules = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    found = [(rule["alert"], rule["expr"]) for group in rules for rule in group["rules"]]
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            text = target["expr"].replace("$__rate_interval", "5m").replace("$queue", "orders")
+            found.append((panel["title"], text))
+    return found
+
+
+@pytest.mark.parametrize(("place", "expression"), expressions())
+def test_every_expression_parses_and_names_metrics_that_exist(place: str, expression: str) -> None:
+    """With the labels that they have."""
+    promql_parser.parse(expression)
+    names = re.findall(r"\bkmq_[a-z_]+", expression)
+    assert names, place
+    for name in names:
+        metric = METRICS[re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", name)]  # type: ignore[index]  # the assertion
+        assert (metric.kind == "histogram") == name.endswith(("_bucket", "_sum", "_count")), name
+        for labels in re.findall(rf"{name}\{{([^}}]*)\}}", expression):
+            assert set(re.findall(r"(\w+)\s*(?:=~|!=|=)", labels)) <= set(metric.labels), (place, name)
+
+
+def test_dashboard_shows_every_metric_and_every_alert_says_what_to_do() -> None:
+    shown = " ".join(expression for _, expression in expressions())
+    assert [name for name in METRICS if name not in shown] == []
+    for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"].keys() == {"summary", "action"}, rule["alert"]
+            assert rule["labels"]["severity"] in {"page", "warn"}
+
+
+def test_counters_are_asked_for_their_rate_alone() -> None:
+    """A counter by itself tells when a process began."""
+    for place, expression in expressions():
+        for name, metric in METRICS.items():
+            if metric.kind == "counter" and name in expression:
+                assert re.search(rf"(rate|increase)\({name}", expression), place
+
+
+def answer(server: MetricsServer, path: str) -> tuple[int, str]:
+    """Return status and text of a page."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text
+
+
+def test_health_says_what_is_wrong_and_no_other_path_answers() -> None:
+    wrong = ["tracker of orders has not committed for 23 s", ""]
+    with MetricsServer(0, "127.0.0.1", list, health=wrong.pop) as server:
+        assert answer(server, "/health") == (200, "ok\n")
+        assert answer(server, "/health") == (503, "tracker of orders has not committed for 23 s\n")
+        assert answer(server, "/metrics")[0] == 200
+        assert [answer(server, path)[0] for path in ("/", "/metrics/x", "/healthz", "/favicon.ico")] == [404] * 4

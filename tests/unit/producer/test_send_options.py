@@ -1,0 +1,79 @@
+"""What a sender may ask of a message, and what it may not."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from kmq_spark.errors import ConfigError
+from kmq_spark.producer.send_options import check_wait, option_headers, wait_ms
+
+NEW_YEAR_MS = b"1893456000000"
+"""2030, epoch milliseconds."""
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({}, []),
+        ({"queue": "emails"}, [("kmq-queue", b"emails")]),
+        ({"queue": "a" * 200}, [("kmq-queue", b"a" * 200)]),
+        ({"delay": 1.5}, [("kmq-delay-ms", b"1500")]),
+        ({"delay": timedelta(minutes=1)}, [("kmq-delay-ms", b"60000")]),
+        ({"delay": 0}, []),
+        ({"delay": 0.001}, [("kmq-delay-ms", b"1")]),
+        # rounded up: never early
+        ({"delay": 0.0011}, [("kmq-delay-ms", b"2")]),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC)}, [("kmq-not-before-ms", b"1893456000000")]),
+        ({"at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, [("kmq-not-before-ms", NEW_YEAR_MS)]),
+        ({"at": 1_893_456_000}, [("kmq-not-before-ms", b"1893456000000")]),
+        ({"ttl": 60, "delay": 1}, [("kmq-delay-ms", b"1000"), ("kmq-ttl-ms", b"60000")]),
+    ],
+)  # fmt: skip
+def test_options_become_headers(options: dict[str, Any], headers: list[tuple[str, bytes]]) -> None:
+    assert option_headers(**options) == headers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delay": -1}, "delay is out of bounds: got -1, at least 0 seconds"),
+        ({"delay": math.nan}, "delay is out of bounds: got nan"),
+        ({"delay": math.inf}, "delay is out of bounds: got inf"),
+        ({"delay": True}, "delay is out of bounds: got True"),
+        ({"delay": "5"}, "delay is out of bounds: got '5'"),
+        ({"delay": timedelta(seconds=-1)}, "delay is out of bounds: got datetime.timedelta"),
+        ({"delay": 1, "at": 1}, "message has two times: got delay=1 and at=1, one of them"),
+        ({"at": datetime(2030, 1, 1)}, "at has no time zone: got datetime.datetime"),  # noqa: DTZ001  # on purpose
+        ({"at": True}, "at is out of bounds: got True"),
+        ({"at": math.nan}, "at is out of bounds: got nan"),
+        ({"at": -1}, "at is out of bounds: got -1, 1970 to 9999"),
+        ({"at": "tomorrow"}, "at is out of bounds: got 'tomorrow'"),
+        ({"ttl": 0}, "ttl is out of bounds: got 0, more than 0 seconds"),
+        ({"ttl": -5}, "ttl is out of bounds: got -5"),
+        ({"ttl": math.nan}, "ttl is out of bounds: got nan"),
+        ({"ttl": False}, "ttl is out of bounds: got False"),
+        ({"queue": ""}, "queue name is not allowed: got '', 1 to 200"),
+        ({"queue": "e mails"}, "queue name is not allowed: got 'e mails'"),
+        ({"queue": 7}, "queue name is not allowed: got 7"),
+        ({"queue": "q" * 300}, r"queue name is not allowed: got 'q{59}… \(300 characters\), 1 to 200"),
+    ],
+)
+def test_bad_option_is_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        option_headers(**options)
+
+
+def test_wait_past_the_retention_is_refused() -> None:
+    """The payload, or the marker that tells of it, would be gone before its time."""
+    assert wait_ms(timedelta(hours=1), None, now_s=0) == 3_600_000
+    assert wait_ms(None, 100, now_s=40) == 60_000
+    assert wait_ms(None, 40, now_s=100) == 0
+    assert wait_ms(None, None, now_s=0) == 0
+    check_wait(3_600_000, 3_600_000, "orders")
+    check_wait(3_600_000, -1, "")
+    with pytest.raises(ConfigError, match=r"message would wait too long: got 3600001 ms, retention.ms of orders is"):
+        check_wait(3_600_001, 3_600_000, "orders")

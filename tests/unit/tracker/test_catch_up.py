@@ -1,0 +1,49 @@
+"""A tracker that starts says how far it has read, and when it is ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import PartitionState
+from kmq_spark.tracker import catch_up
+from kmq_spark.tracker.catch_up import CatchUp
+
+if TYPE_CHECKING:
+    import pytest
+
+
+READY = "tracker of orders is ready: {}, 0 in flight, took 0.0 s"
+
+
+def outcome(partition: int, read_to: int) -> PartitionOutcome:
+    """Return the outcome of a batch that read so far."""
+    status = replace(PartitionState.empty().status(), next_marker_offset=read_to)
+    return PartitionOutcome(partition, status, Decisions.empty())
+
+
+def test_what_is_left_is_told_until_the_log_is_read(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "TELL_EVERY_S", -1.0)
+    caplog.set_level("INFO")
+    progress = CatchUp("orders", {0: 1_000_000, 1: 10})
+    progress.observe([outcome(0, 200_000)])
+    progress.observe([outcome(0, 1_000_000)])
+    progress.observe([outcome(1, 12)])
+    progress.observe([outcome(1, 13)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracker of orders: 800,000 markers left to read before anything is decided, 0 messages in flight",
+        READY.format("2 partitions"),
+    ]
+
+
+def test_start_that_needs_one_batch_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    progress = CatchUp("orders", {0: 5}, time.monotonic())
+    progress.observe([outcome(0, 6)])
+    progress.observe([outcome(0, 7)])
+    assert [record.getMessage() for record in caplog.records] == [READY.format("1 partition")]

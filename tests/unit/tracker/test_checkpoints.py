@@ -1,0 +1,72 @@
+"""Checkpoints that cannot be read: told from other failures, put aside, never deleted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmq_spark.errors import KafkaClientError, StateError
+from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
+from kmq_spark.tracker.checkpoints import is_damaged
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_damaged_state_is_told_from_a_lost_broker() -> None:
+    outer = RuntimeError("[STREAM_FAILED] Query terminated")
+    outer.__cause__ = StateError("cannot read state: checksum")
+    assert is_damaged(outer)
+    assert is_damaged(RuntimeError("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state."))
+    assert not is_damaged(KafkaClientError("cannot commit a transaction: timed out", code="_TIMED_OUT", retriable=True))
+    # Spark says this of a Python worker that was killed, and its checkpoint is fine.
+    assert not is_damaged(RuntimeError("Python worker exited unexpectedly (crashed): java.io.EOFException"))
+
+
+def test_damaged_checkpoint_is_renamed_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in (1, 2):
+        folder = tmp_path / "orders"
+        (folder / "state").mkdir(parents=True)
+        assert CheckpointFolder(str(folder)).put_aside() == str(tmp_path / f"orders.damaged-{number}")
+        assert not folder.exists()
+        assert (tmp_path / f"orders.damaged-{number}" / "state").is_dir()
+    assert len(caplog.records) == 2  # one loud line each
+    assert CheckpointFolder(str(tmp_path / "orders")).put_aside() is None
+
+
+RENAMING = "import sys; from kmq_spark.tracker.checkpoint_folder import CheckpointFolder; CheckpointFolder(sys.argv[1]).put_aside()"
+
+
+@pytest.mark.crosses("tracker.checkpoint-renamed")
+def test_tracker_that_dies_behind_the_renaming_begins_with_an_empty_checkpoint(tmp_path: Path) -> None:
+    """Nothing of the old folder is left at its place, and the next start renames nothing more."""
+    folder = tmp_path / "orders"
+    (folder / "state").mkdir(parents=True)
+    environment = {**os.environ, VARIABLE: "tracker.checkpoint-renamed"}
+    done = subprocess.run([sys.executable, "-c", RENAMING, str(folder)], env=environment, check=False)
+    assert done.returncode == EXIT_CODE
+    assert [path.name for path in tmp_path.iterdir()] == ["orders.damaged-1"]
+    assert CheckpointFolder(str(folder)).put_aside() is None
+
+
+def test_checkpoint_elsewhere_is_left_to_the_operator(caplog: pytest.LogCaptureFixture) -> None:
+    assert CheckpointFolder("s3://bucket/checkpoints/orders").put_aside() is None
+    assert "move it away" in caplog.text
+
+
+def test_checkpoint_knows_its_topic(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path / "orders"))
+    assert folder.topic_id() == ""
+    folder.note_topic_id("first")
+    assert CheckpointFolder(f"file://{tmp_path}/orders").topic_id() == "first"
+    assert not folder.has_batches()
+    (tmp_path / "orders" / "commits").mkdir()
+    (tmp_path / "orders" / "commits" / "0").write_text("v1")
+    assert folder.has_batches()
+    assert folder.put_aside()
+    assert folder.topic_id() == ""

@@ -1,0 +1,354 @@
+"""What the tracker writes: decisions and payloads in, records of one transaction out, and what the broker refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.payloads import Payload
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.rejected_records import Refusals
+from kmq_spark.tracker.sender.due_decisions import Due
+from kmq_spark.tracker.sender.records import (
+    UNREADABLE_BYTES,
+    Item,
+    end_records,
+    outgoing_record,
+    settle,
+    unreadable_record,
+)
+from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.headers import (
+    DELAY_MS,
+    DELIVERY_COUNT,
+    DLQ_GROUP,
+    DLQ_MESSAGE,
+    DLQ_OFFSET,
+    DLQ_TOPIC,
+    EXPIRES_AT_MS,
+    FIRST_SENT_MS,
+    GROUP,
+    LAST_ERROR,
+    MAX_DELIVERIES,
+    NOT_BEFORE_MS,
+    ORIGIN,
+    PREVIOUS,
+    QUEUE,
+    SILENT_COUNT,
+    TTL_MS,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+TOPICS = QueueTopics("orders")
+RULES = Rules(max_deliveries=5)
+
+
+class Record:
+    """A record as the client gives it; its own class cannot be filled by hand."""
+
+    def __init__(self, value: bytes | None, key: bytes | None = b"k", headers: list[Any] | None = None) -> None:
+        """Keep what a reader asks for."""
+        self._value, self._key, self._headers = value, key, headers
+
+    def value(self) -> bytes | None:
+        """Return the value."""
+        return self._value
+
+    def key(self) -> bytes | None:
+        """Return the key."""
+        return self._key
+
+    def headers(self) -> list[Any] | None:
+        """Return the headers."""
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return type and append time."""
+        return (2, 1_000)
+
+
+def message(value: bytes | None = b"v", key: bytes | None = b"k", headers: list[Any] | None = None) -> Message:
+    """Return a message as the client gives it."""
+    return cast("Message", Record(value, key, headers))
+
+
+def due(
+    message_offset: int = 7,
+    *,
+    is_dead_letter: bool = False,
+    reason: str = "",
+    marker_partition: int = 3,
+    delivery_count: int = 2,
+    tick_at_ms: int = 5_100,
+    is_silent: bool = False,
+) -> Due:
+    """Return a decision on message 3:*message_offset* after its second delivery."""
+    outcome = Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED
+    return Due(marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent)
+
+
+def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
+    """Return headers by name."""
+    return dict(headers)
+
+
+def test_copy_keeps_the_last_exception_until_a_newer_one_replaces_it() -> None:
+    first = outgoing_record(Item(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
+    silent = outgoing_record(Item(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
+    newer = outgoing_record(Item(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
+    found = [headers_of(each.headers).get(LAST_ERROR) for each in (first, silent, newer)]
+    assert found == [b"TimeoutError: no answer", b"TimeoutError: no answer", b"KeyError: 'id'"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "deadline_at_ms", "expected"),
+    [
+        ("delivery limit reached: 3 of 3", 5_000, "delivery limit reached: 3 of 3; last error: OSError: disk"),
+        ("delivery limit reached: 3 of 3; last error: KeyError: 1", 5_000, None),
+        ("rejected by hand", -1, None),
+    ],
+)
+def test_dead_letter_whose_last_delivery_had_no_text_names_the_exception_before(
+    reason: str, deadline_at_ms: int, expected: str | None
+) -> None:
+    dead = due(is_dead_letter=True, reason=reason)._replace(deadline_at_ms=deadline_at_ms)
+    settled = settle(Item(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3))
+    assert settled.due.reason == (expected or reason)
+
+
+def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
+    foreign = [("a", b"1"), ("a", None), ("b", b"\xff")]
+    record = outgoing_record(Item(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
+    assert (record.topic, record.partition, record.key, record.value) == ("orders", 3, b"\xffk", b"\x00v")
+    assert record.headers[:3] == foreign
+    assert headers_of(record.headers)[DELIVERY_COUNT] == b"2"
+    assert headers_of(record.headers)[ORIGIN] == headers_of(record.headers)[PREVIOUS] == b"3:7"
+
+
+def test_message_without_key_value_and_headers_stays_without() -> None:
+    record = outgoing_record(Item(due(), message(None, None)), TOPICS, 4)
+    assert (record.key, record.value) == (None, None)
+
+
+def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
+    """The dead-letter topic may have fewer partitions than the queue."""
+    record = outgoing_record(Item(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
+    assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"v")
+    told = headers_of(record.headers)
+    assert (told[DLQ_TOPIC], told[DLQ_OFFSET], told[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
+    assert told[DLQ_MESSAGE] == b"no account"
+
+
+def test_item_that_nobody_refused_is_as_decided() -> None:
+    item = Item(due(), message())
+    assert settle(item, 0, TOPICS, RULES) == item
+
+
+def test_payload_that_is_gone_becomes_dead_letter_that_says_so() -> None:
+    settled = settle(Item(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
+    assert (settled.due.is_dead_letter, settled.message) == (True, None)
+    assert settled.due.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
+    record = outgoing_record(settled, TOPICS, 4)
+    assert (record.topic, record.key, record.value) == ("orders.dlq", None, None)
+
+
+def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload() -> None:
+    item = Item(due(), message(b"large"))
+    once, twice = settle(item, 1, TOPICS, RULES), settle(item, 2, TOPICS, RULES)
+    assert (once.due.is_dead_letter, once.message) == (True, item.message)
+    assert (twice.due.is_dead_letter, twice.message) == (True, None)
+    assert twice.due.reason.endswith("so the payload stays at orders[3]@7")
+    assert twice.due.reason.startswith(once.due.reason)
+
+
+def copy_of(
+    due_: Due, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
+) -> dict[str, bytes | None]:
+    """Return the headers of the copy that follows a decision."""
+    return headers_of(outgoing_record(Item(due_, message(headers=headers)), topics, 4, max_deliveries).headers)
+
+
+def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
+    """Its time has come; when its time is over stays as it was."""
+    kept = [(QUEUE, b"emails"), (TTL_MS, b"60000"), (EXPIRES_AT_MS, b"99000")]
+    told = copy_of(due(), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000"), *kept])
+    assert not {DELAY_MS, NOT_BEFORE_MS} & told.keys()
+    assert {name: told[name] for name, _ in kept} == dict(kept)
+
+
+def test_copy_keeps_an_instant_that_the_brokers_clock_has_not_reached() -> None:
+    """The clock was set back while the message waited: its consumer puts it off again, by this header."""
+    told = copy_of(due(tick_at_ms=3_999), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000")])
+    assert (told.get(NOT_BEFORE_MS), DELAY_MS in told) == (b"4000", False)
+    assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=4_000), [(NOT_BEFORE_MS, b"4000")])
+    assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=3_999), [(NOT_BEFORE_MS, b"soon")])
+
+
+def test_silent_count_grows_where_nobody_said_a_word_and_only_there() -> None:
+    assert copy_of(due(is_silent=True), [])[SILENT_COUNT] == b"1"
+    assert copy_of(due(is_silent=True), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"4"
+    assert copy_of(due(), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"3"
+    assert SILENT_COUNT not in copy_of(due(), [])
+
+
+def test_limit_of_deliveries_is_told_beside_a_silent_count_and_is_that_of_today() -> None:
+    assert copy_of(due(is_silent=True), [], max_deliveries=5)[MAX_DELIVERIES] == b"5"
+    old = [(SILENT_COUNT, b"3"), (MAX_DELIVERIES, b"9")]
+    assert copy_of(due(), old, max_deliveries=5)[MAX_DELIVERIES] == b"5"
+    assert MAX_DELIVERIES not in copy_of(due(), old)
+    assert MAX_DELIVERIES not in copy_of(due(), [], max_deliveries=5)
+
+
+def test_copy_of_a_groups_tracker_is_meant_for_that_group() -> None:
+    assert copy_of(due(), [], QueueTopics("orders", "billing"))[GROUP] == b"billing"
+    assert GROUP not in copy_of(due(), [])
+
+
+@pytest.mark.parametrize(
+    ("headers", "expires_at_ms"),
+    [
+        ([(TTL_MS, b"4000")], 5_000),  # appended at 1_000
+        ([(TTL_MS, b"4000"), (FIRST_SENT_MS, b"300")], 4_300),
+        ([(EXPIRES_AT_MS, b"6000")], 6_000),
+        ([(EXPIRES_AT_MS, b"6000"), (TTL_MS, b"4000")], 5_000),
+    ],
+)
+def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
+    headers: list[Any], expires_at_ms: int
+) -> None:
+    """Not a millisecond early; and it is the queue that says what becomes of it."""
+    dropping, keeping = RULES, replace(RULES, dead_letters_expired=True)
+
+    def settled(at_ms: int, rules: Rules, refused: int = 0) -> Due:
+        return settle(Item(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules).due
+
+    assert settled(expires_at_ms - 1, dropping).outcome is Outcome.REDELIVERED
+    assert settled(expires_at_ms, dropping).outcome is Outcome.EXPIRED
+    assert settled(expires_at_ms, dropping, refused=2).outcome is Outcome.EXPIRED
+    letter = settled(expires_at_ms, keeping)
+    first_sent_ms = int(dict(headers).get(FIRST_SENT_MS, b"1000"))
+    assert (letter.outcome, letter.reason) == (
+        Outcome.DEAD_LETTERED,
+        f"expired: ttl of {expires_at_ms - first_sent_ms} ms was over",
+    )
+
+
+def test_rejected_message_is_a_dead_letter_though_its_time_is_over() -> None:
+    item = Item(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
+    assert settle(item, 0, TOPICS, RULES) == item
+
+
+def test_time_to_live_that_cannot_be_read_is_none() -> None:
+    for value in (b"", b"-1", b"soon", None, b"9" * 30):
+        item = Item(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
+        assert settle(item, 0, TOPICS, RULES) == item
+
+
+def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
+    """kafka-mq-go's: else a Go worker's poison would be delivered for ever."""
+
+    def settled(header: bytes, *, is_silent: bool = True) -> Due:
+        headers = [(DELIVERY_COUNT, header)]
+        return settle(Item(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES).due
+
+    assert (settled(b"3").outcome, settled(b"3").delivery_count) == (Outcome.REDELIVERED, 4)
+    assert (settled(b"4").outcome, settled(b"4").reason) == (Outcome.DEAD_LETTERED, "delivery limit reached: 5 of 5")
+    # A delivery that did not count: the fold has taken it away.
+    assert (settled(b"4", is_silent=False).outcome, settled(b"4", is_silent=False).delivery_count) == (
+        Outcome.REDELIVERED,
+        1,
+    )
+
+
+def test_expired_message_has_an_end_that_says_so() -> None:
+    expired = due()._replace(outcome=Outcome.EXPIRED)
+    (record,) = end_records([expired], TOPICS, "tracker-1")
+    assert decode_marker(record.value).outcome is Outcome.EXPIRED
+
+
+def test_size_counts_key_value_and_headers() -> None:
+    assert Item(due(), message(b"12345", b"123", [("ab", b"1"), ("c", None)])).size == 5 + 3 + 3 + 1
+    assert Item(due(), message(None, None)).size == 0
+    assert Item(due(), None).size == 0
+
+
+def test_ends_are_as_few_as_their_ranges_allow() -> None:
+    """One for each markers partition, outcome and reason."""
+    dues = [due(offset) for offset in (9, 7, 8, 20)]
+    dues += [due(1, is_dead_letter=True, reason="a"), due(2, is_dead_letter=True, reason="b")]
+    dues += [due(30, marker_partition=0)]
+    records = list(end_records(dues, TOPICS, "tracker-1"))
+    ends = [(record.partition, decode_marker(record.value)) for record in records]
+    assert {record.topic for record in records} == {"orders.markers"}
+    assert [(partition, end.outcome, end.reason, end.ranges) for partition, end in ends] == [
+        (3, Outcome.REDELIVERED, "", ((7, 3), (20, 1))),
+        (3, Outcome.DEAD_LETTERED, "a", ((1, 1),)),
+        (3, Outcome.DEAD_LETTERED, "b", ((2, 1),)),
+        (0, Outcome.REDELIVERED, "", ((30, 1),)),
+    ]
+    assert {end.type for _, end in ends} == {MarkerType.END}
+    assert {end.queue_partition for _, end in ends} == {3}
+
+
+@given(st.sets(st.integers(0, 5_000), max_size=300))
+def test_every_decided_message_has_exactly_one_end(message_offsets: set[int]) -> None:
+    ended: list[int] = []
+    for record in end_records((due(offset) for offset in message_offsets), TOPICS, "tracker-1"):
+        for first, count in decode_marker(record.value).ranges:
+            ended += range(first, first + count)
+    assert sorted(ended) == sorted(message_offsets)
+
+
+def test_record_that_is_no_marker_is_kept_with_its_place_and_bounded() -> None:
+    payload = Payload(5, 42, message(b"?" * (UNREADABLE_BYTES + 1)))
+    record = unreadable_record(payload, "cannot read marker", TOPICS, 4)
+    assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"?" * UNREADABLE_BYTES)
+    told = headers_of(record.headers)
+    assert (told[DLQ_TOPIC], told[DLQ_OFFSET], told[DLQ_MESSAGE]) == (b"orders.markers", b"42", b"cannot read marker")
+    assert ORIGIN not in told  # it is no message of the queue
+
+
+def test_record_that_is_no_marker_and_gone_is_told_all_the_same() -> None:
+    record = unreadable_record(Payload(0, 42, None), "cannot read marker", TOPICS, 4)
+    assert record.value is None
+    assert headers_of(record.headers)[DLQ_OFFSET] == b"42"
+
+
+def test_refusal_holds_for_the_item_and_for_larger_ones() -> None:
+    refusals = Refusals()
+    assert [refusals.of(index, 100) for index in (0, 1)] == [0, 0]
+    refusals.note(0, 100, 0)
+    assert [refusals.of(0, 100), refusals.of(1, 99), refusals.of(2, 100), refusals.of(3, 5_000)] == [1, 0, 1, 1]
+    assert refusals.count == 1
+
+
+def test_item_refused_by_both_topics_is_refused_twice_and_never_more() -> None:
+    refusals = Refusals()
+    refusals.note(0, 100, 0)
+    refusals.note(0, 100, 1)
+    assert [refusals.of(0, 100), refusals.of(1, 100), refusals.of(2, 99)] == [2, 2, 0]
+    refusals.note(1, 50, 0)
+    assert [refusals.of(2, 60), refusals.of(3, 200)] == [1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=60), st.integers(5, 30))
+def test_attempts_end_whatever_is_refused(items: list[tuple[int, bool]], limit: int) -> None:
+    """One refusal an attempt at worst, and none of an item that can go nowhere else."""
+    refusals = Refusals()
+    for _ in range(2 * len(items) + 1):
+        tried = [(index, size, refusals.of(index, size)) for index, (size, _) in enumerate(items)]
+        assert all(refused <= 2 for _, _, refused in tried)
+        refusing = [each for each in tried if each[2] < 2 and each[1] > limit + 5 * each[2]]
+        if not refusing:
+            return
+        refusals.note(*refusing[-1])
+    raise AssertionError(items)

@@ -1,0 +1,370 @@
+"""The ticker: when a partition gets a TICK, on librdkafka's own mock broker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kmq_spark.core.decisions import DECISION_DTYPES, Decisions
+from kmq_spark.core.markers import MarkerType
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import Status
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.tracker import ticker as ticker_module
+from kmq_spark.tracker.queue_ends import QueueEnds
+from kmq_spark.tracker.ticker import Ticker
+from kmq_spark.wire.codec import decode_marker
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+TOPIC = "orders.markers"
+PARTITIONS = 4  # the mock broker makes its topics so
+BROKER_MS = 1_234
+"""The mock broker's clock, at every append: far from ours, so a ticker that looked at its own would be found out."""
+
+
+class Log:
+    """A markers topic on a mock broker, with what a ticker has written to it."""
+
+    def __init__(self, address: str) -> None:
+        """Read it from where it ends now."""
+        self.address = address
+        self._reader = Consumer({"bootstrap.servers": address, "group.id": "test", "fetch.wait.max.ms": 5})
+        places = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+        for place in places:
+            place.offset = self._reader.get_watermark_offsets(place, timeout=5)[1]
+        self._reader.assign(places)
+        self.ticks: list[Message] = []
+
+    def wait(self, count: int, timeout_s: float = 3.0) -> list[int]:
+        """Wait for so many TICKs in all; return the partitions of all there are."""
+        until = time.monotonic() + timeout_s
+        while len(self.ticks) < count and time.monotonic() < until:
+            record = self._reader.poll(0.05)
+            if record is not None and record.error() is None:
+                assert decode_marker(record.value()).type is MarkerType.TICK
+                self.ticks.append(record)
+        return [record.partition() or 0 for record in self.ticks]
+
+    def rests(self, seconds: float) -> bool:
+        """Return whether nothing is written for so long."""
+        before = len(self.ticks)
+        return len(self.wait(before + 1, seconds)) == before
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._reader.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Run librdkafka's mock broker, which lives as long as the client that made it."""
+    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = owner.list_topics(timeout=5).brokers.values()
+    owner.list_topics(TOPIC, timeout=5)
+    yield f"{broker.host}:{broker.port}"
+    owner.flush(0)
+
+
+@pytest.fixture
+def log(address: str) -> Iterator[Log]:
+    """Return a log that begins where this test does."""
+    log = Log(address)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def make_ticker(address: str) -> Iterator[Callable[..., Ticker]]:
+    """Make tickers that end with the test."""
+    made: list[Ticker] = []
+
+    def make(
+        interval_ms: int = 50,
+        partitions: int = PARTITIONS,
+        address: str = address,
+        ends_topic: str = "",
+        **config: int,
+    ) -> Ticker:
+        settings: dict[str, str | int] = {"bootstrap.servers": address, "log_level": 0, "linger.ms": 0, **config}
+        asking = {"bootstrap.servers": address, "log_level": 0}
+        ends = QueueEnds(asking, ends_topic) if ends_topic else None
+        made.append(Ticker(settings, TOPIC, partitions, interval_ms, ends=ends))
+        return made[-1]
+
+    yield make
+    for ticker in made:
+        ticker.stop()
+
+
+def standing(
+    partition: int,
+    *,
+    in_flight: int = 1,
+    deadline_at_ms: int | None = None,
+    read_to: int = 1,
+    clock_ms: int = 1,
+    behind_ms: int = 0,
+) -> PartitionOutcome:
+    """Return where a partition stands after a batch."""
+    status = Status(read_to, clock_ms, in_flight, 0, deadline_at_ms, {}, behind_ms=behind_ms)
+    return PartitionOutcome(partition, status, Decisions.empty())
+
+
+def started(make_ticker: Callable[..., Ticker], log: Log) -> Ticker:
+    """Return a ticker that knows the broker's clock and has nothing left to do."""
+    ticker = make_ticker()
+    ticker.start()
+    ticker.wait_first_ticks(3)
+    log.wait(PARTITIONS)
+    return ticker
+
+
+def test_starting_ticker_ticks_every_partition_once_and_then_rests(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    ticker = make_ticker()
+    ticker.start()
+    ticker.wait_first_ticks(3)
+    assert sorted(log.wait(PARTITIONS)) == list(range(PARTITIONS))
+    assert log.rests(0.3)
+
+
+def test_tick_is_aimed_just_past_the_deadline(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """Neither before it, when nothing would be due, nor an interval late."""
+    ticker = make_ticker()
+    ticker.start()
+    began_at = time.monotonic()
+    ticker.wait_first_ticks(3)  # and knows the broker's clock
+    log.wait(PARTITIONS)
+    ticker.observe([standing(2, deadline_at_ms=BROKER_MS + 400)])
+    assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [2]
+    assert 0.4 < time.monotonic() - began_at < 0.9
+
+
+def test_overdue_partition_ticks_each_interval_and_no_oftener(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    ticker = make_ticker(interval_ms=100)
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000)])
+    began_at = time.monotonic()
+    log.wait(PARTITIONS + 4)
+    assert time.monotonic() - began_at > 0.25  # four TICKs, three rests of 100 ms between them
+    ticker.observe([standing(1, in_flight=0)])
+    log.wait(10_000, 0.15)
+    assert log.rests(0.3)
+
+
+def test_rejected_message_is_due_at_once(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """Its deadline is -1: due at the next TICK, so there must be one."""
+    ticker = make_ticker()
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(3, deadline_at_ms=-1)])
+    assert log.wait(PARTITIONS + 1)[PARTITIONS] == 3
+
+
+def test_end_of_a_batch_lets_what_is_due_tick_before_its_interval(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """The next batch is about to look for markers: a TICK that waits out its interval would wait for one more batch."""
+    ticker = make_ticker(interval_ms=60_000)
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(0, deadline_at_ms=BROKER_MS - 1)])
+    assert log.rests(0.3)
+    ticker.batch_ends()
+    assert log.wait(PARTITIONS + 1)[PARTITIONS:] == [0]
+
+
+@pytest.mark.parametrize(("decided", "in_flight", "ticks"), [(5_000, 1, 1), (0, 20_000, 2)])
+def test_flooded_partition_gets_a_tick_or_two_until_its_batch_ends_and_as_many_behind_it(
+    make_ticker: Callable[..., Ticker], log: Log, decided: int, in_flight: int, ticks: int
+) -> None:
+    """What is decided while it is sent is all in the next batch: a mass expiry must not become one batch of minutes."""
+    decisions = Decisions.from_columns({name: [0] * decided for name in DECISION_DTYPES}, [""] * decided)
+    ticker = make_ticker(interval_ms=20)
+    ticker.start()
+    log.wait(PARTITIONS)
+    many = replace(standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=in_flight), decisions=decisions)
+    ticker.observe([many])
+    assert log.wait(PARTITIONS + ticks)[PARTITIONS:] == [1] * ticks
+    assert log.rests(0.3)
+    ticker.batch_ends()
+    assert log.wait(PARTITIONS + 2 * ticks)[PARTITIONS:] == [1] * 2 * ticks
+    assert log.rests(0.3)
+
+
+def test_partition_with_little_in_flight_gets_its_ticks_while_batches_take_their_time(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """Batches may be far apart on purpose (`trigger_interval_ms`): the last TICK before one says what is due."""
+    ticker = make_ticker(interval_ms=20)
+    ticker.start()
+    log.wait(PARTITIONS)
+    ticker.observe([standing(1, deadline_at_ms=BROKER_MS - 1_000, in_flight=19_999)])
+    assert log.wait(PARTITIONS + 5)[PARTITIONS:] == [1] * 5
+
+
+def test_partition_whose_clock_is_ahead_is_ticked_although_nothing_is_due(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """Time passes there from record to record alone; however long the interval, and however many TICKs a batch had."""
+    ticker = make_ticker(interval_ms=60_000)
+    ticker.start()
+    log.wait(PARTITIONS)
+    hour_ms = 3_600_000
+    behind = standing(1, deadline_at_ms=BROKER_MS + hour_ms, clock_ms=BROKER_MS + hour_ms, behind_ms=hour_ms)
+    few_ms = standing(2, deadline_at_ms=BROKER_MS + hour_ms, clock_ms=BROKER_MS + 20, behind_ms=20)
+    nothing = standing(3, in_flight=0, clock_ms=BROKER_MS + hour_ms, behind_ms=hour_ms)
+    ticker.observe([replace(behind, status=replace(behind.status, in_flight=20_000)), few_ms, nothing])
+    assert log.wait(PARTITIONS + 4, timeout_s=10)[PARTITIONS:] == [1] * 4
+
+
+def test_append_time_of_what_was_read_moves_the_believed_clock_forward(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """The broker's clock was set forward while nothing was in flight: a lease must not wait for the old one."""
+    ticker = started(make_ticker, log)
+    later_ms = BROKER_MS + 3_600_000
+    ticker.observe([standing(1, deadline_at_ms=later_ms + 300, clock_ms=later_ms)])
+    assert log.wait(PARTITIONS + 1, timeout_s=10)[PARTITIONS:] == [1]
+
+
+def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """A batch between two TICKs decides nothing; one that begins at a TICK is not late."""
+    ticker = started(make_ticker, log)
+    read_all = [standing(each, read_to=10**9, deadline_at_ms=None) for each in range(PARTITIONS)]
+    ticker.observe(read_all)
+    assert seconds_of_rest(ticker, 0.3) >= 0.3
+    read_to = (log.ticks[-1].offset() or 0) + 1
+    ticker.observe([standing(each, read_to=read_to, deadline_at_ms=BROKER_MS + 200) for each in range(PARTITIONS)])
+    ticker.rest(3_600)  # ends: else it outlasts the time of this test
+
+
+def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    ticker = started(make_ticker, log)
+    newest = max(tick.offset() or 0 for tick in log.ticks)
+    ticker.observe([standing(each, read_to=newest) for each in range(PARTITIONS)])
+    ticker.rest(3_600)  # ends: else it outlasts the time of this test
+
+
+def seconds_of_rest(ticker: Ticker, longest_s: float) -> float:
+    """Return how long a rest lasts."""
+    began_at = time.monotonic()
+    ticker.rest(longest_s)
+    return time.monotonic() - began_at
+
+
+def test_partition_that_came_later_is_ticked_too(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    ticker = make_ticker(partitions=2)
+    ticker.start()
+    assert sorted(log.wait(2)) == [0, 1]
+    ticker.observe([standing(3, deadline_at_ms=BROKER_MS - 1)])
+    assert log.wait(3)[2] == 3
+
+
+def test_upkeep_is_called_now_and_then_and_may_fail(
+    make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmq_spark.tracker.ticker.LONGEST_WAIT_S", 0.1)
+    calls: list[float] = []
+
+    def upkeep() -> None:
+        calls.append(time.monotonic())
+        raise KafkaClientError("cannot commit")
+
+    ticker = make_ticker()
+    ticker.on_pause = upkeep
+    with caplog.at_level(logging.WARNING):
+        ticker.start()
+        time.sleep(0.5)
+    assert 2 <= len(calls) <= 5
+    assert "upkeep of orders.markers failed: cannot commit" in caplog.text
+    assert ticker.is_alive()
+
+
+def test_exception_that_ends_the_thread_is_kept(
+    make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the tracker looks there: a thread that ended writes no TICK."""
+    monkeypatch.setattr("kmq_spark.tracker.ticker.LONGEST_WAIT_S", 0.05)
+    broken = ZeroDivisionError("upkeep is broken")
+
+    def upkeep() -> None:
+        raise broken
+
+    ticker = make_ticker()
+    ticker.on_pause = upkeep
+    ticker.start()
+    ticker.join(5)
+    assert not ticker.is_alive()
+    assert ticker.failure is broken
+    assert "the ticker of orders.markers ended" in caplog.text
+
+
+def test_partition_that_wants_a_tick_and_gets_none_is_late(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    ticker = started(make_ticker, log)
+    assert ticker.late_s() == 0
+    away = make_ticker(address="127.0.0.1:1", **{"delivery.timeout.ms": 200})
+    away.start()
+    first_s = wait_late(away)
+    assert wait_late(away, first_s) > first_s
+
+
+def wait_late(ticker: Ticker, above_s: float = 0.0) -> float:
+    """Return how late a TICK is, once it is later than that."""
+    until = time.monotonic() + 5
+    while ticker.late_s() <= above_s and time.monotonic() < until:
+        time.sleep(0.01)
+    return ticker.late_s()
+
+
+def test_broker_that_is_away_costs_one_line_and_stops_nothing(
+    make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = make_ticker(address="127.0.0.1:1", **{"delivery.timeout.ms": 200})
+    with caplog.at_level(logging.WARNING):
+        ticker.start()
+        with pytest.raises(KafkaClientError, match=r"cannot write TICKs to orders.markers within 2 s"):
+            ticker.wait_first_ticks(2.0)  # the client looks for what has timed out once a second
+    lines = [record.getMessage() for record in caplog.records if record.name == "kmq_spark.tracker.ticker"]
+    assert len(lines) == 1
+    assert lines[0].startswith("cannot write TICKs to orders.markers: ")
+    began_at = time.monotonic()
+    ticker.stop()
+    assert time.monotonic() - began_at < 4
+    assert not ticker.is_alive()
+
+
+def test_new_starts_get_a_tick_with_the_ends_of_the_queue_topic_and_then_no_more(
+    make_ticker: Callable[..., Ticker], log: Log, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends that were read behind a TICK which is in the log, and above all STARTs that a batch has counted."""
+    monkeypatch.setattr(ticker_module, "ENDS_INTERVAL_S", 0.1)
+    producer = Producer({"bootstrap.servers": address})
+    for partition in (0, 0, 2):
+        producer.produce("orders", b"m", partition=partition)
+    assert producer.flush(5) == 0
+    ticker = make_ticker(ends_topic="orders")
+    ticker.start()
+    ticker.wait_first_ticks(3)
+    log.wait(PARTITIONS)
+    first = next(each.offset() for each in log.ticks if each.partition() == 2) or 0
+    # Its STARTs lie below the next marker; the first TICK is not above them all.
+    counted = standing(2, deadline_at_ms=BROKER_MS + 3_600_000, read_to=first + 1)
+    ticker.observe([replace(counted, status=replace(counted.status, counters={"started": 1}))])
+    assert log.wait(PARTITIONS + 2, 10)[PARTITIONS:] == [2, 2]
+    (second, third) = (decode_marker(each.value()) for each in log.ticks[PARTITIONS:])
+    assert (second.queue_ends, second.ends_as_of) == ((2, 0, 1, 0), first)
+    assert (third.queue_ends, third.ends_as_of) == ((2, 0, 1, 0), log.ticks[PARTITIONS].offset())
+    assert log.rests(0.5)
