@@ -1,8 +1,8 @@
 """
-Everything that talks to Kafka: topics, producer, consumer, redelivery, clock.
+Everything that talks to Kafka: topics, producers, consumers, redelivery, TICKs.
 
-Rule 1: the only importer of confluent_kafka; never imports pyspark.
-Rule 2: clients are made in the process that uses them, after any fork, and are never pickled.
+Rule 1: This is the only package that imports confluent_kafka. It never imports pyspark.
+Rule 2: A process creates its clients itself, after any fork. Clients are never pickled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """
-Calls of librdkafka that may never return, whatever their time-out: each in a thread of its own.
+Run librdkafka calls that may never return, even when they have a time-out. Each call has its own thread.
 
-Rule 1: the caller waits for the answer as long as it likes; a call that does not return keeps its thread and nothing
-else.
+Rule 1: The caller chooses how long it waits for the result. A call that never returns blocks its own thread only.
 
-Source: librdkafka's issues 5456 and 5511.
+Source: librdkafka issues 5456 and 5511.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ POLL_S = 0.05
 
 def in_a_thread(name: str, call: Callable[[], object]) -> Future[None]:
     """
-    Make a call in another thread.
+    Run a call in a new daemon thread.
 
     Args:
-        name: Of the thread.
-        call: Of a client; may raise `KafkaException`.
+        name: Name of the thread.
+        call: Call of a Kafka client; may raise `KafkaException`.
 
     Returns:
-        Its answer, when there is one.
+        A future that completes when the call returns, or fails with its `KafkaException`.
     """
     answer: Future[None] = Future()
 
@@ -52,21 +51,23 @@ def in_a_thread(name: str, call: Callable[[], object]) -> Future[None]:
 
 def aborting(producer: Producer, wait_s: float) -> Future[None]:
     """
-    Abort the open transaction; return when it is aborted or the time is over.
+    Abort the open transaction. Return when it is aborted or when the time is over.
 
     Args:
-        producer: Transactional.
-        wait_s: The time, seconds. Behind a request that has no answer an abort waits for that request's time-out.
+        producer: Transactional producer.
+        wait_s: How long to wait, seconds. An abort also waits for requests that have no response yet, up to their
+            time-out.
 
     Returns:
-        The answer, if there is one.
+        A future of the abort; not done if the abort still runs in its thread.
     """
     deadline_s = time.monotonic() + wait_s
 
     def call() -> None:
         while True:
             try:
-                # In slices: librdkafka waits for the reports of what it purges, which the caller's thread takes.
+                # Call it in short slices: librdkafka waits for the delivery reports of the records that it purges, and
+                # only the `poll` of the caller's thread takes them.
                 producer.abort_transaction(ABORT_SLICE_S)
             except KafkaException as error:
                 cause = error.args[0]

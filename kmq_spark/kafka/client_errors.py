@@ -1,8 +1,8 @@
 """
-Turn a Kafka client's failure into ours, in one place.
+Convert errors of the Kafka client into errors of this package.
 
-Rule 1: the client's error code and its word on retrying are kept as attributes.
-Rule 2: the text says what to do, by the code; it never carries a value of the client's configuration.
+Rule 1: The client's error code, and whether the client calls the error retriable, are attributes of our error.
+Rule 2: The error code selects the advice in the text. The text never contains a value of the client's configuration.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _FENCED_NAMES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH
 PASSING_NAMES = frozenset(
     {
         *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
-        # A broker that goes away with a request under way; a partition that has no leader just then.
+        # A broker that disconnects while a request is in flight; a partition that has no leader at that moment.
         *("_NOENT", "_DESTROY_BROKER", "NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"),
         *("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"),
         *("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR"),
     }
 )
-"""Failures that pass by themselves and that librdkafka does not mark as retriable: it has retried already."""
+"""Temporary failures that librdkafka does not mark as retriable, because it has already retried them."""
 
 UNREACHABLE_NAMES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_RESOLVE"})
-"""Failures of a client whose broker did not answer."""
+"""Failures of a client whose broker did not respond."""
 
 _MISSING_NAMES = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"})
 
@@ -74,15 +74,15 @@ Answer = TypeVar("Answer")
 
 def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
     """
-    Return our error for a client's failure.
+    Return our error for an error of the Kafka client.
 
     Args:
-        cause: What the client raised or reported.
-        doing: What could not be done, in our message form: `cannot send to orders`.
+        cause: The exception or error of the client.
+        doing: The operation that failed, in the form of our messages: `cannot send to orders`.
 
     Returns:
-        `FencedError` where a newer client has taken over, `TopicError` where a topic or partition is missing,
-        `KafkaClientError` otherwise; to be raised `from` the cause.
+        `FencedError` if a newer client has fenced this one, `TopicError` if a topic or partition does not exist,
+        `KafkaClientError` otherwise. Raise it `from` the cause.
     """
     error = cause.args[0] if isinstance(cause, KafkaException) else cause
     if not isinstance(error, KafkaError):
@@ -102,14 +102,15 @@ def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
 
 def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> KmqError:  # noqa: ANN401  # as below
     """
-    Return our error for a broker that did not answer, with librdkafka's own reason where there is one.
+    Return our error for a broker that did not respond, with librdkafka's own reason if there is one.
 
-    A call only says that it timed out; whether the broker is down, wants TLS or refuses the password stands in the
-    client's log, which is served by `poll`.
+    The failed call itself reports only a time-out. Whether the broker is down, requires TLS or refuses the password is
+    in the client's log only. `poll` delivers these log lines.
 
     Args:
-        cause: What the call raised.
-        client: Producer or admin client, which have no common type; a consumer's `poll` would take a message.
+        cause: The exception of the call.
+        client: Producer or admin client (they have no common type). Not polled if it is a consumer: `poll` would
+            consume a message.
         bootstrap_servers: Comma-separated `host:port`.
     """
     if isinstance(client, (Producer, AdminClient)):
@@ -124,21 +125,24 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
 
 
 def advice_on(code: str) -> str | None:
-    """Return what to do about a failure of librdkafka, by its name; None where nothing particular is known."""
+    """Return the advice for a librdkafka error name; None if there is none."""
     return _ADVICE.get(code)
 
 
 def until_answered(call: Callable[[], Answer], doing: str, timeout_s: float) -> Answer:
     """
-    Ask the broker again while its answer is that it will know soon: a coordinator that moves, a broker that starts.
+    Repeat a call while the broker returns a retriable error, for example while a coordinator moves or a broker starts.
 
     Args:
-        call: The client's call; changes nothing.
-        doing: What cannot be done, in our message form.
-        timeout_s: Seconds after which the failure stands.
+        call: A call of the client that changes nothing.
+        doing: The operation that may fail, in the form of our messages.
+        timeout_s: Seconds after which a retriable error is raised too.
+
+    Returns:
+        The result of the call.
 
     Raises:
-        KmqError: It did not pass, or not in time.
+        KmqError: The error is not retriable, or the time is over.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:

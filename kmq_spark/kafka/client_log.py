@@ -1,11 +1,12 @@
 """
-Send librdkafka's log lines to the stdlib logger `kmq_spark.kafka.client`, and not too many of them.
+Send librdkafka's log lines to the stdlib logger `kmq_spark.kafka.client`, with a limit on repeated lines.
 
-Rule 1: what the client says of a passing state of normal work, and repeats by itself, is at level DEBUG.
-Rule 2: of the lines of one kind and one client, one in ten seconds passes; the next one tells how many were kept back.
-Rule 3: why a connection failed stands in these lines alone, so it is kept for the error of the call that timed out.
+Rule 1: Lines about a temporary state of normal operation, which librdkafka retries, are logged at level DEBUG.
+Rule 2: At most one line per kind and client passes in ten seconds. The next line contains how many were suppressed.
+Rule 3: Only these lines contain the reason of a failed connection. The reason is kept for the error of the call that
+timed out.
 
-Source: confluent-kafka's `logger` setting; a broker that is away otherwise costs a line every 50 ms.
+Source: the `logger` setting of confluent-kafka. Without a limit, a broker that is down causes a line every 50 ms.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ import time
 from collections import deque
 
 QUIET_S = 10.0
-"""Shortest time between two lines of one kind: enough to see that the trouble lasts, and when it ended."""
+"""Minimum time between two lines of one kind. It still shows that a problem lasts, and when it ended."""
 
 MAX_KINDS = 1_000
-"""Kinds remembered; more only means that some lines pass twice."""
+"""Maximum number of kinds that are remembered. Above it all are forgotten, so some lines pass twice."""
 
 
 PASSING = frozenset({"GETPID"})
-"""Facilities of librdkafka whose lines, where they say that it retries, are no trouble: a coordinator that starts."""
+"""
+librdkafka facilities whose lines are harmless if they say that librdkafka retries, for example a coordinator that
+starts.
+"""
 
 
 class RateLimit(logging.Filter):
-    """Let one line of a kind pass in `QUIET_S` seconds, by level, librdkafka's facility and client name."""
+    """Let one line per kind pass in `QUIET_S` seconds. A kind is a level, a librdkafka facility and a client name."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
+        """Start with an empty history."""
         super().__init__()
         self._lock = threading.Lock()
         self._seen: dict[tuple[object, ...], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line passes; one that does names how many were kept back before it."""
+        """Return whether the line passes. A line that passes contains how many lines before it were suppressed."""
         args = record.args if isinstance(record.args, tuple) else ()
         if args and args[0] in PASSING and "retrying" in str(args[-1]) and record.levelno > logging.DEBUG:
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
@@ -58,24 +62,25 @@ class RateLimit(logging.Filter):
 
 
 REASONS_KEPT, REASON_AGE_S = 20, 60.0
-"""Reasons kept of one address, and how long one counts."""
+"""Number of reasons kept per address, and how long each is valid."""
 
 _ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
 
 
 class Reasons(logging.Filter):
-    """Keep why connections failed, by the broker's address; every line passes."""
+    """Keep the reasons of failed connections by broker address. Every line passes this filter."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
+        """Start with an empty history."""
         super().__init__()
         self._lock = threading.Lock()
         self._kept: dict[str, deque[tuple[float, str]]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Remember the reason that a line of a failed connection names."""
+        """Store the reason if the line reports a failed connection."""
         args = record.args if isinstance(record.args, tuple) else ()
-        # librdkafka: facility, client, text; the text is "[thrd:…]: sasl_ssl://host:port/id: reason (after 3ms in …)".
+        # The arguments are librdkafka's facility, client and text. The text is "[thrd:…]: sasl_ssl://host:port/id:
+        # reason (after 3ms in …)".
         found = _ADDRESS.search(str(args[2])) if len(args) > 2 and args[0] == "FAIL" else None  # noqa: PLR2004  # above
         if found is not None:
             with self._lock:
@@ -86,7 +91,7 @@ class Reasons(logging.Filter):
 
     def of(self, bootstrap_servers: str) -> str:
         """
-        Return why the last connections to one of these addresses failed; empty where none did.
+        Return why the latest connection to these addresses failed; empty if none failed.
 
         Args:
             bootstrap_servers: Comma-separated `host:port`.
@@ -99,7 +104,7 @@ class Reasons(logging.Filter):
                 for at, reason in self._kept.get(address.strip().rpartition("://")[2], ())
                 if at >= since
             ]
-        # A broker that closes the connection leaves librdkafka to guess, and it guesses only now and then.
+        # If the broker closes the connection, librdkafka only guesses the reason, and not every time.
         telling = [reason for reason in reasons if not reason.startswith("Disconnected")]
         return (telling or reasons or [""])[-1]
 
@@ -107,5 +112,5 @@ class Reasons(logging.Filter):
 connection_reasons = Reasons()
 
 client_logger = logging.getLogger("kmq_spark.kafka.client")
-client_logger.addFilter(connection_reasons)  # first: it must see the lines that the other one keeps back
+client_logger.addFilter(connection_reasons)  # first: it must also see the lines that the rate limit suppresses
 client_logger.addFilter(RateLimit())

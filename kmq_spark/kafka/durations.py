@@ -1,7 +1,7 @@
 """
-Read durations as callers give them: seconds or a timedelta.
+Convert durations from callers, in seconds or as a timedelta, to milliseconds.
 
-Rule 1: rounded up to whole milliseconds, so that nothing is shorter than what was asked for.
+Rule 1: Durations are rounded up to whole milliseconds, so that none becomes shorter than requested.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kmq_spark.core.markers import MAX_DUE_AT_MS, MAX_REDELIVER_AFTER_MS
 from kmq_spark.errors import ConfigError
 
 MIN_LEASE_MS = 1_000
-"""Shortest lease: below it, a slow broker alone would cause redeliveries."""
+"""Minimum lease: with a shorter one, a slow broker would be enough to cause redeliveries."""
 
 
 def milliseconds(
@@ -23,16 +23,16 @@ def milliseconds(
     Return a duration in milliseconds.
 
     Args:
-        name: What it is, for the error.
+        name: Name of the argument, for the error message.
         duration: Seconds, or a timedelta.
-        least_ms: Shortest one allowed.
-        most_ms: Longest one allowed; the last instant of all stands for no limit.
+        least_ms: Minimum.
+        most_ms: Maximum. `MAX_DUE_AT_MS` means that there is no limit.
 
     Raises:
-        ConfigError: It is out of bounds, or no number.
+        ConfigError: The duration is out of bounds or not a number.
     """
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    # A bool is an int, and never what was meant. NaN fails both comparisons.
+    # A bool is an int in Python, but never a duration. NaN fails both comparisons.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not (is_number and least_ms <= seconds * 1000 <= most_ms):
         least_s, most_s = least_ms // 1000, most_ms // 1000
@@ -43,5 +43,5 @@ def milliseconds(
 
 
 def rounded_up_ms(seconds: float) -> int:
-    """Return whole milliseconds, without what the float added: 0.001 s is one of them, not two."""
+    """Return whole milliseconds, rounded up, without floating-point noise: 0.001 s is 1 ms, not 2 ms."""
     return math.ceil(round(seconds * 1000, 3))

@@ -1,10 +1,10 @@
 """
-Keep a forked child away from the Kafka clients of its parent.
+Keep a forked child process from using the Kafka clients of its parent.
 
-Rule 1: a client's threads live in the parent alone, so the child must neither use nor destroy it: destroying waits for
-these threads, or ends the child by an assertion of librdkafka.
+Rule 1: The threads of a client exist only in the parent. The child must neither use nor destroy the client: destroying
+it waits for these threads, or ends the child with an assertion of librdkafka.
 
-Source: librdkafka INTRODUCTION.md, "Threads and callbacks"; confluent-kafka destroys a client with its last reference.
+Source: librdkafka INTRODUCTION.md, "Threads and callbacks". confluent-kafka destroys a client with its last reference.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 
 
 class ClientOwner(Protocol):
-    """Something that owns Kafka clients."""
+    """An object that owns Kafka clients."""
 
     def after_fork(self) -> Iterable[object]:
-        """Give up in a child process whatever the parent does, and return the clients."""
+        """Stop, in a child process, the work that the parent does. Return the clients."""
 
 
 _owners: weakref.WeakSet[ClientOwner] = weakref.WeakSet()
 
 
 def watch(owner: ClientOwner) -> None:
-    """Have the clients of *owner* left alone in every process forked from now on."""
+    """Protect the clients of *owner* in every process that is forked from now on."""
     _owners.add(owner)
 
 
 def _leave_to_the_parent() -> None:
     for owner in list(_owners):
         for client in owner.after_fork():
-            # One reference that is never given back: not even the end of the interpreter destroys the client then.
+            # Add a reference that is never released, so that even the end of the interpreter does not destroy the
+            # client.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 

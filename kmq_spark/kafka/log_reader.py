@@ -1,9 +1,9 @@
 """
-Read a topic from given positions to where it ends now, again and again: for those who only look.
+Read a topic repeatedly, from given positions to its present end, for processes that only observe it.
 
-Rule 1: `read_committed`: what a transaction gave up is not there.
-Rule 2: no group is joined, nothing is committed.
-Rule 3: a position is moved by what was read, control records of transactions included, so that nothing is read twice.
+Rule 1: `read_committed`: records of aborted transactions are not returned.
+Rule 2: The reader joins no consumer group and commits nothing.
+Rule 3: A position also moves past the control records of transactions, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ READ_AT_ONCE = 1_000
 
 class LogReader:
     """
-    Reads one topic, from positions of its own.
+    Reads one topic and keeps its own positions.
 
     Args:
         config: librdkafka settings of a reader, see `settings.reader_config`.
-        topic: Topic.
-        timeout_ms: How long nothing may arrive before reading is an error.
+        topic: Topic to read.
+        timeout_ms: A read fails if no record arrives for this time.
+
+    Attributes:
+        positions: Next offset to read, by partition.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str, timeout_ms: int) -> None:
-        """Connect lazily: nothing is asked before the first read."""
+        """Create the client; it sends nothing before the first read."""
         self._consumer = make_client(
             Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
         )
@@ -45,7 +48,7 @@ class LogReader:
         self.positions: dict[int, int] = {}
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the client."""
         self._consumer.close()
 
     def read(self, starts: Mapping[int, int]) -> Iterator[Message]:
@@ -53,13 +56,13 @@ class LogReader:
         Yield every committed record from these offsets to the end of their partitions.
 
         Args:
-            starts: First offset by partition; one that retention removed stands for the first there is.
+            starts: First offset by partition. If retention removed it, reading starts at the beginning of the log.
 
         Yields:
-            Records, in order within a partition, partitions mixed.
+            Records, in order within a partition; the partitions are mixed.
 
         Raises:
-            KafkaClientError: Nothing arrived in time, or the topic may not be read.
+            KafkaClientError: No record arrived in time, or this client may not read the topic.
         """
         if not starts:
             return
@@ -69,7 +72,8 @@ class LogReader:
         try:
             heard_at_s = time.monotonic()
             while unread:
-                # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+                # `consume` waits until it has as many records as requested: request one, then those that are already
+                # fetched.
                 records = self._consumer.consume(1, 0.1)
                 if time.monotonic() - heard_at_s > self._timeout_s:
                     message = (
@@ -98,7 +102,7 @@ class LogReader:
             self.positions[partition or 0] = offset or 0
         elif not error.retriable() and error.code() in _FOR_GOOD:
             raise KafkaException(error)
-        # Other errors pass by themselves, or the time-out tells of them.
+        # Other errors are temporary. If not, the time-out above reports them.
         return False
 
 

@@ -1,7 +1,7 @@
 """
-What the broker is asked about topics: offsets and settings.
+Request the offsets, ids and settings of topics from the broker.
 
-Rule 1: a broker that does not answer is an error; what we may not read is left out.
+Rule 1: A broker that does not respond is an error. What this client may not read is left out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
 
 PROBE_S = 1.0
-"""How long a broker may take to answer a probe, and the pause after one that it answered."""
+"""Maximum time for the response to a probe, and the pause after a successful one."""
 
 PROBE_PAUSE_S = 0.2
 
 NOT_ALLOWED = "AUTHORIZATION_FAILED"
-"""In the names of the codes that say so."""
+"""Part of the name of every authorization error."""
 
 
 def offsets_of(
@@ -40,15 +40,15 @@ def offsets_of(
     with_open_transactions: bool = False,
 ) -> dict[int, int]:
     """
-    Return an offset of each partition: the first, the end, the first from an instant on.
+    Return one offset of each partition: the first, the end, or the first from an instant on.
 
     Args:
         admin: Admin client.
-        topic: The topic.
-        partitions: Its partitions.
+        topic: Topic.
+        partitions: Partitions of the topic.
         spec: Which offset.
-        timeout_s: Bound on the answer, seconds.
-        with_open_transactions: Whether the end is the very end; else it is that of what is committed.
+        timeout_s: Maximum time for the response, seconds.
+        with_open_transactions: If true, the end is the high watermark. If false, it is the last stable offset.
 
     Raises:
         KafkaClientError: The broker cannot be reached in time.
@@ -67,21 +67,21 @@ def offsets_of(
 
 def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
     """
-    Return the id of a topic, which a topic made anew under the same name does not share; empty where unknown.
+    Return the id of a topic; empty if unknown. A topic that was deleted and created again has another id.
 
     Args:
         admin: Admin client.
-        topic: The topic.
-        timeout_s: Bound on the answer, seconds.
+        topic: Topic.
+        timeout_s: Maximum time for the response, seconds.
 
     Raises:
-        KmqError: The broker cannot be reached in time, or there is no such topic.
+        KmqError: The broker cannot be reached in time, or the topic does not exist.
     """
 
     def ask() -> str:
         (future,) = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s).values()
         topic_id = future.result().topic_id
-        # Brokers before 2.8 have none.
+        # Brokers before 2.8 have no topic ids.
         return "" if topic_id is None or not topic_id.get_most_significant_bits() else str(topic_id)
 
     return until_answered(ask, f"cannot read the id of {topic}", timeout_s)
@@ -91,16 +91,17 @@ def settings_of(
     admin: AdminClient, topics: Iterable[str], timeout_s: float, *, where_we_can: bool = False
 ) -> dict[str, dict[str, str]]:
     """
-    Return the settings of topics; one whose settings we may not read is left out.
+    Return the settings of topics. A topic whose settings this client may not read is left out.
 
     Args:
         admin: Admin client.
-        topics: Names.
-        timeout_s: Bound on the answer, seconds.
-        where_we_can: Whether a topic is left out for every other reason too that asking again would not change.
+        topics: Names of the topics.
+        timeout_s: Maximum time for the response, seconds.
+        where_we_can: Whether to leave out a topic for every other error too that is not retriable.
 
     Raises:
-        KafkaClientError: The broker cannot be reached in time; or there is no such topic.
+        KafkaClientError: The broker cannot be reached in time.
+        TopicError: A topic does not exist.
     """
     wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
@@ -127,14 +128,14 @@ def wait_for_broker(
     extra: Mapping[str, str] | None = None,
 ) -> None:
     """
-    Wait for a time, or until a broker that did not answer answers.
+    Wait for a given time, or until an unreachable broker responds again.
 
     Args:
-        stopping: Ends the wait.
-        longest_s: The time, seconds.
-        was_away: Whether the broker is known not to have answered.
+        stopping: Ends the wait when set.
+        longest_s: Maximum wait, seconds.
+        was_away: Whether the broker is already known to be unreachable.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Upper bound on one probe.
+        timeout_ms: Maximum time for one probe.
         extra: librdkafka settings.
     """
     deadline_s = time.monotonic() + longest_s
@@ -156,12 +157,12 @@ def wait_for_broker(
 
 def offsets_retention_ms(admin: AdminClient, brokers: Iterable[int], timeout_s: float) -> int | None:
     """
-    Return after how long without members a group's offsets expire, milliseconds; None where we may not know.
+    Return how long the offsets of a group without members are kept, milliseconds; None if this client may not read it.
 
     Args:
         admin: Admin client.
-        brokers: Their ids; the first one is asked.
-        timeout_s: Bound on the answer, seconds.
+        brokers: Ids of the brokers; the lowest one is queried.
+        timeout_s: Maximum time for the response, seconds.
     """
     wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in sorted(brokers)[:1]]
     futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
@@ -169,6 +170,6 @@ def offsets_retention_ms(admin: AdminClient, brokers: Iterable[int], timeout_s: 
         try:
             entry = future.result().get("offsets.retention.minutes")
         except KafkaException:
-            return None  # an extra right (DescribeConfigs on the cluster): the check is left out
+            return None  # needs DescribeConfigs on the cluster: without it the check is skipped
         return None if entry is None or entry.value is None else int(entry.value) * 60_000
     return None

@@ -1,7 +1,7 @@
 """
-Cut offsets into the ranges of as many markers as they need, which is nearly always one.
+Split offsets into the ranges of as few markers as possible, nearly always one.
 
-Rule 1: a marker stays below 100 KiB and below what a reader accepts, whatever was settled.
+Rule 1: A marker stays below 100 KiB and within the limits of a reader, for any number of offsets.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_RANGES_PER_MARKER = 5_000
-"""A range takes at most 18 bytes on the wire, so 5,000 of them 90,000."""
+"""A range takes at most 18 bytes on the wire, so 5,000 ranges take at most 90,000 bytes."""
 
 
 def ranges_of_fetched(offsets: Sequence[int]) -> Iterable[tuple[OffsetRange, ...]]:
     """
-    Return the ranges of each marker that covers offsets which were just fetched.
+    Return the ranges of each marker that covers offsets that were just fetched.
 
     Args:
         offsets: Message offsets of one queue partition, ascending, not empty.
     """
     first, count = offsets[0], len(offsets)
-    # Nearly always without a hole: nothing is to be looked for then.
+    # The common case has no gap: one range, and no search.
     if offsets[-1] - first + 1 == count <= MAX_MESSAGES_PER_MARKER:
         return ((OffsetRange(first, count),),)
     return cut_ranges(offsets)
@@ -41,14 +41,15 @@ def cut_ranges(offsets: Sequence[int] | npt.NDArray[np.int64]) -> Iterator[tuple
     Yield the ranges of each marker that covers the offsets.
 
     Args:
-        offsets: Message offsets of one queue partition, in any order, repeats allowed.
+        offsets: Message offsets of one queue partition, in any order; repeats are allowed.
 
     Yields:
-        Ascending ranges without overlap, at most `MAX_RANGES_PER_MARKER` of them and `MAX_MESSAGES_PER_MARKER`
-        messages; nothing where there are no offsets.
+        Ascending ranges that do not overlap, at most `MAX_RANGES_PER_MARKER` ranges and `MAX_MESSAGES_PER_MARKER`
+        messages per marker. Yields nothing if there are no offsets.
     """
     column = np.asarray(offsets, dtype=np.int64)
-    # Fetched offsets come ascending; acknowledged ones as the handlers finished. `np.unique` would hash them all.
+    # Fetched offsets are ascending; acknowledged offsets are in the order in which the handlers finished. `np.unique`
+    # would hash them all.
     if len(column) > 1 and not (column[1:] > column[:-1]).all():
         column = np.sort(column)
         column = column[np.concatenate(([True], column[1:] != column[:-1]))]

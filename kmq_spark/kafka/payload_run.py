@@ -1,8 +1,9 @@
 """
-What is wanted of one partition, and what has come of it: records in, stretches of payloads out.
+Track which offsets of one partition are wanted, and which were found or are gone.
 
-Rule 1: no client here; every wanted offset is told exactly once.
-Rule 2: many at a time: where the log holds just what is wanted, a thousand records cost one comparison of two lists.
+Rule 1: There is no client in this module. Every wanted offset is reported exactly once.
+Rule 2: Records are handled in bulk: if the log contains exactly the wanted offsets, a thousand records cost one
+comparison of two lists.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 class Stretch(NamedTuple):
     """
-    Neighbours among the offsets that were asked for.
+    Consecutive results: a slice of the wanted offsets of one partition.
 
     Attributes:
-        partition: Theirs.
-        first: Index of the first one in what was asked of this partition.
-        messages: One for each, in order; None where it is gone.
+        partition: Partition of these offsets.
+        first: Index of the first one among the wanted offsets of the partition.
+        messages: One entry for each offset, in order; None if the message is gone.
     """
 
     partition: int
@@ -37,18 +38,18 @@ class Run:
 
     Args:
         topic: Topic.
-        partition: Partition of it.
-        offsets: Ascending, without repeats, not empty.
+        partition: Partition of the topic.
+        offsets: Wanted offsets, ascending, without repeats, not empty.
 
     Attributes:
-        offsets: What is wanted, less what was told as past the end of the log.
-        cursor: Index of the first one that was not told yet.
+        offsets: Wanted offsets, without those reported as past the end of the log.
+        cursor: Index of the first offset that was not reported yet.
         read_to: First offset that was not read.
-        committed_end: Where the log ended before the reading began, for its leader; a replica may lag behind it.
+        committed_end: End of the log at its leader before reading began; a replica may lag behind it.
     """
 
     def __init__(self, topic: str, partition: int, offsets: Sequence[int]) -> None:
-        """Begin with nothing read."""
+        """Start with nothing read."""
         self.topic = topic
         self.partition = partition
         self.offsets = [int(offset) for offset in offsets]
@@ -58,26 +59,30 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether each of them was told."""
+        """Whether every wanted offset was reported."""
         return self.cursor >= len(self.offsets)
 
     @property
     def left(self) -> int:
-        """How many were not."""
+        """Number of wanted offsets that were not reported yet."""
         return len(self.offsets) - self.cursor
 
     def position(self) -> TopicPartition:
-        """Return where to read on."""
+        """Return the position at which to continue reading."""
         return TopicPartition(self.topic, self.partition, self.offsets[self.cursor])
 
     def take(self, records: list[Message]) -> Iterator[Stretch]:
         """
-        Take in what comes next in the log.
+        Add the next records of the log and yield what is now known.
 
-        Compaction, deletion and aborted transactions leave holes in it: what was passed over is gone.
+        Compaction, deletion and aborted transactions leave gaps in the log. A wanted offset in a gap is gone.
 
         Args:
-            records: Of this partition, ascending, not empty. Such as were read before a seek are known and passed over.
+            records: Records of this partition, ascending, not empty. Records that were already read before a seek are
+                ignored.
+
+        Yields:
+            At most one stretch.
         """
         if self.is_done:
             return
@@ -89,7 +94,7 @@ class Run:
         else:
             cursor, end = first, len(wanted)
             for offset, record in zip(offsets, records, strict=True):
-                while cursor < end and wanted[cursor] < offset:  # passed over: gone
+                while cursor < end and wanted[cursor] < offset:  # in a gap: gone
                     found.append(None)
                     cursor += 1
                 if cursor < end and wanted[cursor] == offset:
@@ -100,14 +105,14 @@ class Run:
             yield Stretch(self.partition, first, found)
 
     def drop_below(self, offset: int) -> Iterator[Stretch]:
-        """Tell as gone what lies below an offset."""
+        """Report the wanted offsets below an offset as gone."""
         first = self.cursor
         self.cursor = bisect_left(self.offsets, offset, lo=first)
         if self.cursor > first:
             yield Stretch(self.partition, first, [None] * (self.cursor - first))
 
     def drop_from(self, end: int) -> Iterator[Stretch]:
-        """Tell the offsets that the topic has not reached: a marker may name any number."""
+        """Report the wanted offsets at or past the end of the topic as gone: a marker may contain any offset."""
         known = bisect_left(self.offsets, end, lo=self.cursor)
         beyond = len(self.offsets) - known
         del self.offsets[known:]

@@ -1,13 +1,14 @@
 """
-Read single messages back from a topic by their offsets: the payloads of what is redelivered.
+Read single messages from a topic by their offsets: the payloads of messages that are redelivered.
 
-Rule 1: `read_committed`, without a group; nothing is committed.
-Rule 2: neighbouring offsets are read in one run; far ones are sought.
-Rule 3: a message that is not there any more is told (None), never waited for and never replaced by its neighbour.
-Rule 4: gone is what lies below the beginning of the log, was passed over while reading, or lies past the end of the log
-with everything uncommitted. What is only hidden, behind a transaction that is open, is waited for.
+Rule 1: `read_committed`, without a consumer group; nothing is committed.
+Rule 2: Offsets close to each other are read sequentially. The reader seeks to distant ones.
+Rule 3: A message that no longer exists is reported as None. The reader never waits for it and never returns its
+neighbour instead.
+Rule 4: A message is gone if its offset is below the beginning of the log, is in a gap of the log, or is past the high
+watermark. The reader waits for a message that is only hidden by an open transaction.
 
-Source: kmq redelivers whatever it finds at the position after a seek; this is where ours differs.
+Source: kmq redelivers whatever record it finds after a seek; this module differs in that.
 """
 
 from __future__ import annotations
@@ -28,24 +29,30 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.payload_run import Stretch
 
 READ_THROUGH = 2_000
-"""Unwanted messages that are read and dropped rather than sought over: a seek empties the fetch queue."""
+"""
+Maximum number of unwanted messages that are read and dropped instead of a seek, because a seek empties the fetch queue.
+"""
 
 POLL_MESSAGES = 2_000
 
 READ_AHEAD: dict[str, str | int | float | bool] = {
-    # Whatever lies behind the last wanted offset is fetched for nothing. Enough to keep the fetcher at work while a
-    # thousand messages are looked at; the client's own 100,000 a partition and 64 MiB are mostly thrown away.
+    # Messages after the last wanted offset are fetched in vain. These values keep the fetcher busy while a thousand
+    # messages are processed; most of librdkafka's default of 100,000 messages a partition and 64 MiB would be
+    # discarded.
     "queued.min.messages": 10_000,
     "queued.max.messages.kbytes": 16_384,
 }
-"""How much the client may fetch ahead; the operator's settings go before these."""
+"""How much the client may fetch ahead. Settings of the operator override these."""
 
 SECOND_LOOK_S = 0.25
-"""How long after a first look the end of a log is believed: a broker that starts may say too little for a moment."""
+"""
+Pause before the end of a log is read a second time: a broker that starts may return an end that is too low for a
+moment.
+"""
 
 
 class Payload(NamedTuple):
-    """One message asked for, or the news that it is gone (`message` is None)."""
+    """One requested message; `message` is None if it is gone."""
 
     partition: int
     offset: int
@@ -59,11 +66,11 @@ class PayloadReader:
     Args:
         config: librdkafka settings of a consumer.
         topic: Topic to read.
-        timeout_ms: How long no message may arrive before the read is an error.
+        timeout_ms: A read fails if no message arrives for this time.
     """
 
     def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
-        """Connect lazily: nothing is sent before the first read."""
+        """Create the client; it sends nothing before the first read."""
         self._consumer = make_client(
             Consumer, {**READ_AHEAD, **config, "enable.partition.eof": True, "auto.offset.reset": "error"}
         )
@@ -74,13 +81,13 @@ class PayloadReader:
         self._timeout_s = timeout_ms / 1000
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the clients."""
         self._consumer.close()
         if self._uncommitted is not None:
             self._uncommitted.close()
 
     def never_was(self, partition: int, offset: int) -> bool:
-        """Return whether an offset lay at or past the end of its partition when it was looked for."""
+        """Return whether an offset was at or past the end of its partition during the last read."""
         return offset >= self._ends.get(partition, offset + 1)
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Payload]:
@@ -91,7 +98,8 @@ class PayloadReader:
             wanted: Offsets by partition, ascending, without repeats.
 
         Yields:
-            Payloads, partitions mixed; ascending within a partition, but for offsets past its end, which come first.
+            Payloads. The partitions are mixed; within a partition they are ascending, except that offsets past its end
+            come first.
 
         Raises:
             KafkaClientError: As `stretches`.
@@ -102,7 +110,7 @@ class PayloadReader:
 
     def stretches(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Stretch]:
         """
-        Yield every wanted message once, many at a time: a million of them must not cost a step each.
+        Yield every wanted message once, in bulk: a million messages must not cost one Python step each.
 
         Args:
             wanted: Offsets by partition, ascending, without repeats.
@@ -111,8 +119,8 @@ class PayloadReader:
             Stretches, as they arrive.
 
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, as when all that is
-                left lies behind an open transaction.
+            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, for example because all
+                remaining messages are hidden by an open transaction.
         """
         self._ends.clear()
         runs = {partition: Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
@@ -128,7 +136,8 @@ class PayloadReader:
     def _read_runs(self, runs: dict[int, Run]) -> Iterator[Stretch]:
         quiet_since = time.monotonic()
         while not all(run.is_done for run in runs.values()):
-            # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+            # `consume` waits until it has as many records as requested: request one, then those that are already
+            # fetched.
             records = self._consumer.consume(1, 0.1)
             if records:
                 records += self._consumer.consume(POLL_MESSAGES, 0)
@@ -148,7 +157,7 @@ class PayloadReader:
     def _take(self, runs: dict[int, Run], records: list[Message]) -> Iterator[Stretch]:
         for partition, group in groupby(records, Message.partition):
             run = runs.get(-1 if partition is None else partition)
-            # Events of the client stand among the records, each at its place.
+            # Client events (end of partition, errors) are between the records, in log order.
             for is_event, neighbours in groupby(group, _is_event):
                 if is_event:
                     for event in neighbours:
@@ -162,10 +171,12 @@ class PayloadReader:
             return
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             if run is not None:
-                # Of its own offset alone: a replica that lags meets its end below the end of the log.
+                # Only offsets below the event's own are gone: a lagging replica reports an end that is below the end of
+                # the log.
                 yield from run.drop_below(event.offset() or 0)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
-            # Retention moved past the position while we read: tell what is gone, go on behind it.
+            # Retention removed the position while we read: report what is gone and continue at the beginning of the
+            # log.
             yield from self._skip_removed(runs)
             for each in runs.values():
                 if not each.is_done:
@@ -184,7 +195,7 @@ class PayloadReader:
                 yield from run.drop_from(end)
 
     def _log_end(self, partition: int, wanted: int) -> int:
-        """Return where a partition ends, open transactions included; asked twice where *wanted* lies past it."""
+        """Return the high watermark of a partition. Read it twice if *wanted* is at or past it."""
         if self._uncommitted is None:
             self._uncommitted = make_client(Consumer, {**self._config, "isolation.level": "read_uncommitted"})
         _, end = self._bounds(self._uncommitted, partition)
@@ -194,14 +205,18 @@ class PayloadReader:
         return end
 
     def _bounds(self, client: Consumer, partition: int) -> tuple[int, int]:
-        """Return where a partition begins and ends for a client; both 0 where there is no such partition."""
+        """
+        Return the first offset and the end of a partition, as a client sees them; both 0 if the partition does not
+        exist.
+        """
         place = TopicPartition(self._topic, partition)
         try:
             return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
         except KafkaException as error:
             if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
                 raise
-        # The queue has grown, and the client looks by itself every five minutes only; or a marker names any number.
+        # Either the queue topic has new partitions, and the client refreshes its metadata only every five minutes, or a
+        # marker contains a partition number that does not exist.
         topic = client.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
         if topic.error is not None:
             raise KafkaException(topic.error)
