@@ -1,1 +1,1 @@
-"""Looking at a queue without touching it: what its topics tell, and what is wrong with it. Values in, values out."""
+"""Inspect a queue without changing it: read its topics and find problems. Only plain values go in and come out."""

@@ -1,7 +1,7 @@
 """
-What a cluster says of itself and of topics and groups: facts for those who only look.
+Read facts about a cluster, its topics and its consumer groups, for programs that only observe.
 
-Rule 1: what we may not read is left out, never an error; a broker that does not answer is one.
+Rule 1: What this client may not read is left out and is never an error. A broker that does not respond is an error.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 _API = re.compile(r"ApiKey (\w+) \((\d+)\) Versions (\d+)\.\.(\d+)")
 _FETCH, _TXN_OFFSET_COMMIT = 1, 28
 _KIP_447_VERSION = 3
-"""Version of TxnOffsetCommit that carries the group's generation, KIP-447: Kafka 2.5."""
+"""Version of TxnOffsetCommit that contains the group's generation, KIP-447: Kafka 2.5."""
 
 _RELEASES = ((18, "4.1"), (17, "3.9"), (16, "3.7"), (15, "3.5"), (13, "3.1"), (12, "2.7"), (11, "2.3"))
-"""Version of Fetch -> the first release of Kafka that spoke it: brokers do not tell their release."""
+"""Version of Fetch -> the first Kafka release that supports it: brokers do not report their release."""
 
 API_WAIT_S = 2.0
 
 
 class Cluster:
     """
-    Asks one cluster.
+    Reads facts from one cluster.
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call.
+        timeout_ms: Maximum time for each call.
         extra: librdkafka settings.
     """
 
     def __init__(self, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None) -> None:
-        """Connect lazily: nothing is asked before the first call."""
+        """Create the admin client; it sends nothing before the first call."""
         self._address = bootstrap_servers
         self._timeout_s = timeout_ms / 1000
         self._extra = dict(extra or {})
@@ -55,7 +55,7 @@ class Cluster:
 
     def metadata(self, topic: str | None = None) -> ClusterMetadata:
         """
-        Return what the cluster says of its topics, or of one.
+        Return the cluster's metadata of all its topics, or of one topic.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -69,10 +69,10 @@ class Cluster:
 
     def facts(self) -> ClusterFacts:
         """
-        Return what is known of the brokers.
+        Return facts about the brokers.
 
         Raises:
-            KafkaClientError: None can be reached in time.
+            KafkaClientError: No broker can be reached in time.
         """
         metadata = self.metadata()
         versions = self._api_versions()
@@ -87,7 +87,7 @@ class Cluster:
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicFacts]:
         """
-        Return what is known of topics; one that does not exist has no partitions.
+        Return facts about topics, by name. A topic that does not exist has no partitions.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -114,7 +114,7 @@ class Cluster:
 
     def offsets(self, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
         """
-        Return an offset of each partition: the first, the end of what is committed, the first from an instant on.
+        Return one offset of each partition: the first, the last stable offset, or the first from an instant on.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -122,13 +122,13 @@ class Cluster:
         return offsets_of(self.admin, topic, partitions, spec, self._timeout_s)
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
-        """Return the first offset appended at an instant or later, by partition; one without any is left out."""
+        """Return the first offset appended at an instant or later, by partition. Partitions without one are omitted."""
         found = self.offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
     def group(self, name: str, topic: str) -> GroupFacts:
         """
-        Return what is known of a group of consumers.
+        Return facts about a consumer group.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -141,7 +141,7 @@ class Cluster:
             failure = client_error(error, f"cannot read group {name}")
             if failure.retriable:
                 raise failure from error
-            # A group that nobody has joined yet, or one that we may not look at.
+            # No consumer has joined the group yet, or this client may not describe it.
             return GroupFacts(name, "", {}, positions)
         members: dict[str, int] = {}
         for member in described.members:
@@ -151,7 +151,8 @@ class Cluster:
 
     def committed(self, group: str, topic: str) -> list[TopicPartition]:
         """
-        Return what a group has committed for a topic, with the metadata of the commits; nothing where we may not look.
+        Return the offsets that a group committed for a topic, with their metadata; empty if this client may not read
+        them.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -163,8 +164,9 @@ class Cluster:
         if not wanted:
             return []
         if group not in self._groups:
-            # Not the admin client: after a restart of the broker it did not find the group's coordinator again, for
-            # minutes (librdkafka 2.16); a consumer does. It never subscribes, so it joins nothing.
+            # Do not use the admin client: after a restart of the broker it did not find the group's coordinator again
+            # for minutes (librdkafka 2.16); a consumer does. This consumer never subscribes, so it does not join the
+            # group.
             config = reader_config(self._address, group, new_client_id("look"), self._extra)
             self._groups[group] = make_client(Consumer, config)
 
@@ -180,19 +182,20 @@ class Cluster:
         return until_answered(ask, f"cannot read the offsets of group {group}", self._timeout_s)
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the clients."""
         for client in self._groups.values():
             client.close()
         self._groups.clear()
 
     def _api_versions(self) -> dict[int, int]:
         """
-        Return the newest version of each request that a broker takes.
+        Return the newest version of each request that a broker supports.
 
-        No call of the client tells it, but its log does: one client more, with `debug=feature`, for a moment.
+        No call of the client returns these versions, but its log contains them. Therefore this opens one more client
+        with `debug=feature` for a moment.
         """
         lines: list[str] = []
-        listener = logging.Logger("kmq-features", logging.DEBUG)  # noqa: LOG001  # ours alone, in no hierarchy
+        listener = logging.Logger("kmq-features", logging.DEBUG)  # noqa: LOG001  # private: not in the logger hierarchy
         listener.addHandler(_Lines(lines))
         config = {**admin_config(self._address, extra=self._extra), "debug": "feature", "logger": listener}
         client = make_client(AdminClient, config)

@@ -1,10 +1,10 @@
 """
-Whether a consumer group that nobody used for a while would read acknowledged messages again.
+Check whether a consumer group that was unused for a while would read acknowledged messages again.
 
-Rule 1: messages outlive the group's offsets only where the queue's retention is longer than the brokers' for offsets.
-With a shorter one every message that was acknowledged before the group's last member left is removed before its offsets
-expire. So the two settings are compared, and nothing has to be remembered elsewhere.
-Rule 2: A tracker restores the offsets (`tracker/consumer_positions.py`), until its own copy of them has expired, too.
+Rule 1: Messages are kept longer than the group's offsets only if the queue's retention is longer than the brokers'
+offset retention. Otherwise every message that was acknowledged before the last member left is removed before the
+offsets expire. Therefore comparing the two settings is enough, and nothing is stored elsewhere.
+Rule 2: A tracker restores the offsets (`tracker/consumer_positions.py`) until its own copy of them has expired too.
 
 Source: Kafka's documentation of `offsets.retention.minutes`; KIP-211.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def expiry_finding(facts: QueueFacts) -> tuple[str, str] | None:
-    """Return what is wrong and its repair; None where nothing is, or where we may not read a setting."""
+    """Return the problem and its repair; None if there is no problem, or this client may not read a setting."""
     kept = facts.queue_topic.settings.get("retention.ms")
     forgotten_ms = facts.cluster.offsets_retention_ms
     if kept is None or forgotten_ms is None or 0 <= int(kept) <= forgotten_ms:

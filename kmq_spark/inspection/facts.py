@@ -1,8 +1,8 @@
 """
-What can be known of a queue from outside: values that the inspector fills in and the checks read.
+Facts about a queue that can be observed from outside. The inspector fills them in and the checks read them.
 
-Rule 1: values only; instants are epoch milliseconds on the broker's clock.
-Rule 2: None, or an empty mapping, means: we may not read it.
+Rule 1: Values only. Instants are epoch milliseconds on the broker's clock.
+Rule 2: None, or an empty mapping, means that this client may not read the fact.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class ClusterFacts:
     The brokers.
 
     Attributes:
-        address: What was asked for.
-        broker_count: Brokers known.
-        release: What they speak, in words; empty where they did not say.
-        can_transact: Whether they know KIP-447, which the tracker needs; None where they did not say.
-        offsets_retention_ms: After how long without members a group's offsets expire; None where we may not know.
+        address: The bootstrap servers.
+        broker_count: Number of known brokers.
+        release: Kafka release derived from the protocol versions, as text; empty if unknown.
+        can_transact: Whether the brokers support KIP-447, which the tracker needs; None if unknown.
+        offsets_retention_ms: How long the offsets of a group without members are kept; None if unknown.
     """
 
     address: str
@@ -39,14 +39,14 @@ class TopicFacts:
     One topic.
 
     Attributes:
-        name: Its name.
-        partition_count: 0 where it does not exist.
-        settings: Its settings, empty where we may not read them.
-        replicas: Copies of its first partition.
+        name: Name of the topic.
+        partition_count: Number of partitions; 0 if the topic does not exist.
+        settings: Settings of the topic; empty if this client may not read them.
+        replicas: Number of replicas of the first partition.
         leaderless: Partitions without a leader.
-        under_replicated: Partitions with fewer copies in sync than there should be.
+        under_replicated: Partitions with fewer in-sync replicas than replicas.
         first: First offset by partition.
-        end: End by partition, what is committed alone.
+        end: Last stable offset by partition.
     """
 
     name: str
@@ -60,19 +60,19 @@ class TopicFacts:
 
     @property
     def size(self) -> int:
-        """Offsets between first and end: records, and the control records of transactions."""
+        """Number of offsets between first and end: records, and the control records of transactions."""
         return sum(end - self.first.get(partition, 0) for partition, end in self.end.items())
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """
-    The consumers' group.
+    The consumer group of the queue's consumers.
 
     Attributes:
-        name: Its name.
-        state: As the coordinator calls it; empty where we may not know.
-        members: Client ids, with the number of partitions each has.
+        name: Name of the group.
+        state: State as the coordinator names it; empty if unknown.
+        members: Number of assigned partitions by client id.
         positions: Committed position by queue partition.
     """
 
@@ -85,20 +85,20 @@ class GroupFacts:
 @dataclass(frozen=True, slots=True)
 class TrackerFacts:
     """
-    The tracker, as its group and the log show it.
+    The tracker, as observed from its group and the log.
 
     Attributes:
-        group: Its group.
+        group: Name of the tracker's group.
         positions: First marker not folded, by markers partition.
         needed: First marker needed for a rebuild, by markers partition.
-        signers: Who committed last, by markers partition.
-        unread: Markers, and control records, above the position, over all partitions.
-        unread_since_ms: Append time of the oldest marker that it has not read; None where it has read all.
-        heartbeat_at_ms: When it last committed, clock of its host; None where it left no heartbeat.
-        is_stopped: Whether it was asked to stop.
-        snapshot_lag: Batches since the last snapshot of its state was uploaded.
-        keeps_offsets: Whether it restores expired offsets of the consumers' groups; False where it has not the rights
-            to, None where its version does not.
+        signers: Id of the tracker that committed last, by markers partition.
+        unread: Number of markers, and control records, past the positions, over all partitions.
+        unread_since_ms: Append time of the oldest marker that the tracker has not read; None if it has read all.
+        heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
+        is_stopped: Whether the tracker was asked to stop.
+        snapshot_lag: Number of batches since the last snapshot of its state was uploaded.
+        keeps_offsets: Whether the tracker restores expired offsets of the consumer groups. False if it is not
+            authorized, None if its version does not support it.
     """
 
     group: str
@@ -116,12 +116,13 @@ class TrackerFacts:
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """
-    Records of a topic past some position.
+    Records of a topic past a position.
 
     Attributes:
-        count: How many.
-        is_exact: False where they were not counted one by one: control records of transactions are among them.
-        oldest_at_ms: Append time of the oldest, None where there is none or it was not looked for.
+        count: Number of records.
+        is_exact: False if the records were not counted one by one: then the count includes control records of
+            transactions.
+        oldest_at_ms: Append time of the oldest record; None if there is none or it was not read.
     """
 
     count: int = 0
@@ -135,10 +136,10 @@ class CheckpointFacts:
     The tracker's checkpoint folder.
 
     Attributes:
-        path: Where it should be.
-        problem: Why it cannot be used; empty where nothing is wrong.
-        is_local: Whether it could be looked at from here.
-        last_batch_at_ms: When the last batch was finished, None where none was.
+        path: Path of the folder.
+        problem: Why the folder cannot be used; empty if there is no problem.
+        is_local: Whether the folder is accessible from this machine.
+        last_batch_at_ms: When the last batch was finished; None if there was none.
     """
 
     path: str
@@ -150,27 +151,28 @@ class CheckpointFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
     """
-    Everything that `kmq doctor` looks at.
+    All facts that `kmq doctor` checks.
 
     Attributes:
-        queue: Name, `queue@group` for a group's.
-        now_ms: When it was looked at.
+        queue: Name of the queue, `queue@group` for a group.
+        now_ms: When the facts were read.
         cluster: Brokers.
-        queue_topic: Messages.
-        markers_topic: Markers.
-        dead_letter_topic: Dead letters.
-        consumers: Consumers' group.
+        queue_topic: Topic of the messages.
+        markers_topic: Topic of the markers.
+        dead_letter_topic: Topic of the dead letters.
+        consumers: Consumer group of the consumers.
         tracker: Tracker.
-        ready: Messages not started.
-        dead_letters: Dead letters not redriven or purged.
-        new_dead_letters: Those of the last hour, control records among them.
-        views: Markers partitions, folded.
-        lease_ms: Lease of the queue, as its rules or the settings say.
-        max_deliveries: Limit of the queue, likewise.
-        max_in_flight: Messages in flight in a markers partition beyond which consumers fetch nothing, likewise.
-        rules: The queue's own rules in words; empty where it has none.
-        rules_differing: Settings that say otherwise than the queue's own rules.
-        checkpoint: None where nobody named a folder.
+        ready: Messages that no consumer has started.
+        dead_letters: Dead letters that were neither redriven nor purged.
+        new_dead_letters: Dead letters of the last hour, including control records.
+        views: Folded markers partitions.
+        lease_ms: Lease, from the queue's rules or the settings.
+        max_deliveries: Delivery limit, from the queue's rules or the settings.
+        max_in_flight: Number of messages in flight in a markers partition above which consumers stop fetching, from the
+            queue's rules or the settings.
+        rules: The queue's own rules as text; empty if it has none.
+        rules_differing: Settings that differ from the queue's own rules.
+        checkpoint: None if no folder was given.
     """
 
     queue: str
@@ -194,5 +196,5 @@ class QueueFacts:
 
     @property
     def topics(self) -> tuple[TopicFacts, TopicFacts, TopicFacts]:
-        """The three topics that a queue cannot be without."""
+        """The three topics that every queue must have."""
         return (self.queue_topic, self.markers_topic, self.dead_letter_topic)

@@ -1,7 +1,8 @@
 """
-A queue in a few numbers: what `kmq top`, `kmq queue list` and the metrics show.
+The key figures of a queue, for `kmq top`, `kmq queue list` and the metrics.
 
-Rule 1: from the log alone, never from what a process has counted: those numbers drift when another finishes the work.
+Rule 1: All figures come from the log, never from counters of a process: these drift when another process finishes the
+work.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ class Figures:
     One queue at one moment.
 
     Attributes:
-        queue: Name.
-        at_ms: When, epoch milliseconds.
-        ready: Messages that no consumer has started.
-        is_ready_exact: False where control records of transactions may be among them.
-        oldest_ready_at_ms: Append time of the oldest of them, None for none.
-        in_flight: Messages that a consumer holds.
-        deferred: Messages that wait for their time.
-        oldest_in_flight_at_ms: When the message that is held longest was started, None for none.
-        overdue: Messages past their deadline.
-        dead_letters: Not redriven or purged.
-        tracker_lag: Markers that the tracker has not read.
+        queue: Name of the queue.
+        at_ms: Time of the figures, epoch milliseconds.
+        ready: Number of messages that no consumer has started.
+        is_ready_exact: False if `ready` may include control records of transactions.
+        oldest_ready_at_ms: Append time of the oldest ready message; None if there is none.
+        in_flight: Number of messages that a consumer holds.
+        deferred: Number of messages that wait until they are due.
+        oldest_in_flight_at_ms: Start of the message that is held longest; None if there is none.
+        overdue: Number of messages past their deadline.
+        dead_letters: Number of dead letters that were neither redriven nor purged.
+        tracker_lag: Number of markers that the tracker has not read.
         counted: Counters of the fold by name, since the view began.
     """
 
@@ -52,7 +53,7 @@ class Figures:
     counted: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON can hold them, ages in milliseconds beside the instants."""
+        """Return the figures as values for JSON, with the age in milliseconds of each oldest message."""
         return {
             **asdict(self),
             "oldest_ready_age_ms": self._age(self.oldest_ready_at_ms),
@@ -73,15 +74,15 @@ def figures(
     tracker_lag: int,
 ) -> Figures:
     """
-    Put the figures together.
+    Compute the figures of a queue.
 
     Args:
-        queue: Name.
-        at_ms: Now, epoch milliseconds; what is past its deadline depends on it.
-        views: Markers partitions, folded.
+        queue: Name of the queue.
+        at_ms: Present time, epoch milliseconds; decides which messages are overdue.
+        views: Folded markers partitions.
         ready: Messages past the consumers' positions.
-        dead_letters: Not redriven or purged.
-        tracker_lag: Markers past the tracker's positions.
+        dead_letters: Dead letters that were neither redriven nor purged.
+        tracker_lag: Number of markers past the tracker's positions.
     """
     in_flight = deferred = overdue = 0
     oldest_at_ms: int | None = None

@@ -1,9 +1,11 @@
 """
-What is wrong with a queue, and what to do: the checks of `kmq doctor`.
+The checks of `kmq doctor`: problems of a queue and their repairs.
 
-Rule 1: a check is a function of the facts; it yields what it found, and at least one line where all is well.
-Rule 2: each finding names its repair. UNHEALTHY is for what needs somebody now: work stands still, is lost, or will be.
-Rule 3: an age is compared with the clock of whoever asks: a bound is never below a few seconds.
+Rule 1: A check is a function of the facts. It yields its findings; most checks yield an OK finding if there is no
+problem.
+Rule 2: Each problem names its repair. UNHEALTHY means that an operator must act now: work has stopped, is lost, or will
+be lost.
+Rule 3: Ages are computed with the clock of the machine that runs the check, so no bound is below a few seconds.
 """
 
 from __future__ import annotations
@@ -25,23 +27,27 @@ if TYPE_CHECKING:
     from kmq_spark.inspection.facts import QueueFacts, TopicFacts
 
 TRACKER_LATE_MS = 30_000
-"""Markers that a tracker has not read for this long: a batch takes well below a second, a restart twelve."""
+"""
+Age of an unread marker above which the tracker is late: a batch takes well below a second, a restart twelve seconds.
+"""
 
 OVERDUE_MS = 15_000
-"""A message past its deadline for this long: redelivery takes well below a second."""
+"""How long a message may be past its deadline: redelivery takes well below a second."""
 
 SILENT_MS = 60_000
-"""Consumers that hold messages and have settled none for this long, at least, while others wait."""
+"""
+Minimum time without a settled message, while consumers hold messages and others are ready, that counts as a problem.
+"""
 
 RETENTION_FACTOR = 3
-"""Retention to all leases of a message: room for an outage."""
+"""Minimum ratio of the retention to the sum of all leases of a message: it leaves room for an outage."""
 
 TOLD = 3
-"""Consumers told by name."""
+"""Maximum number of names or places listed in a finding."""
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -54,10 +60,10 @@ class Finding:
     One result of a check.
 
     Attributes:
-        check: What was looked at.
-        level: How bad it is.
+        check: Name of the check.
+        level: Severity.
         what: What was found.
-        repair: What to do; empty where nothing is to be done.
+        repair: What to do; empty if nothing is to be done.
     """
 
     check: str
@@ -68,13 +74,13 @@ class Finding:
 
 def examine(facts: QueueFacts) -> list[Finding]:
     """
-    Make every check that can be made.
+    Run every check for which the facts are available.
 
     Args:
-        facts: As the inspector found them.
+        facts: Facts from the inspector.
 
     Returns:
-        Findings, in the order of the checks: from the broker to what stands in the dead-letter topic.
+        Findings in the order of the checks, from the broker to the dead-letter topic and the checkpoint.
     """
     checks = [_cluster(facts), _topics(facts)]
     if facts.queue_topic.partition_count and facts.markers_topic.partition_count:
@@ -91,7 +97,7 @@ def examine(facts: QueueFacts) -> list[Finding]:
 
 
 def is_unhealthy(findings: list[Finding]) -> bool:
-    """Return whether somebody must do something now."""
+    """Return whether an operator must act now."""
     return any(finding.level is Level.UNHEALTHY for finding in findings)
 
 
@@ -149,7 +155,8 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
         got = topic.settings.get(key, value)
         if got == value:
             continue
-        # The markers' append time is the clock of all leases; the messages' own tells ages and times to live.
+        # The append time of the markers is the clock of all leases. That of the messages gives only ages and times to
+        # live.
         is_needed = key == "cleanup.policy" or topic.name == facts.markers_topic.name
         yield Finding(
             "topics",
@@ -315,7 +322,7 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
     in_flight = deferred = 0
     for view in facts.views.values():
         for start, count, _ in view.by_start():
-            # As `kmq top` counts: nobody holds a message that waits for its time.
+            # Count as `kmq top` does: no consumer holds a deferred message.
             if start is not None and start.is_deferral:
                 deferred += count
             else:
@@ -335,7 +342,7 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
 
 
 def _unticked(facts: QueueFacts) -> Iterator[Finding]:
-    """Find partitions where something is due and no TICK says so: a tracker decides at TICKs only."""
+    """Find partitions where a deadline has passed and no TICK followed: a tracker decides only at TICKs."""
     since_ms = {
         partition: deadline_at_ms
         for partition, view in facts.views.items()
@@ -352,7 +359,7 @@ def _unticked(facts: QueueFacts) -> Iterator[Finding]:
 
 
 def _silent(facts: QueueFacts) -> Iterator[Finding]:
-    """Find consumers that hold messages, renew them, and settle none while others wait."""
+    """Find consumers that hold messages and renew their leases, but settle none while other messages are ready."""
     held: Counter[str] = Counter()
     since_ms: dict[str, int] = {}
     for view in facts.views.values():

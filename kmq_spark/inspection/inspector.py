@@ -1,8 +1,8 @@
 """
-Look at a queue without touching it: its topics, its groups, what is in flight.
+Inspect a queue without changing it: its topics, its groups and its messages in flight.
 
-Rule 1: nothing is written, no group is joined, nothing is committed.
-Rule 2: looking again costs what was appended since.
+Rule 1: The inspector writes nothing, joins no consumer group and commits nothing.
+Rule 2: A repeated inspection reads only what was appended since the last one.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ if TYPE_CHECKING:
     from kmq_spark.core.markers import Marker
 
 COUNTED_BELOW = 500
-"""Records past a position that are counted one by one; past it the control records among them do not matter."""
+"""Maximum backlog that is counted record by record. In a larger one the included control records do not matter."""
 
 FOLDED_AT_ONCE = 50_000
 
 
 class QueueInspector:
     """
-    Looks at one queue.
+    Inspects one queue.
 
     Args:
-        queue: Name, or `queue@group`.
+        queue: Name of the queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call, and on how long nothing may arrive while a topic is read.
+        timeout_ms: Maximum time for each call, and for the arrival of the next record while a topic is read.
         extra: librdkafka settings.
 
     Raises:
-        ConfigError: The name is not allowed, or a setting.
+        ConfigError: The name or a setting is not allowed.
     """
 
     def __init__(
         self, queue: str, *, bootstrap_servers: str, timeout_ms: int = 15_000, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Connect lazily: nothing is asked before the first call."""
+        """Create the clients; they send nothing before the first call."""
         self.topics = QueueTopics.parse(queue)
         self.queue = queue
         self.cluster = Cluster(bootstrap_servers, timeout_ms, extra)
         self._timeout_ms = timeout_ms
-        # No group is joined and nothing committed, but librdkafka wants a name, and ACLs may be given for it.
+        # The reader joins no group and commits nothing, but librdkafka requires a group name, and ACLs may be granted
+        # for it.
         self.reader_config = reader_config(bootstrap_servers, self.topics.tracker_group, new_client_id("look"), extra)
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
@@ -69,7 +70,7 @@ class QueueInspector:
         self.views: dict[int, MarkersView] = {}
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Close the clients."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
@@ -80,12 +81,12 @@ class QueueInspector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the broker."""
+        """Close the clients."""
         self.close()
 
     def queue_partitions(self) -> range:
         """
-        Return the partitions of the queue, and find out that it exists.
+        Return the partitions of the queue, after a check that the queue exists.
 
         Raises:
             TopicError: The queue topic or the markers topic does not exist.
@@ -105,10 +106,10 @@ class QueueInspector:
 
     def tracker(self, markers: TopicFacts) -> TrackerFacts:
         """
-        Return where the tracker stands.
+        Return the tracker's positions and its latest heartbeat.
 
         Args:
-            markers: The markers topic as it is now.
+            markers: Present facts about the markers topic.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -141,10 +142,10 @@ class QueueInspector:
 
     def look(self, told: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
         """
-        Fold what was appended to the markers topic since the last look; the first begins where the tracker would.
+        Fold the markers appended since the last call. The first call begins where the tracker would begin.
 
         Args:
-            told: Called with the number of markers read so far, now and then.
+            told: Progress callback; called from time to time with the number of markers read so far.
 
         Raises:
             TopicError: The queue does not exist.
@@ -169,20 +170,21 @@ class QueueInspector:
                     if told is not None:
                         told(number)
         finally:
-            # A broker that goes away in between: what was read is not read again.
+            # If the broker fails in between, the markers that were read are not read again.
             for partition, markers in waiting.items():
                 self.views[partition].take(markers)
         return self.views
 
     def backlog(self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Backlog:
         """
-        Return how many records lie between positions and ends, counted where they are few.
+        Return the number of records between positions and ends. A small number is counted record by record.
 
-        Transactions leave control records in a log, which no reader sees: an idle queue would have a backlog for ever.
+        Transactions leave control records in a log, which readers do not receive. Without counting, an idle queue would
+        always have a backlog.
 
         Args:
             topic: Topic.
-            starts: Position by partition; partitions that are not named have none.
+            starts: Position by partition; a partition without one has no backlog.
             ends: End by partition.
 
         Raises:
@@ -205,7 +207,10 @@ class QueueInspector:
         return Backlog(count, is_exact, oldest_at_ms)
 
     def ready(self, queue: TopicFacts, positions: Mapping[int, int]) -> Backlog:
-        """Return the messages that no consumer has started; where a group has no position, all there are."""
+        """
+        Return the messages that no consumer has started. In a partition without a committed position, that is all
+        messages.
+        """
         starts = {partition: max(positions.get(partition, first), first) for partition, first in queue.first.items()}
         return self.backlog(queue.name, starts, queue.end)
 
@@ -219,7 +224,7 @@ class QueueInspector:
 
     def figures(self, told: Callable[[int], None] | None = None) -> Figures:
         """
-        Return the queue in numbers.
+        Return the key figures of the queue.
 
         Raises:
             TopicError: The queue does not exist.
@@ -229,7 +234,7 @@ class QueueInspector:
         facts = self.cluster.topics(self.topics.all_topics)
         queue, markers, letters = (facts[name] for name in self.topics.all_topics)
         if not queue.partition_count or not markers.partition_count:
-            # A broker that starts does not know its topics for a moment: no figures are better than noughts.
+            # A broker that starts does not know its topics for a moment: raise an error instead of returning zeros.
             self.queue_partitions()
         positions = {p.partition: p.offset for p in self.cluster.committed(self.topics.consumer_group, queue.name)}
         tracker = self._positions()
@@ -244,7 +249,7 @@ class QueueInspector:
         )
 
     def ready_records(self, limit: int) -> Iterator[Message]:
-        """Yield messages that no consumer has started, a partition after the other, at most so many."""
+        """Yield at most *limit* messages that no consumer has started, one partition after the other."""
         (queue,) = self.cluster.topics([self.topics.queue_topic]).values()
         committed = self.cluster.committed(self.topics.consumer_group, queue.name)
         positions = {place.partition: place.offset for place in committed}
@@ -257,7 +262,7 @@ class QueueInspector:
                     yield record
 
     def records(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
-        """Yield every committed record of a topic from these offsets to its end; may be left before that."""
+        """Yield every committed record of a topic from these offsets to its end. The caller may stop before the end."""
         reader = LogReader(self.reader_config, topic, self._timeout_ms)
         try:
             yield from reader.read(starts)
@@ -276,7 +281,7 @@ class QueueInspector:
         return self._readers[topic]
 
     def _counted(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int | None]:
-        """Return how many records lie there, and the append time of the first."""
+        """Return the number of records between two offsets, and the append time of the first."""
         reader = LogReader(self.reader_config, topic, self._timeout_ms)
         try:
             if end - start > COUNTED_BELOW:
@@ -290,7 +295,7 @@ class QueueInspector:
             reader.close()
 
     def _forget(self, topic: str, partition: int) -> None:
-        """Only the newest backlog of a partition is worth keeping."""
+        """Remove the cached backlogs of a partition: only the newest one is needed."""
         for place in [place for place in self._backlogs if place[:2] == (topic, partition)]:
             del self._backlogs[place]
 
@@ -300,7 +305,7 @@ class QueueInspector:
         if metadata is None or metadata.error is not None or not metadata.partitions:
             return 0
         reader = self._reader(topic)
-        # Only what was appended since the last look: a log of what was redriven is kept for ever.
+        # Read only what was appended since the last call: the redrive topic is kept without limit.
         for record in reader.read({partition: reader.positions.get(partition, 0) for partition in metadata.partitions}):
             marker = _marker_of(record)
             if marker is not None and marker.type is MarkerType.END:

@@ -1,9 +1,9 @@
 """
-Whether a tracker runs, by the heartbeat that its commits leave.
+Decide whether a tracker runs, from the heartbeat in its commits.
 
-Rule 1: a heartbeat is at most five seconds old while a tracker runs, idle or not; the last one of a tracker that was
-asked to stop says so.
-Rule 2: the heartbeat has the clock of the tracker's host: the bound leaves room for clocks that differ by seconds.
+Rule 1: While a tracker runs, its heartbeat is at most five seconds old, also when idle. The last heartbeat of a tracker
+that was asked to stop contains a stop flag.
+Rule 2: The heartbeat has the clock of the tracker's host. The bound allows clocks that differ by seconds.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from kmq_spark.inspection.facts import TrackerFacts
 
 HEARTBEAT_LATE_MS = 15_000
-"""A tracker whose newest heartbeat is older does not run: three of them are missing."""
+"""A tracker whose newest heartbeat is older does not run: three heartbeats are missing."""
 
 
 SNAPSHOT_LATE_BATCHES = 300
-"""As the tracker's own bound; Spark fails at some 860."""
+"""The same bound as in the tracker. Spark fails at some 860 batches."""
 
 
 class Life(StrEnum):
-    """What the heartbeat says."""
+    """State of the tracker according to its heartbeat."""
 
     NEVER = "never"
     UNKNOWN = "unknown"
-    """Of a tracker of an older version, which leaves no heartbeat."""
+    """The tracker is of an older version and writes no heartbeat."""
     RUNNING = "running"
     STOPPED = "stopped"
     GONE = "gone"
@@ -40,8 +40,8 @@ def life_of(tracker: TrackerFacts, now_ms: int) -> Life:
     Return whether a tracker runs.
 
     Args:
-        tracker: As its group shows it.
-        now_ms: Epoch milliseconds, clock of whoever asks.
+        tracker: Facts about the tracker.
+        now_ms: Epoch milliseconds, clock of this machine.
     """
     if not tracker.positions:
         return Life.NEVER
@@ -54,12 +54,12 @@ def life_of(tracker: TrackerFacts, now_ms: int) -> Life:
 
 def described(tracker: TrackerFacts, overdue: int, now_ms: int) -> str:
     """
-    Return one line: whether a tracker runs, since when not, and how many messages wait for it.
+    Return one line of text: whether a tracker runs, how long ago it stopped, and how many messages are overdue.
 
     Args:
-        tracker: As its group shows it.
-        overdue: Messages past their deadline.
-        now_ms: Epoch milliseconds, clock of whoever asks.
+        tracker: Facts about the tracker.
+        overdue: Number of messages past their deadline.
+        now_ms: Epoch milliseconds, clock of this machine.
     """
     life, ago = life_of(tracker, now_ms), span(max(0, now_ms - (tracker.heartbeat_at_ms or now_ms)))
     if life is Life.GONE:
@@ -72,7 +72,7 @@ def described(tracker: TrackerFacts, overdue: int, now_ms: int) -> str:
 
 
 def snapshots_late(tracker: TrackerFacts) -> tuple[str, str] | None:
-    """Return what is wrong with the snapshots of the tracker's state, and its repair; None where nothing is."""
+    """Return the problem with the snapshots of the tracker's state and its repair; None if there is no problem."""
     if tracker.snapshot_lag <= SNAPSHOT_LATE_BATCHES:
         return None
     what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after some 860"

@@ -1,9 +1,9 @@
 """
-Find one message in all topics of its queue, and put its story together.
+Find one message in all topics of its queue, and build its history.
 
-Rule 1: nothing is read that cannot matter: markers from the message's append time on, later copies around the END that
-they were committed with.
-Rule 2: bounded: a story has at most `MAX_COPIES` copies.
+Rule 1: Only records that can matter are read: markers from the message's append time on, and later copies around the
+END of their transaction.
+Rule 2: A history has at most `MAX_COPIES` copies.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from kmq_spark.wire.headers import Headers
 
 MAX_COPIES = 10_000
-"""More deliveries than any queue's limit; what has no limit is told up to here."""
+"""More deliveries than the limit of any queue. Without a limit, the history ends here."""
 
 
 class Storyteller:
     """
-    Tells stories of one queue.
+    Builds histories of messages of one queue.
 
     Args:
-        inspector: Of the queue.
-        timeout_ms: How long nothing may arrive while a topic is read.
-        told: Called with the number of records read so far, now and then.
+        inspector: Inspector of the queue.
+        timeout_ms: A read fails if no record arrives for this time.
+        told: Progress callback; called from time to time with the number of records read so far.
     """
 
     def __init__(self, inspector: QueueInspector, timeout_ms: int, told: Callable[[int], None]) -> None:
-        """Keep what is needed; nothing is read yet."""
+        """Keep the arguments; read nothing yet."""
         self._inspector = inspector
         self._topics = inspector.topics
         self._timeout_ms = timeout_ms
@@ -61,14 +61,14 @@ class Storyteller:
 
     def story(self, message: MessageId) -> tuple[Content | None, list[Event]]:
         """
-        Tell the story of a message from its first copy on, whichever copy is asked for.
+        Return the history of a message from its first copy on, for the position of any of its copies.
 
         Args:
-            message: Place of any copy in the queue topic.
+            message: Position of any copy in the queue topic.
 
         Returns:
-            The content of the copy that was asked for, None where retention removed it or it never was, and the events
-            in the order of time; none where nothing is known.
+            The content of the requested copy, and the events in order of time. The content is None if retention removed
+            the copy or it never existed. There are no events if nothing is known.
 
         Raises:
             TopicError: The queue does not exist.
@@ -102,7 +102,7 @@ class Storyteller:
         return _content(asked), in_order(events)
 
     def _next(self, place: MessageId, ended: Told | None, events: list[Event]) -> Message | None:
-        """Return the copy that followed this one; add the dead letter and what became of it."""
+        """Return the next copy of the message. Add the events of a dead letter and of its redrive."""
         if ended is None or ended.marker.outcome not in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
             return None
         if ended.marker.outcome is Outcome.REDELIVERED:
@@ -135,7 +135,7 @@ class Storyteller:
         return self._markers_in(self._topics.markers_topic, message, since_ms)
 
     def _markers_in(self, topic: str, message: MessageId, since_ms: int) -> list[Told]:
-        """Return the markers that cover a message; they may lie in any partition."""
+        """Return the markers that cover a message; they may be in any partition."""
         cluster = self._inspector.cluster
         partitions = cluster.metadata(topic).topics[topic].partitions
         found = []
@@ -150,7 +150,7 @@ class Storyteller:
         return sorted(found, key=lambda each: (each.at_ms, each.marker_offset))
 
     def _find(self, topic: str, partitions: object, at_ms: int, header: str, place: MessageId) -> Message | None:
-        """Return the first record around an instant whose header names a place."""
+        """Return the first record around an instant whose header contains a given message position."""
         starts = self._inspector.cluster.offsets_at(topic, partitions, max(0, at_ms - LONGEST_TRANSACTION_MS))  # type: ignore[arg-type]
         for partition, start in starts.items():
             for record in self._inspector.records(topic, {partition: start}):
@@ -164,7 +164,10 @@ class Storyteller:
 
     @staticmethod
     def _is_fresh(record: Message, header: str, at_ms: int) -> bool:
-        """By its origin a redriven copy is told from older ones: it was committed with the END of its dead letter."""
+        """
+        Return whether a record is the wanted copy. A redriven copy has only its origin: its append time must be near
+        that of the END of its dead letter, which is in the same transaction.
+        """
         return header == PREVIOUS or (
             not text_of(_headers(record), PREVIOUS) and abs(record.timestamp()[1] - at_ms) < LONGEST_TRANSACTION_MS
         )

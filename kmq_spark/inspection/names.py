@@ -1,4 +1,4 @@
-"""Which queues there are, by the names of their topics."""
+"""Derive the queues of a cluster from the names of its topics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MARKERS, DEAD_LETTERS = ".markers", ".dlq"
 
 def queues_of(topics: Iterable[str]) -> list[str]:
     """
-    Return the queues that these topics belong to, groups as `queue@group`, sorted.
+    Return the queues to which these topics belong, groups as `queue@group`, sorted.
 
     Args:
         topics: Names of all topics of a cluster.
 
-    A dead-letter topic has a markers topic too, the log of what was redriven: it is no queue of its own.
+    A dead-letter topic also has a markers topic, the redrive topic. It is not a queue of its own.
     """
     names = set(topics)
     found = []

@@ -1,4 +1,4 @@
-"""Durations, instants and counts as people read them."""
+"""Format durations, instants and counts for people."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _STEPS = ((86_400_000, "d", 3_600_000, "h"), (3_600_000, "h", 60_000, "min"), (6
 _TENTHS_BELOW_MS = 10_000
 
 _LAST_MS = 253_402_300_799_999
-"""Last millisecond of the year 9999: past it there is no date."""
+"""Last millisecond of the year 9999: Python has no later date."""
 
 
 def span(duration_ms: int) -> str:
-    """Return a duration in milliseconds in its two largest units; below zero counts as zero."""
+    """Return a duration in milliseconds as text, in its two largest units; a negative one counts as zero."""
     duration_ms = max(0, duration_ms)
     for size, name, smaller, smaller_name in _STEPS:
         if duration_ms >= size:
@@ -23,12 +23,12 @@ def span(duration_ms: int) -> str:
 
 
 def instant(at_ms: int | None) -> str:
-    """Return epoch milliseconds as a date, UTC; `-` where there is none."""
+    """Return epoch milliseconds as a UTC date; `-` if there is none."""
     if at_ms is None or not 0 <= at_ms <= _LAST_MS:
         return "-"
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, `1 message` or `2 messages`."""
+    """Return a number with its noun: `1 message` or `2 messages`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,11 +1,11 @@
 """
-One message's story, told from the topics: its copies, what consumers did with each, how it ended.
+The history of one message, from the topics: its copies, what consumers did with each, and how it ended.
 
-Rule 1: copies are linked by `kmq-previous`: a redelivery, a dead letter and a redriven message all carry it, or the
+Rule 1: Copies are linked by headers: a redelivery and a dead letter have `kmq-previous`, a redriven message has its
 origin.
-Rule 2: what retention has removed is told as missing, never guessed.
+Rule 2: What retention removed is reported as missing and never guessed.
 
-Source: the question asked of every queue at night: "what happened to this one?"
+Source: the usual question about a queue during an incident: "what happened to this message?"
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 KEPT_ALIVE = "kept alive"
 
 TOGETHER_MS = 1_000
-"""Records of one transaction lie closer than this."""
+"""Maximum difference between the append times of records of one transaction that are shown in the given order."""
 
 LONGEST_TRANSACTION_MS = 120_000
-"""How far a copy and the END that was committed with it may lie apart."""
+"""Maximum difference between the append times of a copy and of the END in the same transaction."""
 
 
 class Event(NamedTuple):
-    """One line of the story: when (epoch milliseconds, broker clock), where in the log, what, by whom."""
+    """
+    One line of the history: when (epoch milliseconds, broker clock), where in the log, what happened, and the consumer
+    id.
+    """
 
     at_ms: int
     place: str
@@ -41,7 +44,7 @@ class Event(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a record holds."""
+    """Key, value and headers of a record."""
 
     key: bytes | None
     value: bytes | None
@@ -49,7 +52,7 @@ class Content(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A marker that covers the message, at its place."""
+    """A marker that covers the message, with its position."""
 
     marker_partition: int
     marker_offset: int
@@ -63,12 +66,12 @@ class Copy:
     One copy of a message.
 
     Attributes:
-        topic: Where it lies.
-        partition: Where it lies.
-        offset: Where it lies.
-        at_ms: When it was appended.
-        delivery_count: Deliveries before this copy.
-        reason: Of a dead letter.
+        topic: Topic of the copy.
+        partition: Partition of the copy.
+        offset: Offset of the copy.
+        at_ms: Append time.
+        delivery_count: Number of deliveries before this copy.
+        reason: Reason of a dead letter.
     """
 
     topic: str
@@ -80,29 +83,29 @@ class Copy:
 
     @property
     def place(self) -> str:
-        """Where it lies, as people write it."""
+        """Position of the copy as text."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
 def covers(marker: Marker, message: MessageId) -> bool:
-    """Return whether a marker speaks of a message."""
+    """Return whether a marker covers a message."""
     return marker.queue_partition == message.queue_partition and any(
         first <= message.message_offset < first + count for first, count in marker.ranges
     )
 
 
 def sent(copy: Copy, number: int) -> Event:
-    """Return the line of a copy in the queue topic."""
+    """Return the event of a copy in the queue topic."""
     return Event(copy.at_ms, copy.place, "sent" if number == 0 else f"redelivered, copy {number + 1}")
 
 
 def events_of(markers_topic: str, told: Iterable[Told]) -> Iterator[Event]:
     """
-    Yield what consumers and the tracker said of one copy.
+    Yield the markers of one copy, from consumers and the tracker, as events.
 
     Args:
-        markers_topic: Its name, for the places.
-        told: Markers that cover the copy, in the order of the log.
+        markers_topic: Name of the topic, for the positions.
+        told: Markers that cover the copy, in log order.
     """
     for partition, offset, at_ms, marker in told:
         place = f"{markers_topic}[{partition}]@{offset}"
@@ -111,9 +114,10 @@ def events_of(markers_topic: str, told: Iterable[Told]) -> Iterator[Event]:
 
 def in_order(events: Sequence[Event]) -> list[Event]:
     """
-    Return events by time; what was committed together stays as it was given.
+    Return events by time. Events of the same transaction keep their order.
 
-    A copy and the END that led to it are appended by two partitions' leaders, milliseconds apart, in either order.
+    A copy and the END in the same transaction are appended by the leaders of two partitions, milliseconds apart, in
+    either order.
     """
     keys: list[int] = []
     for event in events:
@@ -123,7 +127,7 @@ def in_order(events: Sequence[Event]) -> list[Event]:
 
 
 def shortened(events: Sequence[Event]) -> list[Event]:
-    """Return the events with each run of renewals of one lease as one line: long work has hundreds."""
+    """Return the events, with consecutive renewals of one lease as one line: long work has hundreds of renewals."""
     found: list[Event] = []
     repeats = 0
     for event in events:
@@ -139,7 +143,7 @@ def shortened(events: Sequence[Event]) -> list[Event]:
 
 
 def last_outcome(told: Sequence[Told]) -> Told | None:
-    """Return the marker that ended the copy's last lease, None where it is in flight or was never started."""
+    """Return the marker that ended the copy's last lease; None if the copy is in flight or was never started."""
     ended = None
     for each in told:
         if each.marker.type is MarkerType.END:

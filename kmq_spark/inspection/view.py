@@ -1,10 +1,10 @@
 """
-What is in flight, folded from the markers topic by somebody who only looks.
+The messages in flight, folded from the markers topic by a process that only observes.
 
-Rule 1: the rules are those of `core.fold`; only the tracker decides, so TICKs move the clock here and nothing else.
-Rule 2: who looks from the tracker's `needed` offset on sees every message that is in flight.
+Rule 1: The rules are those of `core.fold`. Only the tracker decides, so here TICKs only move the clock.
+Rule 2: A view that begins at the tracker's `needed` offset contains every message in flight.
 
-Source: RabbitMQ's "unacked", SQS's "not visible" and "age of the oldest message".
+Source: "unacked" of RabbitMQ; "not visible" and "age of the oldest message" of SQS.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _NEVER_DECIDES = Rules(decide_from_marker_offset=2**63 - 1)
 
 UNREADABLE_KEPT = 10
-"""Unreadable markers told by their offset; the rest is only counted."""
+"""Maximum number of unreadable markers whose offset is kept; the others are only counted."""
 
 STARTS_SLACK = 10_000
-"""STARTs remembered beyond those still needed, before the list is gone through."""
+"""Number of unneeded STARTs that are kept before the unneeded ones are removed."""
 
 
 class Start(NamedTuple):
-    """What is remembered of a START: when it was appended (epoch milliseconds, broker clock), by whom, and what for."""
+    """What is kept of a START: append time (epoch ms, broker clock), consumer id, and whether it is a deferral."""
 
     at_ms: int
     consumer_id: str
@@ -47,8 +47,9 @@ class Held(NamedTuple):
     """
     A message in flight.
 
-    `started_at_ms` is None where its START was not read; `deadline_at_ms` is on the broker's clock, -1 where it was
-    rejected and waits for the tracker; `is_deferred` where nobody holds it and it waits for its time.
+    `started_at_ms` is None if its START was not read. `deadline_at_ms` is on the broker's clock, and -1 if the message
+    was rejected and waits for the tracker. `is_deferred` means that no consumer holds the message and it waits until it
+    is due.
     """
 
     queue_partition: int
@@ -63,16 +64,17 @@ class Held(NamedTuple):
 @dataclass(slots=True)
 class MarkersView:
     """
-    One markers partition, as it stands.
+    One markers partition in its present state.
 
     Attributes:
-        state: What is in flight, and counters since the view began.
+        state: Messages in flight, and counters since the view began.
         newest_at_ms: Append time of the newest record read, epoch milliseconds; 0 before the first.
-        acked_at_ms: Append time of the newest END that a consumer wrote; 0 before the first.
+        acked_at_ms: Append time of the newest END without a copy: acknowledged, rejected or expired; 0 before the
+            first.
         started_at_ms: Append time of the newest START that handed messages out; 0 before the first.
         ticked_at_ms: Append time of the newest TICK; 0 before the first.
-        trackers: Ids of the trackers whose ENDs were read, with the append time of the newest.
-        unreadable: Marker offsets of the first records that are no markers.
+        trackers: Append time of the newest END of each tracker, by tracker id.
+        unreadable: Marker offsets of the first unreadable records.
     """
 
     state: PartitionState = field(default_factory=PartitionState.empty)
@@ -86,10 +88,10 @@ class MarkersView:
 
     def take(self, markers: Sequence[LoggedMarker]) -> None:
         """
-        Fold what was appended since the last time.
+        Fold the markers that were appended since the last call.
 
         Args:
-            markers: In any order; what was folded before is skipped.
+            markers: Markers in any order; those that are already folded are skipped.
         """
         for offset, appended_at_ms, marker in markers:
             self.newest_at_ms = max(self.newest_at_ms, appended_at_ms)
@@ -102,7 +104,7 @@ class MarkersView:
         self._forget()
 
     def messages(self) -> Iterator[Held]:
-        """Yield every message in flight, by queue partition and offset."""
+        """Yield every message in flight, ordered by queue partition and offset."""
         columns = self.state.in_flight.columns
         for key, deadline_at_ms, delivery_count, start in zip(
             columns.key.tolist(), self._deadlines_ms().tolist(), columns.delivery_count.tolist(),
@@ -120,7 +122,10 @@ class MarkersView:
             )
 
     def by_start(self) -> Iterator[tuple[Start | None, int, int]]:
-        """Yield each START with messages in flight: what is known of it, how many, their earliest deadline."""
+        """
+        Yield each START with messages in flight: the START if known, the number of messages, and their earliest
+        deadline.
+        """
         columns = self.state.in_flight.columns
         starts, place, counts = np.unique(columns.start_marker_offset, return_inverse=True, return_counts=True)
         earliest = np.full(len(starts), 2**63 - 1, dtype=np.int64)
@@ -129,12 +134,12 @@ class MarkersView:
             yield self._starts.get(start), count, deadline_at_ms
 
     def overdue(self, before_ms: int) -> int:
-        """Return how many messages are past their deadline before an instant, epoch milliseconds, broker clock."""
+        """Return the number of messages whose deadline is before an instant (epoch milliseconds, broker clock)."""
         deadline_at_ms = self._deadlines_ms()
         return int(np.count_nonzero((deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)))
 
     def unticked_since_ms(self) -> int | None:
-        """Return the earliest deadline after which no TICK was appended; None where there is none in flight."""
+        """Return the earliest deadline in flight that has passed without a later TICK; None if there is none."""
         deadlines = self._deadlines_ms()
         waits = self.state.in_flight.columns.deadline_at_ms != REJECTED
         unticked = deadlines[waits & (deadlines >= self.ticked_at_ms)]
@@ -158,7 +163,7 @@ class MarkersView:
                 self.acked_at_ms = max(self.acked_at_ms, appended_at_ms)
 
     def _forget(self) -> None:
-        """Drop STARTs that nothing in flight goes back to."""
+        """Remove STARTs without messages in flight."""
         if len(self._starts) <= len(self.state.in_flight) + STARTS_SLACK:
             return
         needed = set(np.unique(self.state.in_flight.columns.start_marker_offset).tolist())

@@ -1,10 +1,11 @@
 """
-Where a tracker stands: the offsets of its group, and where a new one must begin.
+The committed offsets of a tracker's group, and the point at which a new tracker begins.
 
-Rule 1: offsets are committed inside transactions only; a fenced tracker must not be able to move them.
-Rule 2: a committed offset means: every marker below it was folded, and what it led to was sent.
-Rule 3: the metadata of a commit says who made it, the oldest marker still needed and the queue's rules in force there.
-So a lost checkpoint is rebuilt from there and not from the beginning of the topic.
+Rule 1: Offsets are committed only inside transactions, so that a fenced tracker cannot move them.
+Rule 2: A committed offset means that every marker below it was folded and that all resulting records were sent.
+Rule 3: The metadata of a commit contains the tracker id, the oldest marker that is still needed, and the queue's rules
+in force at that marker. If the checkpoint is lost, the state is rebuilt from that marker and not from the beginning of
+the topic.
 """
 
 from __future__ import annotations
@@ -36,21 +37,22 @@ METADATA_VERSION = 1
 
 MAX_KEPT_CHARS = 2_000
 """
-Most characters of a commit's metadata for the positions of consumers, some 60 logical queues; the broker takes 4,096
-(`offset.metadata.max.bytes`). What is left out is kept as long as the tracker runs.
+Maximum number of characters of a commit's metadata for the positions of consumers, enough for some 60 logical queues.
+The broker's limit for the whole metadata is 4,096 (`offset.metadata.max.bytes`). Positions that do not fit exist only
+in the memory of the running tracker.
 """
 
 
 class Heartbeat(NamedTuple):
     """
-    What a tracker says of itself with each commit of a partition, every few seconds, when idle too.
+    What a tracker reports about itself with each commit of a partition, every few seconds, also when idle.
 
     Attributes:
-        at_ms: When, epoch milliseconds, clock of the tracker's host.
-        in_flight: Messages in flight.
-        due_at_ms: Earliest deadline of them, broker clock; None where nothing falls due.
+        at_ms: Time of the report, epoch milliseconds, clock of the tracker's host.
+        in_flight: Number of messages in flight.
+        due_at_ms: Earliest deadline of these messages, broker clock; None if none falls due.
         is_stopped: Whether the tracker was asked to stop and this is its last commit.
-        snapshot_lag: Batches since the last snapshot of the state was uploaded.
+        snapshot_lag: Number of batches since the last snapshot of the state was uploaded.
     """
 
     at_ms: int
@@ -60,7 +62,7 @@ class Heartbeat(NamedTuple):
     snapshot_lag: int = 0
 
     def metadata(self) -> dict[str, object]:
-        """Return the fields of a commit's metadata."""
+        """Return the heartbeat as fields of a commit's metadata."""
         told: dict[str, object] = {"at": self.at_ms, "in_flight": self.in_flight, "due_at": self.due_at_ms}
         if self.snapshot_lag:
             told["snapshot_lag"] = self.snapshot_lag
@@ -68,7 +70,7 @@ class Heartbeat(NamedTuple):
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> Heartbeat | None:
-        """Return what was committed; None where nothing was, or by a tracker of an older version."""
+        """Return the committed heartbeat; None if there is none, or a tracker of an older version committed."""
         try:
             told = json.loads(committed.metadata or "{}")
             due_at_ms = told.get("due_at")
@@ -85,13 +87,13 @@ class Heartbeat(NamedTuple):
 
 class ConsumerOffsets(NamedTuple):
     """
-    What a tracker keeps, with each commit of a partition, of the positions of the queue's consumers.
+    The tracker's copy of the consumers' committed offsets; it is part of each commit of a partition.
 
     Attributes:
-        topic_id: Of the queue topic: a topic made anew has another one. Empty where unknown.
-        by_suffix: Committed offset of the queue partition of the same number, by what the name of the consumer group
-            has behind that of the queue's own group.
-        is_refused: Whether the tracker may not read or commit the offsets of a group.
+        topic_id: Topic id of the queue topic: it changes if the topic is deleted and created again. Empty if unknown.
+        by_suffix: Committed offset in the queue partition of the same number, by the suffix that the consumer group's
+            name has after the name of the queue's own group.
+        is_refused: Whether the tracker is not authorized to read or commit the offsets of a group.
     """
 
     topic_id: str = ""
@@ -99,7 +101,7 @@ class ConsumerOffsets(NamedTuple):
     is_refused: bool = False
 
     def metadata(self) -> dict[str, object]:
-        """Return the fields of a commit's metadata; what would exceed `MAX_KEPT_CHARS` is left out."""
+        """Return the copy as fields of a commit's metadata, without positions that would exceed `MAX_KEPT_CHARS`."""
         size, kept = 0, {}
         for suffix, offset in sorted(self.by_suffix.items()):
             size += len(json.dumps({suffix: offset}))
@@ -110,7 +112,7 @@ class ConsumerOffsets(NamedTuple):
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> ConsumerOffsets | None:
-        """Return what was committed; None where nothing was, or by a tracker that keeps no positions."""
+        """Return the committed copy; None if there is none, or the tracker that committed keeps no positions."""
         try:
             metadata = json.loads(committed.metadata or "{}")
             by_suffix = {str(suffix): int(offset) for suffix, offset in metadata["consumers"].items()}
@@ -121,19 +123,19 @@ class ConsumerOffsets(NamedTuple):
 
 class Position(NamedTuple):
     """
-    Where the fold of one markers partition stands.
+    How far one markers partition is folded.
 
     Attributes:
         next_offset: First marker offset that is not folded yet.
         needed_offset: First marker offset that a rebuild of the state must read.
-        tracker_id: Who said so; empty where unknown.
-        aside_offset: Unreadable records below it were set aside, where that is further than the fold; else 0.
-        rules: The queue's rules in force at `needed_offset`, for a rebuild; None where it has none of its own.
+        tracker_id: Id of the tracker that committed the position; empty if unknown.
+        aside_offset: Unreadable records below this offset were set aside, if it is greater than `next_offset`; else 0.
+        rules: The queue's rules in force at `needed_offset`, for a rebuild; None if the queue has no rules of its own.
         signing: How the queue's trackers sign in this partition.
-        topic_id: Of the markers topic that is meant: a topic made anew has another one. Empty where unknown.
-        is_after_gap: Whether markers below it were removed and nothing says that a tracker had read them; until
-            something from there on was folded.
-        clock: That of the partition at `needed_offset`, for a rebuild.
+        topic_id: Topic id of the markers topic: it changes if the topic is deleted and created again. Empty if unknown.
+        is_after_gap: Whether markers below the position were removed and there is no proof that a tracker had read
+            them. It is cleared when a marker from there on was folded.
+        clock: Clock of the partition at `needed_offset`, for a rebuild.
     """
 
     next_offset: int
@@ -148,7 +150,7 @@ class Position(NamedTuple):
 
     @property
     def set_aside_to(self) -> int:
-        """First marker offset whose record may be set aside: all below were."""
+        """First marker offset that was not checked for unreadable records; those below were set aside."""
         return max(self.next_offset, self.aside_offset)
 
     def to_topic_partition(
@@ -158,7 +160,7 @@ class Position(NamedTuple):
         heartbeat: Heartbeat | None = None,
         consumers: ConsumerOffsets | None = None,
     ) -> TopicPartition:
-        """Return the form in which it is committed."""
+        """Return the position as the offset and metadata to commit."""
         metadata: dict[str, Any] = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
         if self.topic_id:
             metadata["topic"] = self.topic_id
@@ -180,7 +182,7 @@ class Position(NamedTuple):
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> Position | None:
-        """Return what was committed, None where nothing was; metadata that is not ours counts as none."""
+        """Return the committed position; None if there is none. Metadata from other programs counts as empty."""
         if committed.offset < 0:
             return None
         try:
@@ -205,19 +207,20 @@ class ResumePoint:
     Where a tracker begins, by markers partition.
 
     Attributes:
-        positions: As committed, or the beginning of the log.
-        starting_offsets: First marker that a query without checkpoint reads.
-        decide_from: End of the log now: TICKs below it decide nothing, since the ENDs of what older trackers sent lie
-            below it, and they must be known first.
-        removed: Markers that retention took away before any tracker folded them, by partition: the first, and the one
-            after the last.
-        is_anew: Whether no tracker has signed for this topic: with a topic Kafka deletes the offsets of its groups, and
-            it deletes those of a group that has not committed for `offsets.retention.minutes`.
-        is_another: Whether a tracker has signed for another topic of this name: its topic id differs, or it was longer.
-        topic_id: Of the markers topic; empty where the broker does not say.
-        unexplained: First marker of a partition that no tracker has signed for, where it is not 0: markers were removed
-            and nothing says that a tracker had read them.
-        consumers: What the trackers before kept of the positions of the queue's consumers, by partition.
+        positions: The committed positions; the beginning of the log if there is none.
+        starting_offsets: First marker that a query without a checkpoint reads.
+        decide_from: End of the log at this time. TICKs below it decide nothing: the ENDs of what older trackers sent
+            are below it, and the fold must know them first.
+        removed: Markers that retention removed before any tracker folded them, by partition: offset of the first one,
+            and offset after the last one.
+        is_anew: Whether no tracker has committed an offset for this topic. Kafka deletes committed offsets together
+            with a topic, and those of a group that has not committed for `offsets.retention.minutes`.
+        is_another: Whether a tracker has committed offsets for another topic of this name: its topic id differs, or it
+            was longer.
+        topic_id: Topic id of the markers topic; empty if the broker does not return one.
+        unexplained: First marker of each partition that has no committed offset and does not begin at 0: markers were
+            removed and there is no proof that a tracker had read them.
+        consumers: Earlier trackers' copy of the consumers' committed offsets, by partition.
     """
 
     positions: Mapping[int, Position]
@@ -232,7 +235,7 @@ class ResumePoint:
 
     @property
     def key(self) -> bytes:
-        """The key by which the queue's trackers sign; empty where they do not."""
+        """The key with which the queue's trackers sign; empty if they do not sign."""
         return next((position.signing.key for position in self.positions.values() if position.signing.key), b"")
 
     @property
@@ -242,10 +245,11 @@ class ResumePoint:
 
     def with_key(self) -> ResumePoint:
         """
-        Return this point with one key in all partitions: the one that is there, or a new one.
+        Return this point with the same key in all partitions: the existing key, or a new one.
 
-        Where a partition has none, or another, signatures count from its present end on: below it lie the markers of
-        trackers that did not sign, or signed with a key that was lost with the offsets of the group.
+        If a partition has no key, or another one, signatures are required there from its present end on. The markers
+        below it are from trackers that did not sign, or that signed with a key that was lost with the offsets of the
+        group.
         """
         key = self.key or new_key()
         positions = {
@@ -268,14 +272,15 @@ class ResumePoint:
 
     def check_nothing_removed(self, topic: str, *, has_checkpoint: bool = False) -> None:
         """
-        Look that every marker was folded before it was removed.
+        Check that every marker was folded before retention removed it.
 
         Args:
-            topic: The markers topic.
-            has_checkpoint: Whether there is a checkpoint of this topic, which knows what was folded.
+            topic: Markers topic.
+            has_checkpoint: Whether there is a checkpoint of this topic. A checkpoint knows which markers were folded.
 
         Raises:
-            KmqError: Some were not, or nothing says so; the message says how to go on without them.
+            KmqError: Markers were removed before a tracker folded them, or there is no proof that it did. The message
+                describes how to continue without them.
         """
         if self.unexplained and not has_checkpoint:
             places = ", ".join(f"[{p}] at {first}" for p, first in sorted(self.unexplained.items()))
@@ -298,20 +303,20 @@ class ResumePoint:
 
 class TrackerPositions:
     """
-    Reads the positions of one tracker group.
+    Reads the committed positions of one tracker group.
 
     Args:
-        consumer: Of the tracker's group; never subscribes.
+        consumer: Consumer of the tracker's group; it never subscribes.
         admin: Admin client.
         markers_topic: Markers topic.
-        partition_count: Its partitions.
-        timeout_ms: Bound on each call.
+        partition_count: Number of partitions of the markers topic.
+        timeout_ms: Maximum time for each call.
     """
 
     def __init__(
         self, consumer: Consumer, admin: AdminClient, markers_topic: str, partition_count: int, timeout_ms: int
     ) -> None:
-        """Keep the clients; nothing is sent yet."""
+        """Keep the clients; send nothing yet."""
         self._consumer = consumer
         self._admin = admin
         self._topic = markers_topic
@@ -324,7 +329,9 @@ class TrackerPositions:
 
     def resume_point(self) -> ResumePoint:
         """
-        Return where to begin. Call it after older trackers were fenced, or the end of the log may still move under it.
+        Return where to begin.
+
+        Call this after older trackers were fenced; otherwise the end of the log may still move.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -351,7 +358,7 @@ class TrackerPositions:
             elif position.next_offset < first[partition]:
                 removed[partition] = (position.next_offset, first[partition])
             elif position.needed_offset < first[partition]:
-                # Not at the beginning of the log as a rule of the group, so silence would be a loss without a word.
+                # The position is usually not at the beginning of the log. Warn: the state cannot be fully rebuilt.
                 logger.warning(
                     "retention removed markers %d to %d of %s[%d] that a rebuild would need; raise its retention.ms",
                     position.needed_offset, first[partition] - 1, self._topic, partition,
@@ -390,7 +397,7 @@ def _positions(places: list[TopicPartition]) -> dict[int, Position]:
 
 
 def _another(position: Position, topic_id: str, end: int) -> str:
-    """Return why a position is of another topic of this name; empty where it is of this one."""
+    """Return why a position belongs to another topic of this name; empty if it belongs to this one."""
     if position.topic_id and topic_id and position.topic_id != topic_id:
         return f"the topic's id is {topic_id}, the tracker's group stands in {position.topic_id}"
     if position.next_offset > end:

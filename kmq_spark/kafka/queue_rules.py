@@ -1,11 +1,11 @@
 """
-The rules that belong to a queue: records of the compacted topic `kmq.queues`.
+The rules of a queue: records of the compacted topic `kmq.queues`.
 
-Rule 1: key = `queue` or `queue@group`, value = JSON with the names of the settings file; the newest record holds. A
-group without a record has its queue's.
-Rule 2: one writer at a time and no lost change: a writer first fences every other one of the same key, then reads the
-topic to its end, compares versions, and writes in a transaction.
-Rule 3: a queue without a record, or a topic that we may not read, is no error: the settings hold.
+Rule 1: The key is `queue` or `queue@group`. The value is JSON with the names of the settings file. The newest record is
+in force. A group without a record has the rules of its queue.
+Rule 2: There is one writer at a time, and no change is lost. A writer first fences all other writers of the same key.
+Then it reads the topic to its end, compares versions, and writes in a transaction.
+Rule 3: A queue without a record, or a topic that this client may not read, is not an error: the settings apply.
 """
 
 from __future__ import annotations
@@ -59,21 +59,22 @@ RULE_NAMES = (
     "lease_ms",
     "max_in_flight",
 )
-"""The rules of a queue, by their names in the settings file, in the order in which they are shown."""
+"""The rules of a queue, by their names in the settings file, in display order."""
 
 MAX_RECORD_BYTES = 65_536
 
 LEASE_LOOK_MS = 3_000
-"""How long a consumer that starts waits for the rules of its queue, at most."""
+"""Maximum time that a consumer waits at its start for the rules of its queue."""
 
 
 class FullRecord(NamedTuple):
     """
-    The record that says that a queue is full, see `tracker/full_sign.py`.
+    The record that marks a queue as full, see `tracker/full_sign.py`.
 
     Attributes:
-        offset: Where it is in the topic.
-        at_ms: When it was written, epoch milliseconds; of the broker's clock or its writer's, as the topic has it.
+        offset: Offset in the topic.
+        at_ms: Timestamp of the record, epoch milliseconds; clock of the broker or of the writer, by the topic's
+            `message.timestamp.type`.
     """
 
     offset: int
@@ -81,7 +82,7 @@ class FullRecord(NamedTuple):
 
 
 def full_key(topics: QueueTopics) -> bytes:
-    """Return the key of the record that says that a queue is full; no name of a queue has its `#`."""
+    """Return the key of the record that marks a queue as full. No queue name contains its `#`."""
     return f"{topics}#full".encode()
 
 
@@ -92,8 +93,8 @@ class StoredRules:
 
     Attributes:
         name: Key of the record: the queue, or `queue@group`.
-        version: Counts the changes, from 1.
-        settings: The rules, checked as those of a settings file are.
+        version: Number of changes, from 1.
+        settings: The rules, validated as those of a settings file.
     """
 
     name: str
@@ -102,7 +103,7 @@ class StoredRules:
 
     @property
     def rules(self) -> QueueRules:
-        """What the tracker needs of them."""
+        """The rules that the tracker needs."""
         return queue_rules_of(self.settings, self.version)
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,14 +112,14 @@ class StoredRules:
 
     @property
     def text(self) -> str:
-        """The rules in words."""
+        """The rules as one line of text."""
         rules = ", ".join(
             f"{name} {value}" for name, value in rules_by_name(self.settings).items() if value is not None
         )
         return f"version {self.version} of {self.name}: {rules}"
 
     def differing(self, local: QueueSettings) -> list[str]:
-        """Return the rules that local settings set explicitly and otherwise, as `name = local (queue: own)`."""
+        """Return the rules that local settings set explicitly to another value, as `name = local (queue: own)`."""
         own = self.to_dict()
         return [
             f"{name} = {getattr(local, name)!r} (queue: {own[name]!r})"
@@ -129,15 +130,15 @@ class StoredRules:
 
 def checked_version(name: str, found: StoredRules | None, expected: int | None = None) -> int:
     """
-    Return the version of a queue's own rules; 0 where it has none, also where a group has those of its queue.
+    Return the version of a queue's own rules; 0 if it has none. A group with the rules of its queue has none.
 
     Args:
         name: Queue, or `queue@group`.
-        found: What was read for it.
-        expected: The version that it must have; None for any.
+        found: The rules that were read for it.
+        expected: Required version; None for any.
 
     Raises:
-        ConfigError: It has another version.
+        ConfigError: The version is another one.
     """
     version = found.version if found is not None and found.name == name else 0
     if expected is not None and version != expected:
@@ -150,7 +151,7 @@ def checked_version(name: str, found: StoredRules | None, expected: int | None =
 
 
 def queue_rules_of(settings: QueueSettings, version: int) -> QueueRules:
-    """Return rules of a settings file as the core knows them."""
+    """Convert the rules of a settings file to those of `kmq_spark.core`."""
     backoff = Backoff(
         BackoffKind[settings.backoff.upper()],
         settings.backoff_initial_ms,
@@ -161,14 +162,14 @@ def queue_rules_of(settings: QueueSettings, version: int) -> QueueRules:
 
 
 def rules_by_name(settings: QueueSettings) -> dict[str, Any]:
-    """Return every rule by name; `lease_ms` is None where it was not set: it is for the consumers' settings then."""
+    """Return every rule by name. `lease_ms` is None if it was not set: then the settings of the consumers apply."""
     rules = {name: getattr(settings, name) for name in RULE_NAMES}
     return rules if "lease_ms" in settings.model_fields_set else {**rules, "lease_ms": None}
 
 
 def checked_rules(values: Mapping[str, Any]) -> QueueSettings:
     """
-    Check rules by name; others than `RULE_NAMES` are ignored, missing ones take their defaults.
+    Validate rules by name. Names outside `RULE_NAMES` are ignored; missing rules take their defaults.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -179,18 +180,18 @@ def checked_rules(values: Mapping[str, Any]) -> QueueSettings:
 
 class RulesReader:
     """
-    Follows the rules of one queue. Its client is opened by `look`, also after `close`.
+    Reads the rules of one queue repeatedly. `look` opens the client, also after `close`.
 
     Args:
         topics: Names of the queue, or of one of its groups.
         config: librdkafka settings of a reader, see `settings.reader_config`.
-        timeout_ms: Bound on one look.
-        local: What the settings of this process say; a rule that they set explicitly and otherwise is logged.
+        timeout_ms: Maximum time for one `look`.
+        local: Settings of this process. A rule that they set explicitly to another value is logged.
 
     Attributes:
-        is_refused: Whether the last look found that we may not read the topic.
-        has_topic: Whether the last look found the topic.
-        full: The record that says that the queue is full; None where there is none.
+        is_refused: Whether the last `look` was not authorized to read the topic.
+        has_topic: Whether the last `look` found the topic.
+        full: The record that marks the queue as full; None if there is none.
     """
 
     def __init__(
@@ -210,17 +211,17 @@ class RulesReader:
 
     @property
     def client(self) -> Consumer | None:
-        """The client, to be left alone in a child process; None while none is open."""
+        """The client, which a child process must not use; None while none is open."""
         return self._consumer
 
     @property
     def newest(self) -> StoredRules | None:
-        """What the last look has found."""
+        """The rules that the last `look` found."""
         return self._newest()
 
     def look(self) -> StoredRules | None:
         """
-        Return the newest rules; None where the queue has none, or the topic cannot be read by us.
+        Read new records and return the newest rules; None if the queue has none or this client may not read the topic.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -239,7 +240,7 @@ class RulesReader:
             raise client_error(error, f"cannot read {RULES_TOPIC}") from error
         self.is_refused, self.has_topic = False, True
         if end < self._next:
-            # The topic was created anew.
+            # The topic was deleted and created again.
             self._next, self._found, self.full = 0, {}, None
         if max(first, self._next) < end:
             self._read(consumer, max(first, self._next), end)
@@ -272,12 +273,12 @@ class RulesReader:
                 elif NOT_ALLOWED in error.name():
                     self.is_refused = True
                     return
-                # Other errors pass by themselves, or the time-out above says so.
+                # Other errors are temporary. If not, the time-out above reports them.
         finally:
             consumer.unassign()
 
     def _take(self, record: Message) -> None:
-        # The client's stub allows what may be sent; what was read is always bytes.
+        # The type stub also allows what may be sent; what was read is always bytes.
         key: Any = record.key() or b""
         value: Any = record.value()
         offset = record.offset() or 0
@@ -326,12 +327,12 @@ def read_rules(
     local: QueueSettings | None = None,
 ) -> StoredRules | None:
     """
-    Return the rules of a queue, or of a group as `queue@group`; None where it has none or we may not read them.
+    Return the rules of a queue or of a group; None if it has none or this client may not read them.
 
     Args:
         queue: Queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout_ms: Maximum time for each call to the broker.
         extra: librdkafka settings.
         local: As for `RulesReader`.
 
@@ -357,20 +358,20 @@ def lease_of(
     extra: Mapping[str, str] | None = None,
 ) -> int:
     """
-    Return the lease for a consumer that was given none, milliseconds: the queue's, or what the settings say.
+    Return the lease of a consumer whose caller set none, milliseconds: that of the queue, or that of the settings.
 
-    One look, best effort: a consumer that may not read the rules, or gets no answer, goes by its settings.
+    Best effort: the rules are read once. A consumer that may not read them, or gets no response, uses its settings.
 
     Args:
         topics: Names of the queue.
-        local: Settings of the consumer, the defaults where it has none; a lease that they set explicitly and otherwise
-            is logged.
+        local: Settings of the consumer; None for the defaults. An explicit lease that differs from the queue's is
+            logged.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout_ms: Maximum time for each call to the broker.
         extra: librdkafka settings.
     """
     local = local or QueueSettings()
-    # Of the other rules a consumer needs none.
+    # A consumer does not need the other rules.
     lease_alone = {"lease_ms": local.lease_ms} if "lease_ms" in local.model_fields_set else {}
     own_settings = checked_queue_settings(lease_alone, "[queue]")
     timeout_ms = min(timeout_ms, LEASE_LOOK_MS)
@@ -396,24 +397,24 @@ def write_rules(
     replication_factor: int = -1,
 ) -> StoredRules:
     """
-    Write the next version of a queue's rules, and make the topic where it does not exist.
+    Write the next version of a queue's rules. Create the topic if it does not exist.
 
     Args:
         queue: Queue, or `queue@group`.
         settings: The rules.
-        expected_version: The version that these replace; 0 where the queue has none.
+        expected_version: The version that these rules replace; 0 if the queue has none.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout_ms: Maximum time for each call to the broker.
         extra: librdkafka settings.
-        replication_factor: Copies of the topic where it is made; -1 for the broker's default.
+        replication_factor: Replicas of the topic if it is created; -1 for the broker's default.
 
     Returns:
-        What was written.
+        The rules that were written.
 
     Raises:
-        ConfigError: Another version is there by now.
-        FencedError: Somebody else writes the rules of this queue at the same time; nothing was written.
-        KafkaClientError: The broker cannot be reached or refuses.
+        ConfigError: The queue has another version by now.
+        FencedError: Another process writes the rules of this queue at the same time; nothing was written.
+        KafkaClientError: The broker cannot be reached or rejects the request.
     """
     topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
@@ -428,7 +429,7 @@ def write_rules(
     )
     producer = TransactionalProducer(config, timeout_ms, role="writer of rules")
     try:
-        # Read behind the fencing: what an older writer commits, it has committed by now.
+        # Read after fencing: whatever an older writer could commit is committed by now.
         found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
         version = checked_version(str(topics), found, expected_version)
         stored = StoredRules(str(topics), version + 1, settings)
@@ -443,7 +444,7 @@ def write_rules(
 def rules_record(
     rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str, key: bytes = b""
 ) -> OutgoingRecord:
-    """Return the RULES marker from which these rules hold in a markers partition."""
+    """Return the RULES marker that puts these rules in force in a markers partition."""
     marker = Marker(MarkerType.RULES, consumer_id=tracker_id, rules=rules)
     value = signed(encode_marker(marker), marker_partition, key)
     return OutgoingRecord(markers_topic, marker_partition, None, value, [])

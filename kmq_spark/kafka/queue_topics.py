@@ -1,9 +1,10 @@
 """
 The names of a queue's topics, consumer groups and transactional ids, all derived from the name of the queue.
 
-Rule 1: two queues never share a name.
+Rule 1: Two queues never share a name.
 
-Source: system.md §2; kafka-mq-go names its group after nothing but itself, so that two of its queues share one.
+Source: system.md §2. In kafka-mq-go the group's name does not depend on the queue, so two of its queues share one
+group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_err
 from kmq_spark.errors import ConfigError
 
 MAX_TOPIC_CHARS = 249
-"""Longest name of a topic. Kafka's own limit."""
+"""Maximum length of a topic name; Kafka's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,12 @@ class QueueTopics:
 
     Attributes:
         queue: Name of the queue, and of its queue topic.
-        group: Name of the group, empty for the one that a queue has by itself. Each group sees every message, and has
-            a markers topic, a dead-letter topic and a tracker of its own.
+        group: Name of the group; empty for the queue's own group. Each group receives every message, and has its own
+            markers topic, dead-letter topic and tracker.
 
     Raises:
-        ConfigError: A name has other characters than `A-Za-z0-9._-`, or not 1 to 200 of them (a group's: 100).
+        ConfigError: A name contains characters other than `A-Za-z0-9._-`, or does not have 1 to 200 of them (a group: 1
+            to 100).
     """
 
     queue: str
@@ -37,10 +39,10 @@ class QueueTopics:
     @classmethod
     def parse(cls, text: str) -> QueueTopics:
         """
-        Return the names for `queue` or `queue@group`, as the command line and the settings write it.
+        Return the names for `queue` or `queue@group`, the form of the command line and the settings.
 
         Raises:
-            ConfigError: A name is not allowed, or the group is missing after an `@`.
+            ConfigError: A name is not allowed, or the group after an `@` is missing.
         """
         queue, at, group = text.partition("@") if isinstance(text, str) else (text, "", "")
         if at and not group:
@@ -49,11 +51,11 @@ class QueueTopics:
         return cls(queue, group)
 
     def __str__(self) -> str:
-        """Return the form that `parse` reads."""
+        """Return the form that `parse` accepts."""
         return f"{self.queue}@{self.group}" if self.group else self.queue
 
     def __post_init__(self) -> None:
-        """Check the names: they reach topic names, metric labels, file paths and SQL."""
+        """Validate the names: they are used in topic names, metric labels, file paths and SQL."""
         if self.group and not is_name(self.group, LONGEST_GROUP):
             raise name_error("group", self.group, LONGEST_GROUP)
         if not is_name(self.queue) or set(self.queue) <= {"."}:
@@ -82,25 +84,25 @@ class QueueTopics:
 
     @property
     def redrive_topic(self) -> str:
-        """The log of what became of the dead letters: ENDs, as the markers topic is of the messages."""
+        """The topic of the ENDs of dead letters, as the markers topic contains the ENDs of messages."""
         return f"{self.dead_letter_topic}.markers"
 
     @property
     def consumer_group(self) -> str:
-        """The group of the queue's consumers."""
+        """The consumer group of the queue's consumers."""
         return f"kmq.{self._own}"
 
     @property
     def tracker_group(self) -> str:
-        """The group under which the tracker commits its positions."""
+        """The consumer group with whose name the tracker commits its positions."""
         return f"kmq.{self._own}.tracker"
 
     def logical_group(self, logical_queue: str) -> str:
         """
-        Return the group of the consumers of one logical queue.
+        Return the consumer group of one logical queue.
 
         Args:
-            logical_queue: Its name.
+            logical_queue: Name of the logical queue.
 
         Raises:
             ConfigError: The name is not allowed.
@@ -111,30 +113,33 @@ class QueueTopics:
 
     @property
     def logical_group_prefix(self) -> str:
-        """What the names of the groups of logical queues begin with."""
+        """The prefix of the names of the consumer groups of logical queues."""
         return f"{self.consumer_group}.queue-"
 
     @property
     def outcome_group(self) -> str:
-        """The group under which a consumer looks up the outcome of its transaction; it commits nothing."""
+        """The group name with which a consumer reads the outcome of its transaction; it commits nothing."""
         return f"{self.consumer_group}.outcomes"
 
     def consumer_transactional_id(self, consumer_id: str) -> str:
-        """Return the transactional id of a consumer; with an empty *consumer_id* the prefix of all of them."""
+        """Return the transactional id of a consumer; with an empty *consumer_id*, the common prefix of all of them."""
         return f"{self.consumer_group}.consumer.{consumer_id}"
 
     @property
     def producers_topic(self) -> str:
-        """The topic of the positions of producers with an id; of the queue, whichever group this is."""
+        """
+        The topic of the positions of producers that have an id. It belongs to the queue and is the same for all its
+        groups.
+        """
         return f"{self.queue}.producers"
 
     def producer_transactional_id(self, producer_id: str) -> str:
-        """Return the transactional id of a producer; with an empty *producer_id* the prefix of all of them."""
+        """Return the transactional id of a producer; with an empty *producer_id*, the common prefix of all of them."""
         return f"kmq.{self.queue}.producer.{producer_id}"
 
     @property
     def redrive_id(self) -> str:
-        """The transactional id under which dead letters are redriven and purged."""
+        """The transactional id with which dead letters are redriven and purged."""
         return f"kmq.{self._own}.redrive"
 
     @property
@@ -143,5 +148,5 @@ class QueueTopics:
 
     @property
     def all_topics(self) -> tuple[str, str, str]:
-        """The topics that a queue cannot be without, in the order in which they are made."""
+        """The topics that every queue must have, in the order in which they are created."""
         return (self.queue_topic, self.markers_topic, self.dead_letter_topic)

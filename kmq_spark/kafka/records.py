@@ -1,4 +1,4 @@
-"""Records to produce, and the headers of records that were read."""
+"""Records to produce, and the headers of consumed records."""
 
 from __future__ import annotations
 

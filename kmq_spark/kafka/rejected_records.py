@@ -1,10 +1,10 @@
 """
-What the broker has refused as too large among the records of one transaction, and what follows for the others.
+Track which records of one transaction the broker rejected as too large, and what to write instead.
 
-Rule 1: an item that was refused once becomes a dead letter, twice one without its payload; never a third time, so the
-attempts end.
-Rule 2: an item at least as large as a refused one is not tried first: librdkafka finds about three refusals an attempt,
-and a batch may hold thousands.
+Rule 1: An item that was rejected once becomes a dead letter. An item that was rejected twice becomes a dead letter
+without payload. There is no third time, so the attempts end.
+Rule 2: An item at least as large as a rejected one counts as rejected without an attempt: librdkafka reports about
+three rejections per attempt, and a batch may contain thousands of such items.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from __future__ import annotations
 from collections import Counter
 
 MOST = 2
-"""Refusals after which nothing is left that could be refused: the payload stays where it is."""
+"""Rejections after which the payload is left out, so that nothing remains that the broker could reject."""
 
 
 class Refusals:
-    """The refusals of one transaction, over its attempts."""
+    """The rejections in one transaction, over all its attempts."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without rejections."""
         self._by_item: Counter[int] = Counter()
         self._smallest_bytes: dict[int, int] = {}
         self.count = 0
 
     def of(self, index: int, size_bytes: int) -> int:
         """
-        Return how often an item was refused, or would be.
+        Return how often an item was rejected, or would be.
 
         Args:
-            index: Which item of the transaction.
-            size_bytes: Its key, value and headers.
+            index: Index of the item in the transaction.
+            size_bytes: Size of its key, value and headers.
 
         Returns:
-            0: redeliver it as decided; 1: the queue topic does not take it; 2: the dead-letter topic does not either.
+            0: redeliver it as decided. 1: it is too large for the queue topic. 2: it is too large for the dead-letter
+            topic too.
         """
         refused = self._by_item[index]
         while refused < MOST and size_bytes >= self._smallest_bytes.get(refused, size_bytes + 1):
@@ -41,7 +42,7 @@ class Refusals:
         return refused
 
     def note(self, index: int, size_bytes: int, before: int) -> None:
-        """Take in that the broker refused an item that had been refused *before* times."""
+        """Record that the broker rejected an item that had been rejected *before* times."""
         self._by_item[index] = before + 1
         self._smallest_bytes[before] = min(size_bytes, self._smallest_bytes.get(before, size_bytes))
         self.count += 1

@@ -1,7 +1,7 @@
 """
-Which settings of a topic keep acknowledged records when a broker is lost.
+The topic settings that keep acknowledged records when a broker is lost.
 
-Rule 1: the same rules for a topic that is created, for the check at a start, and for `kmq doctor`.
+Rule 1: The same rules apply when a topic is created, when it is checked at a start, and in `kmq doctor`.
 
 Source: Kafka's documentation of `min.insync.replicas` and `unclean.leader.election.enable`.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 REPLICAS_OF_A_QUORUM, QUORUM = 3, 2
-"""From three replicas on, two of them must have a record before it counts as written."""
+"""With three replicas or more, two must have a record before it counts as written."""
 
 
 def replication_settings(replicas: int) -> dict[str, str]:
@@ -22,23 +22,23 @@ def replication_settings(replicas: int) -> dict[str, str]:
     Return the settings on which a topic's durability depends.
 
     Args:
-        replicas: Replicas of each partition; -1 where they are not known yet.
+        replicas: Number of replicas of each partition; -1 if not known yet.
     """
     # With three replicas, two must have a record before it counts as written: with Kafka's default of one, a START that
-    # one broker alone has seen may vanish with it. With fewer replicas, a lost broker would stop the queue.
+    # only one broker has may be lost with that broker. With fewer replicas, the loss of a broker would stop the queue.
     quorum = {"min.insync.replicas": str(QUORUM)} if replicas >= REPLICAS_OF_A_QUORUM else {}
-    # A replica that was not in sync must not become the leader: it lacks records that were acknowledged.
+    # An out-of-sync replica must not become the leader: it lacks acknowledged records.
     return {"unclean.leader.election.enable": "false", **quorum}
 
 
 def replication_findings(name: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
     """
-    Yield what lets a lost broker lose acknowledged records, each with its repair.
+    Yield each setting with which the loss of a broker may lose acknowledged records, with the command that repairs it.
 
     Args:
         name: Topic.
-        settings: Its settings; what is not among them is not checked.
-        replicas: Replicas of a partition; a single one is not checked: there is nothing to choose.
+        settings: Settings of the topic; missing ones are not checked.
+        replicas: Number of replicas of a partition; a single replica is not checked, because no setting helps.
     """
     in_sync = int(settings.get("min.insync.replicas", QUORUM))
     if replicas >= REPLICAS_OF_A_QUORUM and in_sync < QUORUM:
@@ -55,5 +55,5 @@ def replication_findings(name: str, settings: Mapping[str, str], replicas: int) 
 
 
 def alter_command(name: str, key: str, value: str) -> str:
-    """Return the command that sets a topic's setting."""
+    """Return the command that changes a setting of a topic."""
     return f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config {key}={value}"

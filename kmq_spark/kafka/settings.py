@@ -1,8 +1,8 @@
 """
-Build the librdkafka settings of each client: whatever differs from the default stands here with its reason.
+Build the librdkafka settings of each client. Every value that differs from the default has its reason here.
 
-Rule 1: what the guarantees rest on cannot be overridden; everything else can (`[kafka.extra]`).
-Rule 2: settings come from the operator alone, never from a message, a queue name or a row.
+Rule 1: Settings on which the guarantees depend cannot be overridden. All others can (`[kafka.extra]`).
+Rule 2: Settings come only from the operator, never from a message, a queue name or a row.
 
 Source: librdkafka CONFIGURATION.md; KIP-98 (idempotence), KIP-429 (cooperative rebalancing).
 """
@@ -41,23 +41,23 @@ __all__ = [
 Client = TypeVar("Client")
 
 MAX_MESSAGE_BYTES = 1_048_576
-"""Largest message (key, value, headers) that a producer sends unless told otherwise; about Kafka's own default."""
+"""Default for the largest message (key, value, headers) of a producer; about Kafka's own default."""
 
 REQUIRED: dict[str, tuple[str, ...]] = {
-    # A retried batch must neither double nor overtake another.
+    # A retried batch must not be duplicated or reordered.
     "enable.idempotence": ("true",),
-    # A START that one broker alone has seen may vanish with it, after its message was handed out.
+    # A START that only one broker has may be lost with that broker, after its message was handed out.
     "acks": ("all", "-1"),
     "request.required.acks": ("all", "-1"),
-    # The tracker redelivers in transactions: an aborted redelivery must not be seen.
+    # The tracker redelivers in transactions: the records of an aborted one must stay invisible.
     "isolation.level": ("read_committed",),
-    # A position may only be committed once the START of everything before it is durable.
+    # A position may be committed only when the START of every message before it is durable.
     "enable.auto.commit": ("false",),
     "enable.auto.offset.store": ("false",),
-    # A mistyped queue name must fail, not make a topic with the wrong timestamp type.
+    # A misspelled queue name must fail, and not create a topic with the wrong timestamp type.
     "allow.auto.create.topics": ("false",),
 }
-"""Settings that the guarantees rest on, with the values they may be given."""
+"""Settings on which the guarantees depend, with their allowed values."""
 
 OURS = frozenset(
     {
@@ -71,21 +71,25 @@ OURS = frozenset(
         "message.max.bytes",
     }
 )
-"""Settings that have a parameter of their own, or that our code depends on in a way no other value fits."""
+"""Settings that have a parameter of their own, or whose value our code depends on."""
 
 LOADS_CODE = frozenset({"plugin.library.paths", "ssl.engine.location"})
-"""Settings that make librdkafka load a shared library; refused, as are Java class names, which it does not know."""
+"""
+Settings that make librdkafka load a shared library. They are rejected, as are Java class names, which librdkafka does
+not know.
+"""
 
 
 def check_extra(extra: Mapping[str, str]) -> None:
     """
-    Refuse settings that would break a guarantee.
+    Reject settings that would break a guarantee.
 
     Args:
         extra: librdkafka settings by their own names.
 
     Raises:
-        ConfigError: A setting is ours to make, has another value than the guarantees need, or loads code.
+        ConfigError: kmq-spark sets this setting itself, the value breaks a guarantee, the key is one of the Java
+            client, or the setting loads code.
     """
     for key, value in extra.items():
         if is_java_only(key):
@@ -112,7 +116,7 @@ def check_extra(extra: Mapping[str, str]) -> None:
 
 
 def new_client_id(role: str) -> str:
-    """Return a client id that tells role, host and process, and that no other client of this process has."""
+    """Return a client id that contains role, host and process id, and that is unique in this process."""
     return f"kmq-{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
@@ -125,9 +129,9 @@ def _base(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
         "client.id": client_id,
         # stdlib logging instead of lines on stderr; see client_log.py.
         "logger": client_logger,
-        # An idle connection closed by the broker is no news.
+        # Do not log that the broker closed an idle connection: this is normal.
         "log.connection.close": False,
-        # A broker is back within seconds of its start, not at the end of a ten-second pause.
+        # Reconnect within two seconds after a broker has started; the default waits up to ten.
         "reconnect.backoff.max.ms": 2_000,
     }
 
@@ -149,9 +153,9 @@ def _durable_producer(bootstrap_servers: str, client_id: str, max_message_bytes:
         "enable.idempotence": True,
         "acks": "all",
         "allow.auto.create.topics": False,
-        # Refuse an oversize message at once, in the caller's hands, not after a round trip.
+        # Reject a message that is too large at once, in the call, and not after a round trip.
         "message.max.bytes": max_message_bytes,
-        # Key -> partition as Java clients have it: one key's messages meet, whoever sent them.
+        # The partitioner of Java clients: messages with the same key get the same partition, from any client.
         "partitioner": "murmur2_random",
     }
 
@@ -169,17 +173,18 @@ def producer_config(
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
-        client_id: Name in the broker's log and quotas; empty for one of our making.
-        extra: librdkafka settings that go before ours.
-        max_message_bytes: Largest message, key, value and headers together.
-        delivery_timeout_ms: How long a message may wait for the broker before it has failed.
+        client_id: Name in the broker's log and quotas; empty for a generated one.
+        extra: librdkafka settings that override ours.
+        max_message_bytes: Largest message: key, value and headers together.
+        delivery_timeout_ms: How long a message may wait for the broker before its delivery fails.
 
     Raises:
         ConfigError: *extra* would break a guarantee.
     """
     config = {
         **_durable_producer(bootstrap_servers, client_id or new_client_id("producer"), max_message_bytes),
-        # 5 ms fill a batch at 10,000 messages/s and up, and are lost in a broker's round trip below that.
+        # At 10,000 messages/s and more, 5 ms fill a batch. Below that rate, 5 ms are small against the broker's round
+        # trip.
         "linger.ms": 5,
         "delivery.timeout.ms": delivery_timeout_ms,
     }
@@ -198,19 +203,20 @@ def marker_producer_config(
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
-        client_id: Name in the broker's log and quotas; empty for one of our making.
-        extra: librdkafka settings that go before ours.
-        delivery_timeout_ms: When a marker that has no answer has failed. A START must not be written by a retry long
-            after its messages were given up, so this is the START's time-out too.
+        client_id: Name in the broker's log and quotas; empty for a generated one.
+        extra: librdkafka settings that override ours.
+        delivery_timeout_ms: How long a marker may wait for the broker before its delivery fails. This is also the
+            START's time-out: a retry must not write a START long after its messages were given up.
 
     Raises:
         ConfigError: *extra* would break a guarantee.
     """
     config = {
         **_durable_producer(bootstrap_servers, client_id or new_client_id("markers"), MAX_MESSAGE_BYTES),
-        # The receiver waits for its START; ENDs were gathered already.
+        # The receive call waits for its START; ENDs are already batched.
         "linger.ms": 0,
-        # Leader-to-follower answers are small; Nagle would hold a lone START for a delayed TCP acknowledgement.
+        # Responses between leader and follower are small. With Nagle's algorithm, a single START would wait for a
+        # delayed TCP acknowledgement.
         "socket.nagle.disable": True,
         "delivery.timeout.ms": delivery_timeout_ms,
     }
@@ -226,9 +232,9 @@ def transactional_producer_config(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     transaction_timeout_ms: int = 60_000,
 ) -> dict[str, Any]:
-    """Return the settings of the tracker's producer; as `producer_config`, with a transactional id."""
+    """Return the settings of a transactional producer: those of `producer_config`, with a transactional id."""
     config = producer_config(bootstrap_servers, client_id, extra, max_message_bytes=max_message_bytes)
-    # librdkafka refuses a delivery time-out above the transaction's.
+    # librdkafka rejects a delivery time-out that is longer than the transaction's.
     config["delivery.timeout.ms"] = min(int(config["delivery.timeout.ms"]), transaction_timeout_ms)
     return {**config, "transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout_ms}
 
@@ -240,9 +246,11 @@ def _reading(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "allow.auto.create.topics": False,
-        # The broker answers an empty long poll after this; 500 ms is what a lone message would wait behind it.
+        # The broker responds to an empty fetch after this time. With the default of 500 ms, a single message could wait
+        # that long behind such a fetch.
         "fetch.wait.max.ms": 10,
-        # The default of 1000 ms idles the fetcher each time the local queue is full: 0.28 instead of 1.05 M messages/s.
+        # With the default of 1000 ms the fetcher idles each time the local queue is full: 0.28 instead of 1.05 M
+        # messages/s.
         "fetch.queue.backoff.ms": 2,
     }
 
@@ -258,7 +266,7 @@ MEMBER_KEYS = frozenset(
         "session.timeout.ms",
     }
 )
-"""Settings of a member of a consumer group. librdkafka checks them against each other even where no group is joined."""
+"""Settings of a member of a consumer group. librdkafka checks that they are consistent even if no group is joined."""
 
 
 def reader_config(
@@ -270,27 +278,28 @@ def reader_config(
 
 
 GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
-    # Every broker knows it.
+    # Every broker supports it.
     "classic": {
-        # Consumers that come and go leave the others' partitions alone (KIP-429).
+        # When a consumer joins or leaves, the others keep their partitions (KIP-429).
         "partition.assignment.strategy": "cooperative-sticky",
-        # A killed consumer's partitions wait this long for another, and the others' commits wait behind the rebalance
-        # (the broker answers a connection in order); the default of 45 s exceeds the default lease.
+        # The partitions of a killed consumer are idle for this time, and the commits of the others wait for the
+        # rebalance (the broker responds in order on each connection). The default of 45 s is longer than the default
+        # lease.
         "session.timeout.ms": 10_000,
-        # A member hears of a rebalance with the answer to its next heartbeat.
+        # A member learns of a rebalance from the response to its next heartbeat.
         "heartbeat.interval.ms": 1_000,
     },
-    # A group takes no members of both kinds: other clients' default is this one, kafka-mq-go's workers among them.
+    # A group accepts only members of one kind. This is the default of other clients, such as kafka-mq-go's workers.
     "eager": {
         "partition.assignment.strategy": "range,roundrobin",
         "session.timeout.ms": 10_000,
         "heartbeat.interval.ms": 1_000,
     },
-    # KIP-848, brokers from 4.0: the broker decides all of this. No commit waits behind a rebalance; a killed consumer's
-    # partitions wait for the broker's group.consumer.session.timeout.ms, 45 s unless the operator lowers it.
+    # KIP-848, brokers from 4.0: the broker decides all of this. No commit waits for a rebalance. The partitions of a
+    # killed consumer are idle for the broker's group.consumer.session.timeout.ms, 45 s unless the operator lowers it.
     "consumer": {"group.protocol": "consumer"},
 }
-"""How the consumers of a group find together."""
+"""Settings of each rebalance protocol."""
 
 
 def consumer_config(
@@ -307,8 +316,8 @@ def consumer_config(
     Args:
         bootstrap_servers: Comma-separated `host:port`.
         group: Consumer group.
-        client_id: Name in the broker's log and quotas; empty for one of our making.
-        extra: librdkafka settings that go before ours.
+        client_id: Name in the broker's log and quotas; empty for a generated one.
+        extra: librdkafka settings that override ours.
         group_protocol: A key of `GROUP_PROTOCOLS`.
 
     Raises:
@@ -321,9 +330,9 @@ def consumer_config(
     config = {
         **_reading(bootstrap_servers, client_id or new_client_id("consumer")),
         "group.id": group,
-        # A queue's first consumer gets what was sent before it came.
+        # The first consumer of a queue receives the messages that were sent before it started.
         "auto.offset.reset": "earliest",
-        # New partitions of a grown queue are read within half a minute, not five.
+        # New partitions of the queue topic are read within half a minute; the default is five minutes.
         "topic.metadata.refresh.interval.ms": 30_000,
         **GROUP_PROTOCOLS[group_protocol],
     }
@@ -332,14 +341,14 @@ def consumer_config(
 
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:
     """
-    Make a client, and say which setting is wrong where librdkafka refuses one.
+    Create a client. If librdkafka rejects a setting, name it in the error.
 
     Args:
         kind: `Producer`, `Consumer` or `AdminClient`.
-        config: Its settings.
+        config: Settings of the client.
 
     Raises:
-        ConfigError: librdkafka does not know a setting, or refuses its value.
+        ConfigError: librdkafka does not know a setting, or rejects its value.
     """
     try:
         return kind(dict(config))
@@ -348,17 +357,17 @@ def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, A
 
 
 def _explain(error: Exception, config: Mapping[str, Any]) -> str:
-    """Name the setting, never its value: it may be a password."""
+    """Return an error text that names the setting, but never its value: it may be a password."""
     text = str(error.args[0].str() if isinstance(error, KafkaException) and error.args else error)
     named = re.search(r'configuration property:? "([^"]+)"', text)
-    # By its own name or, where it has two, by librdkafka's first.
+    # The name from the settings or, if the setting has two names, librdkafka's first one.
     key = named.group(1) if named else ""
     if "No such configuration property" in text:
         close = difflib.get_close_matches(key, sorted({*REQUIRED, *config} - {key}), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see librdkafka's CONFIGURATION.md for the names"
         return f"unknown Kafka client setting: got {key!r} in [kafka.extra]; {hint}"
     if (unusable := re.search(r"(ssl\.[a-z.]+) failed: (.*)", text)) is not None:
-        # What OpenSSL says of a file that is missing, unreadable or no PEM; the path itself is not in it.
+        # OpenSSL's text for a file that is missing, unreadable or not PEM; it does not contain the path.
         return (
             f"Kafka client setting {unusable[1]} cannot be used: OpenSSL reports {unusable[2]!r}; give an existing, "
             "readable PEM file in [kafka.extra]"

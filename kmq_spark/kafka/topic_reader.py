@@ -1,8 +1,8 @@
 """
-Read a topic to where it ends now: for audits, the command line and tests.
+Read a topic to its present end, for audits, the command line and tests.
 
-Rule 1: `read_committed`: what a transaction gave up is not there.
-Rule 2: no group, nothing is committed.
+Rule 1: `read_committed`: records of aborted transactions are not returned.
+Rule 2: The reader joins no consumer group and commits nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def read_to_end(
     config: Mapping[str, Any], topic: str, partition_count: int, starting_offsets: Mapping[int, int] | None = None
 ) -> Iterator[Message]:
     """
-    Yield every committed record of a topic, or those from some offsets on, up to its present end.
+    Yield every committed record of a topic up to its present end, optionally from given offsets on.
 
     Args:
         config: librdkafka settings of a reader, see `settings.reader_config`.
         topic: Topic.
-        partition_count: Its partitions.
-        starting_offsets: First offset by partition; 0 where none is given.
+        partition_count: Number of partitions of the topic.
+        starting_offsets: First offset by partition; 0 for partitions without one.
 
     Yields:
-        Records, in order within a partition, partitions mixed.
+        Records, in order within a partition; the partitions are mixed.
 
     Raises:
         KafkaClientError: Nothing arrived for 15 s before the end was reached.
@@ -46,7 +46,8 @@ def read_to_end(
         consumer.assign([TopicPartition(topic, each, first.get(each, 0)) for each in range(partition_count)])
         unread = set(range(partition_count))
         while unread:
-            # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+            # `consume` waits until it has as many records as requested: request one, then those that are already
+            # fetched.
             records = consumer.consume(1, READ_TIMEOUT_S)
             if not records:
                 message = f"cannot read {topic} to its end: got nothing for {READ_TIMEOUT_S:g} s; check the broker"
@@ -57,6 +58,6 @@ def read_to_end(
                     yield record
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
                     unread.discard(-1 if record.partition() is None else record.partition())
-                # Other errors pass by themselves, or the time-out above tells of them.
+                # Other errors are temporary. If not, the time-out above reports them.
     finally:
         consumer.close()

@@ -1,8 +1,8 @@
 """
-What the topics of a queue must look like: the settings they are made with, and what a check finds wrong.
+The required settings of a queue's topics: those for their creation, and a check of existing ones.
 
-Rule 1: no client here: names, counts and settings in, settings and findings out.
-Rule 2: each finding names its repair.
+Rule 1: There is no client in this module: it takes names, counts and settings, and returns settings and findings.
+Rule 2: Each finding names its repair.
 """
 
 from __future__ import annotations
@@ -17,35 +17,39 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 HEADER_ROOM_BYTES = 16 * 1024
-"""What the queue topic takes beyond a producer's largest message: a redelivery adds `kmq-*` headers to it."""
+"""How much larger the queue topic's limit is than a producer's largest message: a redelivery adds `kmq-*` headers."""
 
 DLQ_ROOM_BYTES = 64 * 1024
-"""What the dead-letter topic takes beyond the queue topic: a dead letter adds its reason and Kafka's six headers."""
+"""
+How much larger the dead-letter topic's limit is than the queue topic's: a dead letter adds its reason and Kafka's six
+headers.
+"""
 
 
 POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
-"""Some 80,000 position records: read within a second when a producer starts."""
+"""Some 80,000 position records; a producer reads them within a second at its start."""
 
 
 def wanted_settings(
     topics: QueueTopics, replication_factor: int, retention_ms: int, queue_bytes: int
 ) -> dict[str, dict[str, str]]:
     """
-    Return the settings of a queue's topics.
+    Return the settings of a queue's topics, by topic.
 
     Args:
-        topics: Names.
-        replication_factor: Copies of each partition; -1 for the broker's default.
-        retention_ms: Of messages and markers, milliseconds.
+        topics: Names of the queue.
+        replication_factor: Replicas of each partition; -1 for the broker's default.
+        retention_ms: Retention of messages and markers, milliseconds.
         queue_bytes: `max.message.bytes` of the queue topic.
     """
-    # The append time of the markers is the only clock; the messages' own tells lateness on the same clock.
+    # The append time of the markers is the only clock. With append times on the messages, lateness is measured on the
+    # same clock.
     common = {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
         **replication_settings(replication_factor),
     }
-    # The positions belong to the queue; its groups have none of their own.
+    # The positions of producers belong to the queue; its groups have no such topic.
     positions = {} if topics.group else {topics.producers_topic: producers_settings(replication_factor)}
     return {
         topics.queue_topic: {
@@ -54,13 +58,15 @@ def wanted_settings(
             "max.message.bytes": str(queue_bytes),
         },
         topics.markers_topic: {**common, "retention.ms": str(retention_ms)},
-        # Somebody must look at a dead letter before it may go; when it does not fit, redelivery would stand still.
+        # An operator must inspect a dead letter before it may be deleted. If a dead letter did not fit, redelivery
+        # would stop.
         topics.dead_letter_topic: {
             **common,
             "retention.ms": "-1",
             "max.message.bytes": str(queue_bytes + DLQ_ROOM_BYTES),
         },
-        # What says that a dead letter is done must outlive it, or it would be sent again.
+        # The END of a dead letter must be kept longer than the dead letter; otherwise the dead letter would be sent
+        # again.
         topics.redrive_topic: {**common, "retention.ms": "-1"},
         **positions,
     }
@@ -71,11 +77,11 @@ def producers_settings(replication_factor: int) -> dict[str, str]:
     Return the settings of the topic of the producers' positions.
 
     Args:
-        replication_factor: Copies of its partition; -1 for the broker's default.
+        replication_factor: Replicas of its partition; -1 for the broker's default.
     """
     return {
         "cleanup.policy": "compact",
-        # Compaction leaves the newest segment alone, and a producer that starts reads all of it.
+        # Compaction does not touch the newest segment, and a producer reads all of it at its start.
         "segment.bytes": str(POSITIONS_SEGMENT_BYTES),
         "min.cleanable.dirty.ratio": "0.1",
         **replication_settings(replication_factor),
@@ -83,7 +89,10 @@ def producers_settings(replication_factor: int) -> dict[str, str]:
 
 
 def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield what is missing or uneven; *counts* are partitions by topic, a missing topic is not in it."""
+    """
+    Yield topics that are missing and partition counts that differ. *counts* is partitions by topic, without missing
+    topics.
+    """
     for name in topics.all_topics:
         if name not in counts:
             yield f"topic {name!r} does not exist; run `kmq queue create {topics}`"
@@ -99,7 +108,7 @@ def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterat
 
 
 def config_warnings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Yield the settings with which a queue works, but not as it should; *configs* as in `config_findings`."""
+    """Yield settings with which a queue works, but not as intended; *configs* as in `config_findings`."""
     key, wanted, name = "message.timestamp.type", "LogAppendTime", topics.queue_topic
     if (got := configs.get(name, {}).get(key, wanted)) != wanted:
         yield (
@@ -115,8 +124,8 @@ def config_findings(
     Yield the settings that are wrong.
 
     Args:
-        topics: Names.
-        configs: Settings by topic; a topic that is not in it is not checked.
+        topics: Names of the queue.
+        configs: Settings by topic; a topic without an entry is not checked.
         replicas: Replicas of a partition by topic.
     """
     required = {

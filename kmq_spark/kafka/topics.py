@@ -1,11 +1,14 @@
 """
-The topics of a queue: their names, how they are made, and whether they fit.
+Create and check the topics of a queue.
 
-Rule 1: names are derived from the queue's name, groups too, so that two queues never meet.
-Rule 2: making is idempotent and changes nothing that exists; checking names every finding, each with its repair.
-Rule 3: who may only see that a topic exists (no DescribeConfigs) gets that much of a check.
+Rule 1: All names are derived from the queue's name, also those of groups, so that names of two queues never collide.
+Rule 2: Creation is idempotent and never changes an existing topic. The check reports every finding, each with its
+repair.
+Rule 3: A client without the right DescribeConfigs gets the part of the check that needs only the existence of the
+topics.
 
-Source: system.md §2; kafka-mq-go names its group after nothing but itself, so that two of its queues share one.
+Source: system.md §2. In kafka-mq-go the group's name does not depend on the queue, so two of its queues share one
+group.
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ _RESERVED = re.compile(
     r"\.(?:(?:tracker|redrive|outcomes|consumer|producer|producers|sink|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)"
 )
 """
-Parts of a name that would meet the names of another queue's topics, groups or transactional ids.
+Parts of a name that could collide with the names of another queue's topics, groups or transactional ids.
 
-The consumers of a queue `orders.tracker` would be in the group of the tracker of `orders`.
+Example: the consumers of a queue `orders.tracker` would be in the consumer group of the tracker of `orders`.
 """
 
 logger = logging.getLogger(__name__)
@@ -59,21 +62,22 @@ SEVEN_DAYS_MS = 7 * 24 * 60 * 60 * 1000
 DEFAULT_TIMEOUT_MS = 15_000
 
 NEW_SETTINGS_S = 5.0
-"""How long the brokers of a cluster may take to learn of topics and settings that were just made."""
+"""How long the brokers of a cluster may take to learn of new topics and settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLayout:
     """
-    What a check has found to be right.
+    The result of a successful check.
 
     Attributes:
         topics: Names of the queue.
         partition_count: Partitions of the queue topic and of the markers topic.
         dead_letter_partition_count: Partitions of the dead-letter topic.
-        redrive_partition_count: Partitions of the redrive topic; 0 where there is none yet: the first redrive makes it.
-        max_message_bytes: The queue topic's `max.message.bytes`; 0 where we may not read it.
-        retention_ms: The markers topic's `retention.ms`, -1 for ever; 0 where we may not read it.
+        redrive_partition_count: Partitions of the redrive topic; 0 if it does not exist yet: the first redrive creates
+            it.
+        max_message_bytes: The queue topic's `max.message.bytes`; 0 if this client may not read it.
+        retention_ms: The markers topic's `retention.ms`, -1 for no limit; 0 if this client may not read it.
     """
 
     topics: QueueTopics
@@ -97,28 +101,28 @@ def create_queue(
     is_exact: bool = False,
 ) -> QueueLayout:
     """
-    Make a queue's topics where they do not exist, and check them all.
+    Create the topics of a queue that do not exist, and check all of them.
 
     Args:
-        queue: Name of the queue, or `queue@group` for the topics of one of its groups. The queue topic is shared: where
-            it exists, a group's topics take its partitions and its largest message.
+        queue: Name of the queue, or `queue@group` for the topics of one of its groups. The queue topic is shared: if it
+            exists, the topics of a group take their partition count and largest message from it.
         bootstrap_servers: Comma-separated `host:port`.
         partitions: Partitions of each topic, 1 to 32,768.
-        replication_factor: Copies of each partition; -1 leaves it to the broker's default.
-        retention_ms: How long messages and markers are kept, milliseconds; must exceed the longest lease plus the
-            longest outage. Dead letters are kept for ever.
+        replication_factor: Replicas of each partition; -1 for the broker's default.
+        retention_ms: Retention of messages and markers, milliseconds; must be longer than the longest lease plus the
+            longest outage. Dead letters are kept without limit.
         max_message_bytes: Largest message that a producer may send.
-        timeout_ms: Bound on each call to the broker.
+        timeout_ms: Maximum time for each call to the broker.
         extra: librdkafka settings.
-        is_exact: Whether a queue topic that exists with another number of partitions is an error.
+        is_exact: Whether it is an error if the queue topic exists with another number of partitions.
 
     Returns:
-        The layout of the queue; the same as before where all of it existed and fits.
+        The layout of the queue. If all topics existed and are correct, nothing has changed.
 
     Raises:
         ConfigError: A value is out of bounds.
-        TopicError: A topic exists and does not fit.
-        KafkaClientError: The broker cannot be reached or refuses.
+        TopicError: A topic exists and is not correct.
+        KafkaClientError: The broker cannot be reached or rejects the request.
     """
     topics = QueueTopics.parse(queue)
     if not 1 <= partitions <= 32_768:  # noqa: PLR2004  # MAX_QUEUE_PARTITION + 1, said in the message
@@ -153,7 +157,7 @@ def create_queue(
         try:
             return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
         except TopicError:
-            # Each broker learns of new topics and settings in its own time, and any of them may answer.
+            # Each broker learns of new topics and settings at a different time, and any broker may respond.
             if time.monotonic() > until:
                 raise
             time.sleep(0.1)
@@ -167,14 +171,14 @@ def check_queue(
     extra: Mapping[str, str] | None = None,
 ) -> QueueLayout:
     """
-    Find out whether a queue's topics exist and have the settings that the queue needs.
+    Check that a queue's topics exist and have the settings that the queue needs.
 
-    The redrive topic may be missing: queues were made before it existed, and a redrive makes it.
+    The redrive topic may be missing: old queues were created without it, and the first redrive creates it.
 
     Args:
         queue: Name of the queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout_ms: Maximum time for each call to the broker.
         extra: librdkafka settings.
 
     Returns:
@@ -182,7 +186,7 @@ def check_queue(
 
     Raises:
         ConfigError: The name of the queue is not allowed.
-        TopicError: Something does not fit; the message names every finding and the command that repairs it.
+        TopicError: Something is not correct; the message contains every finding and the command that repairs it.
         KafkaClientError: The broker cannot be reached.
     """
     topics = QueueTopics.parse(queue)
@@ -209,20 +213,20 @@ def check_queue(
 
 def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> int:
     """
-    Make the redrive topic of a queue that was made before there was one.
+    Create the redrive topic if the queue is older than redrive topics and has none.
 
     Args:
-        layout: The queue's topics, checked.
+        layout: The layout of the queue, from `check_queue`.
         admin: Admin client.
-        bootstrap_servers: For messages alone.
-        timeout_ms: Bound on each call to the broker.
+        bootstrap_servers: For error messages only.
+        timeout_ms: Maximum time for each call to the broker.
 
     Returns:
-        Its partitions.
+        Number of partitions of the redrive topic.
 
     Raises:
-        TopicError: It does not exist and we may not make it.
-        KafkaClientError: The broker cannot be reached or refuses.
+        TopicError: The topic does not exist and this client may not create it.
+        KafkaClientError: The broker cannot be reached or rejects the request.
     """
     topics = layout.topics
     if layout.redrive_partition_count:
@@ -248,17 +252,17 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
 
 def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> None:
     """
-    Make the topic of the producers' positions for a queue that was made before there was one.
+    Create the topic of the producers' positions if the queue is older than such topics and has none.
 
     Args:
         topics: Names of the queue.
         admin: Admin client.
-        bootstrap_servers: For messages alone.
-        timeout_ms: Bound on each call to the broker.
+        bootstrap_servers: For error messages only.
+        timeout_ms: Maximum time for each call to the broker.
 
     Raises:
-        TopicError: It does not exist and we may not make it.
-        KafkaClientError: The broker cannot be reached or refuses.
+        TopicError: The topic does not exist and this client may not create it, or the broker does not show it in time.
+        KafkaClientError: The broker cannot be reached or rejects the request.
     """
     name = topics.producers_topic
     if partition_count(admin, name, bootstrap_servers, timeout_ms):
@@ -287,17 +291,17 @@ def ensure_compacted_topic(
     name: str, replication_factor: int, admin: AdminClient, bootstrap_servers: str, timeout_ms: int
 ) -> None:
     """
-    Make a compacted topic of one partition where it does not exist.
+    Create a compacted topic with one partition if it does not exist.
 
     Args:
         name: Name of the topic.
-        replication_factor: Copies; -1 for the broker's default.
+        replication_factor: Replicas; -1 for the broker's default.
         admin: Admin client.
-        bootstrap_servers: For messages alone.
-        timeout_ms: Bound on each call to the broker.
+        bootstrap_servers: For error messages only.
+        timeout_ms: Maximum time for each call to the broker.
 
     Raises:
-        KafkaClientError: The broker cannot be reached or refuses.
+        KafkaClientError: The broker cannot be reached or rejects the request.
     """
     if partition_count(admin, name, bootstrap_servers, timeout_ms):
         return
@@ -309,13 +313,13 @@ def ensure_compacted_topic(
 
 def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:  # noqa: ANN401  # below
     """
-    Return how many partitions a topic has, 0 where it does not exist.
+    Return the number of partitions of a topic; 0 if it does not exist.
 
     Args:
-        client: Any client with `list_topics`: producer, consumer or admin client have no common type.
+        client: Any client with `list_topics`: producer, consumer and admin client have no common type.
         topic: Name of the topic.
-        bootstrap_servers: For the message alone.
-        timeout_ms: Bound on the call.
+        bootstrap_servers: For error messages only.
+        timeout_ms: Maximum time for the call.
 
     Raises:
         KafkaClientError: The broker cannot be reached.
@@ -337,7 +341,7 @@ def _partitions_of(
 
 
 def _check_new_names(topics: QueueTopics, known: Mapping[str, object]) -> None:
-    """Refuse a new queue or group whose name meets another queue's names; one that exists stays usable."""
+    """Reject a new queue or group whose name could collide with another queue's names; an existing one stays usable."""
     is_new = {"group": topics.markers_topic not in known, "queue": topics.queue_topic not in known}
     for what, name in (("queue", topics.queue), ("group", topics.group)):
         if is_new[what] and (found := _RESERVED.search(name)) is not None:
@@ -371,7 +375,7 @@ def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> Non
         try:
             future.result()
         except KafkaException as error:
-            # Somebody else made it in between: the check that follows says whether it fits.
+            # Another process created it in the meantime: the check that follows verifies it.
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise client_error(error, f"cannot create topic {name}") from error
         failpoint("queue.topic-created")
@@ -379,12 +383,12 @@ def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> Non
 
 def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: int) -> None:
     """
-    Set `min.insync.replicas` of topics just created whose replicas the broker's default has decided.
+    Set `min.insync.replicas` of new topics whose number of replicas is the broker's default.
 
     Args:
         admin: Admin client.
-        made: Topics that this call has created: what exists is never changed.
-        timeout_ms: Bound on each call to the broker.
+        made: Topics that this call has created: existing topics are never changed.
+        timeout_ms: Maximum time for each call to the broker.
     """
     resources = [
         ConfigResource(
@@ -407,7 +411,7 @@ def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: 
         try:
             future.result()
         except KafkaException as error:
-            # The check that follows names the setting and the command for somebody who may change it.
+            # The check that follows reports the setting and the command, for a user with the right to change it.
             if NOT_ALLOWED not in error.args[0].name():
                 raise client_error(error, f"cannot set min.insync.replicas of topic {resource.name}") from error
 
@@ -415,18 +419,18 @@ def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: 
 def _wait_until_known(
     admin: AdminClient, topics: QueueTopics, wanted: AbstractSet[str], bootstrap_servers: str, timeout_ms: int
 ) -> dict[str, _Shape]:
-    """Wait until the broker that answers us knows the topics: the controller informs it in its own time."""
+    """Wait until the broker that responds knows the topics: the controller informs each broker at a different time."""
     until = time.monotonic() + timeout_ms / 1000
     while True:
         known = _shapes(admin, topics, bootstrap_servers, timeout_ms)
-        # After the time-out the check that follows names what is missing.
+        # After the time-out, the check that follows reports the missing topics.
         if wanted <= set(known) or time.monotonic() > until:
             return known
         time.sleep(0.05)
 
 
 class _Shape(NamedTuple):
-    """How large a topic is: its partitions, and the replicas of the first of them."""
+    """Size of a topic: its partitions, and the replicas of its first partition."""
 
     partitions: int
     replicas: int

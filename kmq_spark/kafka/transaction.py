@@ -1,16 +1,17 @@
 """
-Run work in Kafka transactions under one transactional id, and tell a passing fault from a lost producer.
+Run work in Kafka transactions with one transactional id, and separate temporary errors from the end of a producer.
 
-Rule 1: one transaction at a time; the work may be run again after an abort, so it changes nothing but the transaction.
-Rule 2: what librdkafka calls retriable is called again, what it calls abortable is aborted and run again; the rest ends
-this producer. Its last transaction may or may not be committed, so whoever opens the next one reads the log to its end
-before deciding anything.
-Rule 3: a fenced producer never sends again.
-Rule 4: every wait is bounded by `timeout_ms`, so that a tracker whose broker is away can still be stopped. An abort
-has `ABORT_WAIT_S` only: a new producer of the same transactional id aborts the transaction, too.
+Rule 1: There is one transaction at a time. The work may run again after an abort, so it must change nothing outside the
+transaction.
+Rule 2: A retriable error of librdkafka repeats the call. An abortable error aborts the transaction and repeats the
+work. Every other error ends this producer. Its last transaction may or may not be committed, so the next producer must
+read the log to its end before it decides anything.
+Rule 3: A fenced producer never sends again.
+Rule 4: Every wait is bounded by `timeout_ms`, so that a tracker can be stopped while its broker is down. An abort is
+bounded by `ABORT_WAIT_S`: a new producer with the same transactional id aborts the transaction too.
 
-Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588 for why a time-out looks like fencing;
-librdkafka's issues 5456 and 5511 for a call that may never return.
+Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588, which explains why a time-out looks like
+fencing; librdkafka issues 5456 and 5511 about calls that may never return.
 """
 
 from __future__ import annotations
@@ -55,34 +56,35 @@ FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
 POLL_S = 0.05
 POLL_EACH = 500
-"""Records after which their reports are looked at, where there are many."""
+"""Number of records after which the delivery reports are polled, if there are many records."""
 
 ABORT_WAIT_S = 3.0
-"""How long an abort may take. A new producer aborts the transaction too, so waiting longer gains nothing."""
+"""Maximum time for an abort. A new producer aborts the transaction too, so a longer wait gains nothing."""
 
 
 class _AbortableError(Exception):
-    """The transaction is lost, the producer is not."""
+    """The transaction must be aborted; the producer remains usable."""
 
 
 class TransactionalProducer:
     """
-    A producer that writes in transactions only.
+    A producer that writes only in transactions.
 
     Args:
-        config: librdkafka settings of a producer, `transactional.id` among them.
-        timeout_ms: Bound on each call to the broker.
-        role: Who writes: `tracker`, `consumer`, `redrive`. Named in errors; the crash points here are the tracker's.
+        config: librdkafka settings of a producer, with `transactional.id`.
+        timeout_ms: Maximum time for each call to the broker.
+        role: Which program writes: `tracker`, `consumer`, `redrive`. Used in error texts. Only the role `tracker` has
+            failpoints here.
 
     Raises:
-        ConfigError: librdkafka refuses a setting.
-        KafkaClientError: The broker cannot be reached, or refuses the transactional id.
+        ConfigError: librdkafka rejects a setting.
+        KafkaClientError: The broker cannot be reached, or rejects the transactional id.
     """
 
     def __init__(
         self, config: Mapping[str, str | int | float | bool], timeout_ms: int, *, role: str = "tracker"
     ) -> None:
-        """Connect, and fence every older producer of the same transactional id."""
+        """Connect, and fence every older producer with the same transactional id."""
         self._role = role
         self._timeout_s = timeout_ms / 1000
         self._name = str(config["transactional.id"])
@@ -98,67 +100,71 @@ class TransactionalProducer:
 
     @property
     def client(self) -> Producer:
-        """The client, to be left alone in a child process."""
+        """The client, which a child process must not use."""
         return self._producer
 
     @property
     def is_over(self) -> bool:
-        """Whether this producer can write nothing more: make a new one."""
+        """Whether this producer has ended and cannot write any more: create a new one."""
         return self._ended_by is not None
 
     @property
     def may_be_committed(self) -> bool:
-        """Whether the newest transaction may be committed; False means: a new producer aborts it, if it is open."""
+        """
+        Whether the latest transaction may be committed. If False, it is not, and a new producer aborts it if it is
+        open.
+        """
         return self._is_commit_asked
 
     def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
         """
-        Add a record to the open transaction; only `run`'s work may call it.
+        Add a record to the open transaction. Only the *work* of `run` may call this.
 
         Args:
-            record: What to write.
-            on_delivery: Told what became of it; called from this thread, before `run` returns.
+            record: Record to write.
+            on_delivery: Called with the delivery report, in this thread, before `run` returns.
 
         Raises:
-            KafkaException: The client refuses it; `run` knows what to make of that.
+            KafkaException: The client rejects the record; `run` handles this error.
         """
         self._produce(record, self._on_report if on_delivery is None else partial(self._report_to, on_delivery))
         self._producer.poll(0)
 
     def send_all(self, records: Iterable[OutgoingRecord | None], on_delivery: OnEachDelivery) -> None:
         """
-        Add many records to the open transaction; only `run`'s work may call it.
+        Add many records to the open transaction. Only the *work* of `run` may call this.
 
         Args:
-            records: What to write, None for nothing. The next one is asked for when the last one was taken.
-            on_delivery: Told of each record that is not None what became of it, with its number among *records*; called
-                from this thread, before `run` returns.
+            records: Records to write; None is skipped. The next record is requested only after the client took the last
+                one.
+            on_delivery: Called with the index among *records* and the delivery report of each record that is not None,
+                in this thread, before `run` returns.
 
         Raises:
-            KafkaException: The client refuses one; `run` knows what to make of that.
+            KafkaException: The client rejects a record; `run` handles this error.
         """
         report = self._report_of
         for number, record in enumerate(records):
             if record is not None:
                 self._produce(record, partial(report, on_delivery, number))
             if number % POLL_EACH == 0:
-                # Each call lets go of the interpreter and takes it again: not once a record.
+                # Each poll releases and takes the GIL: do not poll once a record.
                 self._producer.poll(0)
                 if self._failed is not None:
                     raise KafkaException(self._failed)
 
     def send_unreported(self, records: Iterable[OutgoingRecord]) -> None:
         """
-        Add many records to the open transaction, without a report of each; only `run`'s work may call it.
+        Add many records to the open transaction, without delivery reports. Only the *work* of `run` may call this.
 
-        A report takes the interpreter from the thread that sends meanwhile. A record that fails aborts the transaction
-        all the same, at the commit; which one it was is not known then.
+        A delivery report takes the GIL from the thread that sends. A record that fails still aborts the transaction, at
+        the commit; it is then not known which record it was.
 
         Args:
-            records: What to write.
+            records: Records to write.
 
         Raises:
-            KafkaException: The client refuses one; `run` knows what to make of that.
+            KafkaException: The client rejects a record; `run` handles this error.
         """
         for record in records:
             self._produce(record, None)
@@ -170,12 +176,12 @@ class TransactionalProducer:
             try:
                 self._producer.produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
             except BufferError:
-                # The local queue is full: let it drain.
+                # The local queue is full: wait for deliveries.
                 self._producer.poll(POLL_S)
             except KafkaException as error:
                 if is_asked or error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
                     raise
-                # A topic that has grown: the client looks by itself every five minutes only.
+                # The topic has new partitions: the client refreshes its metadata only every five minutes.
                 is_asked = True
                 self._producer.list_topics(topic, timeout=self._timeout_s)
             else:
@@ -190,24 +196,26 @@ class TransactionalProducer:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        Do the work in one transaction and commit it.
+        Run the work in one transaction and commit it.
 
         Args:
             work: Sends records; called again after an abort. A record that fails aborts the transaction.
-            positions: Offsets to commit with it; may be empty.
-            group_metadata: Of the group whose offsets these are, from `Consumer.consumer_group_metadata`.
-            progress: A number that grows when an attempt that was aborted has taught the work something: such attempts
-                are not counted, for the next one is another.
-            check: Called when all of it is durable, right before the commit: raises where it must not be committed.
+            positions: Offsets to commit with the transaction; may be empty.
+            group_metadata: Metadata of the group of these offsets, from `Consumer.consumer_group_metadata`.
+            progress: Returns a number that grows when the work has learned something from an aborted attempt. Such
+                attempts are not counted, because the next one differs.
+            check: Called when all records are durable, right before the commit. It raises if the transaction must not
+                be committed.
 
-        Whatever else *work* and *check* raise aborts the transaction and is raised here.
+        Any other exception of *work* and *check* aborts the transaction and is raised to the caller.
 
         Raises:
-            FencedError: A newer producer of this transactional id exists, or the broker gave this transaction up.
-            KafkaClientError: It did not succeed; its outcome may be unknown.
+            FencedError: A newer producer with this transactional id exists, or the broker aborted this transaction.
+            KafkaClientError: The transaction failed; its outcome may be unknown.
         """
         if self._ended_by is not None:
-            # Whoever else writes through this producer finds its transaction open: tell what ended it, not that.
+            # Without this, another caller of this producer would get the error of an open transaction. Raise the error
+            # that ended the producer instead.
             raise self._ended_by
         attempt, known = 1, progress()
         while True:
@@ -231,10 +239,11 @@ class TransactionalProducer:
                 return
 
     def close(self) -> None:
-        """Give up what is open; a transaction that is not committed by now never will be."""
+        """Discard the records that are not sent yet. A transaction that is not committed by now never will be."""
         if self._is_given_up:
             return
-        # No flush: after a fatal error confluent-kafka's raises SystemError, and there is nothing to wait for.
+        # Do not flush: after a fatal error, flush of confluent-kafka raises SystemError, and there is nothing to wait
+        # for.
         self._producer.purge()
 
     def _attempt_or_abort(
@@ -244,7 +253,10 @@ class TransactionalProducer:
         group: object,
         check: Callable[[], None],
     ) -> None:
-        """Make one attempt; with an error of the client the transaction may be left open, and the producer is over."""
+        """
+        Make one attempt. After a `KafkaClientError` or `FencedError` the transaction may be open, and the producer has
+        ended.
+        """
         try:
             try:
                 self._attempt(work, positions, group, check)
@@ -274,9 +286,9 @@ class TransactionalProducer:
         except KafkaException as error:
             self._raise_translated(error, "produce in a transaction", produced=True)
         except (_AbortableError, KafkaClientError, FencedError):
-            raise  # `run` aborts, or this producer is at its end
+            raise  # `run` aborts, or this producer has ended
         except BaseException:
-            # Left open, it would hold up every reader of its partitions until the broker's time-out.
+            # An open transaction would block every reader of its partitions until the broker's time-out.
             with contextlib.suppress(_AbortableError, KmqError, KafkaException):
                 self._abort()
             raise
@@ -285,17 +297,17 @@ class TransactionalProducer:
         try:
             self._call(self._producer.commit_transaction, "commit a transaction")
         except _AbortableError:
-            self._is_commit_asked = False  # librdkafka: such a transaction was not committed
+            self._is_commit_asked = False  # librdkafka guarantees that such a transaction was not committed
             raise
         self._tracker_failpoint("tracker.committed")
 
     def _add_offsets(self, positions: list[TopicPartition], group: object) -> None:
         """
-        Add offsets to the transaction, and give the producer up where that does not return.
+        Add offsets to the transaction. Give the producer up if the call does not return.
 
-        While the group's coordinator is away librdkafka ignores the time-out, and called again it may wait for ever. So
-        the call has a thread of its own. A producer that is given up commits nothing: nobody asks it to, and the next
-        one fences it.
+        While the group's coordinator is unavailable, librdkafka ignores the time-out, and a repeated call may never
+        return. Therefore the call has its own thread. A producer that was given up commits nothing: no caller asks it
+        to, and the next producer fences it.
         """
         answer = in_a_thread(
             "kmq-transaction-offsets",
@@ -317,10 +329,10 @@ class TransactionalProducer:
 
     def _drain(self) -> None:
         """
-        Wait for the delivery reports, and for no more than the first failure.
+        Wait for the delivery reports, but only until the first failure.
 
-        A commit waits for them too, but behind a record that was refused librdkafka holds back the next ones until
-        their delivery time-out: a minute of standing still for one message that is too large.
+        A commit also waits for the reports. But after a rejected record librdkafka holds back the next ones until their
+        delivery time-out: one message that is too large would cost a minute.
         """
         while len(self._producer) and self._failed is None:
             self._producer.poll(POLL_S)
@@ -347,10 +359,10 @@ class TransactionalProducer:
 
     def _abort(self) -> None:
         """
-        Abort the open transaction, and give the producer up where that takes too long.
+        Abort the open transaction. Give the producer up if this takes too long.
 
-        Behind a request that has no answer the call waits for the request's time-out, and it may never return. A new
-        producer of the same transactional id aborts the transaction at once.
+        The call waits for requests that have no response yet, up to their time-out, and it may never return. A new
+        producer with the same transactional id aborts the transaction at once.
         """
         self._tracker_failpoint("tracker.aborting")
         answer = aborting(self._producer, ABORT_WAIT_S)
@@ -367,12 +379,12 @@ class TransactionalProducer:
             try:
                 self._raise_translated(error, "abort a transaction")
             except _AbortableError as failure:
-                # Not to be aborted again: this is the abort.
+                # Do not abort again: this is the abort.
                 message = f"cannot abort a transaction as {self._name}: {failure}; a new producer aborts it"
                 raise KafkaClientError(message, code=error.args[0].name(), retriable=True) from error
 
     def _call(self, call: Callable[[float], object], what: str) -> None:
-        """Call with the seconds that are left, and again while the failure may pass and there are any."""
+        """Call with the remaining time in seconds. Repeat it while the error is retriable and time remains."""
         deadline_s = time.monotonic() + self._timeout_s
         attempt = 1
         while True:
@@ -389,7 +401,7 @@ class TransactionalProducer:
                 return
 
     def _raise_translated(self, error: KafkaException, what: str, *, produced: bool = False) -> None:
-        """Raise what the error means; `produced`: a record was refused, which an abort puts right."""
+        """Raise our error for *error*. With *produced*, a record was rejected, and an abort is enough to recover."""
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED_CODES:
             message = (
@@ -402,7 +414,7 @@ class TransactionalProducer:
         code = kafka_error.name()
         advice = advice_on(code) or "check the broker at its bootstrap servers"
         message = f"cannot {what} as {self._name}: {kafka_error.str()} ({code}); {advice}"
-        # Fatal is this producer, not the queue: a new one begins where the log says.
+        # The error is fatal for this producer, not for the queue: a new producer starts from the log.
         may_pass = kafka_error.fatal() or kafka_error.retriable() or code in PASSING_NAMES
         raise KafkaClientError(message, code=code, retriable=may_pass) from error
 
