@@ -1,5 +1,5 @@
 """
-The ledger: what happened to every message, in Delta tables, and the questions that people ask of it.
+The ledger: the history of every message in Delta tables, with views that answer common questions.
 
     from kmq_spark import ledger
 
@@ -9,8 +9,8 @@ The ledger: what happened to every message, in Delta tables, and the questions t
 
     ledger.connect("ledger").sql("SELECT * FROM stuck_now").show()  # the same by DuckDB, without Spark
 
-Rule 1: nothing of it is in the tracker's way: it reads the same topics, in an application of its own.
-Rule 2: importing this package loads neither Spark nor DuckDB; a name loads what it needs when it is used.
+Rule 1: The ledger never affects the tracker: it reads the same topics in a separate application.
+Rule 2: Importing this package loads neither Spark nor DuckDB. The first use of a name loads what the name needs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a name that needs an engine (PEP 562)."""
+    """Import a name that needs Spark or DuckDB (PEP 562)."""
     home = _HOMES.get(name)
     if home is None:
         message = f"module {__name__!r} has no attribute {name!r}"

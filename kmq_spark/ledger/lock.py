@@ -1,8 +1,8 @@
 """
-One process at a time for a ledger on a local disk.
+Allow one writing process at a time for a ledger on a local disk.
 
-Rule 1: local folders only: on object stores and on Databricks Delta's commits are safe against others, since a name
-that is taken is refused there; a rename on a local disk replaces it.
+Rule 1: Only local folders are locked. On object stores and on Databricks, concurrent Delta commits are safe, because a
+commit whose file name exists fails there. On a local disk, the rename of a commit replaces the existing file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @contextmanager
 def exclusive(location: Location) -> Iterator[None]:
     """
-    Hold a ledger for writing; the kernel lets go when the process dies.
+    Lock a ledger for writing, for the duration of a `with` block. The kernel releases the lock if the process dies.
 
     Raises:
-        LedgerError: Another process writes or maintains it, or its folder cannot be made.
+        LedgerError: Another process writes or maintains the ledger, or its folder cannot be created.
     """
     folder = location.local_folder
     if folder is None:

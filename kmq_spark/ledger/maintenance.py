@@ -1,8 +1,8 @@
 """
-What keeps a ledger small: old days go, small files become large ones, and what nobody reads any more is deleted.
+Limit the size of a ledger: delete old days, merge small files, and remove files that no reader needs.
 
-Rule 1: whole days go, by the partition column: a delete that rewrites no file.
-Rule 2: no row changes.
+Rule 1: Only whole days are deleted, by the partition column, so that a delete rewrites no file.
+Rule 2: No row changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Maintained(NamedTuple):
-    """What was done to one table: rows of days that went, files put together, and into how many."""
+    """The result for one table: number of deleted rows, of files that were merged, and of files after the merge."""
 
     table: str
     deleted_rows: int
@@ -31,17 +31,21 @@ class Maintained(NamedTuple):
 
 def maintain(spark: SparkSession, location: Location, *, keep_days: int, vacuum_hours: int) -> list[Maintained]:
     """
-    Delete old days, compact, and remove files that no version of the last hours needs.
+    Delete old days, compact the tables, and remove files that no version of the last hours needs.
 
     Args:
         spark: Session with Delta's extension.
-        location: Of the ledger.
-        keep_days: Whole days, UTC, that stay, today not counted; 0 = all of them.
-        vacuum_hours: How long files outlive the version that dropped them, for readers that are at work; at least 168,
-            Delta's own bound.
+        location: Location of the ledger.
+        keep_days: Number of whole UTC days to keep, without today; 0 keeps all days.
+        vacuum_hours: How long files are kept after the last version that uses them, for running readers; at least 168,
+            which is Delta's own minimum.
+
+    Returns:
+        The result for each table.
 
     Raises:
-        LedgerError: What lies there is no ledger of this version, another process has it, or Delta refuses.
+        LedgerError: The location contains no ledger of this version, another process uses it, or Delta reports an
+            error.
     """
     with exclusive(location):
         check_tables(spark, location)
@@ -57,13 +61,14 @@ def maintain(spark: SparkSession, location: Location, *, keep_days: int, vacuum_
 def _maintain(spark: SparkSession, location: Location, table: str, keep_days: int, vacuum_hours: int) -> Maintained:
     name, deleted_rows = location.sql_name(table), 0
     if keep_days:
-        # The UTC day, whatever the session's time zone: the column was made from UTC days.
+        # Use the UTC day, independent of the session's time zone: the date column contains UTC days.
         today = "to_date(to_utc_timestamp(current_timestamp(), current_timezone()))"
         deleted = spark.sql(
             f"DELETE FROM {name} WHERE {DATE_COLUMNS[table]} < date_sub({today}, {keep_days})"  # noqa: S608  # ours
         ).collect()
         deleted_rows = max(int(deleted[0][0]), 0) if deleted and deleted[0][0] is not None else 0
-    # Rows lie in the order of the log as it is, so that one message's are found; Z-order would write all of it anew.
+    # The rows are already in log order, so the rows of one message are near each other. Z-order would rewrite all
+    # files.
     (optimized,) = spark.sql(f"OPTIMIZE {name}").collect()
     metrics = optimized["metrics"]
     spark.sql(f"VACUUM {name} RETAIN {vacuum_hours} HOURS").collect()

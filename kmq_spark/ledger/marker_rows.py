@@ -1,8 +1,8 @@
 """
-Bytes of the markers topic to rows, in Spark's Python workers.
+Decode records of the markers topic into rows, in Spark's Python workers.
 
-Rule 1: nothing but `wire.codec` reads markers; what it refuses is a row with its words.
-Rule 2: TICKs are the clock's and would be most of the table: left out.
+Rule 1: Only `wire.codec` decodes markers. A record that it rejects becomes a row with the text of the error.
+Rule 2: TICKs are left out: they only move the clock and would be most of the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIELDS = [
 ]
 
 DECODED_SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in _FIELDS)
-"""What `decode_batches` returns, in SQL."""
+"""Columns of the result of `decode_batches`, in SQL."""
 
 _ARROW_SCHEMA = pa.schema([(name, kind) for name, _, kind in _FIELDS])
 
@@ -51,11 +51,11 @@ def decode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     Decode markers, for `mapInArrow`.
 
     Args:
-        batches: Columns `marker_partition`, `marker_offset`, `appended_at_us`, `value`, one row a record.
+        batches: One row per record, columns `marker_partition`, `marker_offset`, `appended_at_us`, `value`.
 
     Returns:
-        Columns of `DECODED_SCHEMA`: a row for each range of each marker that is no TICK, and one for each record that
-        is no marker, with `error` set and `kind` null.
+        Columns of `DECODED_SCHEMA`. Each range of each marker except TICKs is one row. Each unreadable record is one
+        row with `error` set and `kind` null.
     """
     for batch in batches:
         rows: list[Row] = []

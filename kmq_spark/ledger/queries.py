@@ -1,9 +1,9 @@
 """
-The questions that a ledger answers, as views: their SQL stands in `sql/`, a file each.
+The views of a ledger. Their SQL is in `sql/`, one file per view.
 
-Rule 1: one text for every engine: Spark SQL, on a laptop and on Databricks, in words that DuckDB knows too or that
-`reader` teaches it. What a view means is said at the head of its file.
-Rule 2: what the engines understand differently is not used: `concat` of a null, `min_by` of a null, `struct`.
+Rule 1: All engines use the same text. It is Spark SQL, for a local machine and for Databricks, limited to functions
+that DuckDB has too or that `reader` defines for it. The head of each file describes the view.
+Rule 2: The views do not use what the engines treat differently: `concat` of a null, `min_by` of a null, `struct`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ VIEWS = (
     "redeliveries_by_hour",
     "totals",
 )
-"""Every view, in an order in which each finds those that it is made of."""
+"""Every view, each after the views that it uses."""
 
-# Not by a path: spark-submit runs this package out of an archive.
+# Do not use a file path: spark-submit runs this package from an archive.
 _SQL = files("kmq_spark.ledger") / "sql"
 _VIEW_NAMES = re.compile(rf"\b(FROM|JOIN) ({'|'.join(VIEWS)})\b")
 
@@ -42,7 +42,7 @@ def view_sql(view: str, names: Mapping[str, str] | None = None) -> str:
 
     Args:
         view: One of `VIEWS`.
-        names: SQL names of tables and of other views; by default their own, as temporary views have them.
+        names: SQL names of tables and of other views. By default each has its own name, as temporary views do.
     """
     names = names or {}
     text = (_SQL / f"{view}.sql").read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ def view_sql(view: str, names: Mapping[str, str] | None = None) -> str:
 
 def known_view(view: str) -> str:
     """
-    Return the name of a view or table.
+    Return the name of a view or table, after a check that it exists.
 
     Raises:
         ConfigError: There is no such view.
@@ -66,10 +66,10 @@ def known_view(view: str) -> str:
 
 def queue_and_group(queue: str) -> tuple[str, str | None]:
     """
-    Return the parts of `queue@group`; None for the group where no group is named.
+    Return the queue and the group of `queue@group`; the group is None if there is no `@`.
 
     Raises:
-        ConfigError: Nothing stands behind the @.
+        ConfigError: The group after the `@` is empty.
     """
     name, at, group = queue.partition("@")
     if at and not group:

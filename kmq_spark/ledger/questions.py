@@ -1,7 +1,8 @@
 """
-The ledger's questions as functions: each returns a frame of the ledger that `open_ledger` opened last.
+The views of the ledger as functions. Each returns a DataFrame of the ledger that `open_ledger` opened last.
 
-Rule 1: filters stand below the views' windows where they can: asking for one queue or one message reads only its rows.
+Rule 1: Filters are applied below the views' window functions if possible: a query for one queue or one message reads
+only its rows.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def deliveries(spark: SparkSession, queue: str = "") -> DataFrame:
-    """Return each lease of a queue, of all queues by default: start, end, outcome, how long, by whom."""
+    """Return each lease of a queue, or of all queues: start, end, outcome, duration and consumer."""
     return of_queue(ask(spark, "deliveries"), queue)
 
 
 def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataFrame:
     """
-    Return everything about one message, over all its copies, in order.
+    Return all events of one message, over all its copies, in order.
 
     Args:
         spark: Session.
-        queue: `queue`, or `queue@group` for what one group did with it.
-        partition: Queue partition of any of its copies.
+        queue: `queue`, or `queue@group` for the events of one group.
+        partition: Queue partition of any copy of the message.
         offset: Message offset of that copy.
 
     Returns:
-        One row an event: `at`, `event`, `queue_partition`, `message_offset`, `delivery_count`, `who`, `detail`, …;
-        empty where the ledger has no such message.
+        One row per event: `at`, `event`, `queue_partition`, `message_offset`, `delivery_count`, `who`, `detail`, …;
+        empty if the ledger does not contain the message.
     """
     name, group = queue_and_group(queue)
     messages = ask(spark, "messages")
@@ -54,22 +55,22 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
 
 
 def slowest_handlers(spark: SparkSession, queue: str = "") -> DataFrame:
-    """Return the consumers by how long their handlers take, the slowest first."""
+    """Return the consumers by the duration of their handlers, the slowest first."""
     return of_queue(ask(spark, "slowest_handlers"), queue)
 
 
 def hottest_poison(spark: SparkSession, queue: str = "") -> DataFrame:
-    """Return the messages that go wrong again and again, the worst first."""
+    """Return the messages whose deliveries fail repeatedly, the worst first."""
     return of_queue(ask(spark, "hottest_poison"), queue)
 
 
 def redeliveries_by_hour(spark: SparkSession, queue: str = "") -> DataFrame:
-    """Return how many messages were sent again in each hour, why, and how late, the newest hour first."""
+    """Return how many messages were redelivered in each hour, why, and how late; the newest hour first."""
     return of_queue(ask(spark, "redeliveries_by_hour"), queue)
 
 
 def stuck_now(spark: SparkSession, queue: str = "") -> DataFrame:
-    """Return the messages that are in flight past their deadline or for more than an hour, the oldest first."""
+    """Return the messages that are overdue, or in flight for more than an hour; the oldest first."""
     return of_queue(ask(spark, "stuck_now"), queue)
 
 
@@ -79,12 +80,12 @@ def in_flight(spark: SparkSession, queue: str = "") -> DataFrame:
 
 
 def totals(spark: SparkSession, queue: str = "") -> DataFrame:
-    """Return one row a queue and group: what was started and what became of it, which must come out even."""
+    """Return one row per queue and group: number of started messages and of each result. The numbers must add up."""
     return of_queue(ask(spark, "totals"), queue)
 
 
 def of_queue(rows: DataFrame, queue: str) -> DataFrame:
-    """Keep the rows of `queue`, or of `queue@group`; all of them where it is empty."""
+    """Return only the rows of `queue`, or of `queue@group`; all rows if *queue* is empty."""
     if not queue:
         return rows
     name, group = queue_and_group(queue)

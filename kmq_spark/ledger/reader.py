@@ -1,9 +1,9 @@
 """
-Read a ledger in a local folder without Spark: delta-rs finds the files, DuckDB answers the SQL.
+Read a ledger in a local folder without Spark: delta-rs reads the Delta log, DuckDB runs the SQL.
 
-Rule 1: the views are those of `sql/`, word for word; `_SETUP` teaches DuckDB the functions that only Spark has.
-Rule 2: nothing is written, and nothing is fetched: DuckDB may not install extensions.
-Rule 3: what this reader cannot read is refused by name, never answered in part.
+Rule 1: The views are exactly those of `sql/`. `_SETUP` defines for DuckDB the functions that only Spark has.
+Rule 2: Nothing is written or downloaded: DuckDB may not install extensions.
+Rule 3: A table that this reader cannot read is an error that names it. There are no partial results.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ CREATE MACRO text_of(value) AS coalesce(TRY(decode(value)), repaired_text(value)
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
-    # A name in SQL never means a Python variable of the caller; looking for one also loads pandas.
+    # A name in SQL must never refer to a Python variable of the caller. The search for one also loads pandas.
     "python_enable_replacements": False,
 }
 
 _TYPES = {"integer": "int", "long": "bigint"}
-"""Delta's names of types that SQL names otherwise."""
+"""Delta's type names whose SQL names differ."""
 
 _LEFT_OUT_OF_A_STORY = "queue, origin_partition, origin_offset, step"
-"""Columns that are the same in every row of a story, or only order it."""
+"""Columns that have the same value in all rows of one message's history, or only define their order."""
 
 
 def connect(folder: str) -> duckdb.DuckDBPyConnection:
     """
-    Open a ledger in DuckDB: its tables and views by their names, for SQL of your own.
+    Open a ledger in DuckDB, with its tables and views by name, for custom SQL.
 
-    In `messages` and `dead_letters` the column `key` is text; bytes that are no UTF-8 are replaced by U+FFFD.
+    In `messages` and `dead_letters` the column `key` is text; bytes that are not UTF-8 are replaced by U+FFFD.
 
     Args:
         folder: Local path of the ledger.
 
     Returns:
-        A connection in memory. It reads the ledger as it is now; later batches need another connection.
+        An in-memory connection. It reads the present version of the ledger; later batches need a new connection.
 
     Raises:
-        LedgerError: No ledger of this version lies there, or it uses features of Delta that delta-rs does not read.
+        LedgerError: The folder contains no ledger of this version, or delta-rs does not support its Delta features.
         SetupError: The extra `ledger` is not installed.
     """
     return _connect(Location(folder))
@@ -83,25 +83,25 @@ def read_rows(
     Return rows of a view or a table.
 
     Args:
-        location: Of the ledger: a local folder.
+        location: Location of the ledger: a local folder.
         view: Name of the view or table.
-        queue: Only `queue`, or `queue@group`; empty: all.
-        message: Any copy of the message whose story is asked for; needs *queue*.
-        limit: Most rows.
+        queue: Return only rows of `queue` or `queue@group`; all rows if empty.
+        message: Any copy of the message whose history is requested; needs *queue*.
+        limit: Maximum number of rows.
 
     Returns:
-        Values by column; instants are in UTC.
+        Values by column, one mapping per row. Instants are in UTC.
 
     Raises:
         ConfigError: There is no such view.
-        LedgerError: As `connect`.
+        LedgerError: As for `connect`.
     """
     known_view(view)
     connection = _connect(location)
     try:
         if message is not None:
             return _rows(connection, *_story(connection, queue, message, limit))
-        # The tables as they are: keys stay bytes.
+        # Read tables as they are stored: keys remain bytes.
         source = f"{view}_as_stored" if view in TABLES else view
         where, values = _of_queue(queue)
         return _rows(connection, f"SELECT * FROM {source} WHERE {where} LIMIT {limit:d}", values)  # noqa: S608  # ours
@@ -141,7 +141,7 @@ def _dataset(location: Location, table: str) -> Any:  # noqa: ANN401  # pyarrow'
         properties = found.metadata().configuration
         check_version(name, properties.get(VERSION_PROPERTY))
         if properties.get("delta.columnMapping.mode", "none") != "none":
-            # An Arrow dataset finds columns by their names, which are others in the files then.
+            # An Arrow dataset finds columns by name. With column mapping, the names in the files differ.
             raise LedgerError(
                 f"cannot read {name} without Spark: got a table with column mapping; use `--engine spark`"
             )
@@ -175,9 +175,12 @@ def _of_queue(queue: str) -> tuple[str, list[str]]:
 def _story(
     connection: duckdb.DuckDBPyConnection, queue: str, message: MessageId, limit: int
 ) -> tuple[str, Sequence[object]]:
-    """Return the query of a message's story: its first copy is looked up, the story is asked for by that."""
+    """
+    Return the query of a message's history. It first finds the first copy of the message, by which the view is
+    filtered.
+    """
     name, group = queue_and_group(queue)
-    # All of its one row: DuckDB takes no other query before it has handed out the last row of this one.
+    # Fetch all rows, although there is only one: DuckDB accepts no other query before the last row was fetched.
     found = connection.execute(
         "SELECT origin_partition, origin_offset FROM messages "
         "WHERE queue = ? AND queue_partition = ? AND message_offset = ?",
@@ -187,13 +190,13 @@ def _story(
     where, values = "queue = ? AND origin_partition = ? AND origin_offset = ?", [name, *origin]
     if group is not None:
         where, values = f"{where} AND (group_name IS NULL OR group_name = ?)", [*values, group]
-    # DuckDB has a keyword `at`.
+    # `at` is a keyword in DuckDB.
     order = f'ORDER BY "at", message_offset, step LIMIT {limit:d}'
     return f"SELECT * EXCLUDE ({_LEFT_OUT_OF_A_STORY}) FROM message_story WHERE {where} {order}", values  # noqa: S608  # ours
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:
-    # Through Arrow: DuckDB's own conversion of instants needs pytz.
+    # Convert through Arrow: DuckDB's own conversion of instants needs pytz.
     rows: list[dict[str, Any]] = connection.sql(query, params=list(values)).to_arrow_table().to_pylist()
     return [{name: int(value) if isinstance(value, Decimal) else value for name, value in row.items()} for row in rows]
 

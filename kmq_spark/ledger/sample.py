@@ -1,10 +1,10 @@
 """
-A made-up hour of a queue, for the notebook and for tests: the topics' records, without a broker.
+Generate one simulated hour of a queue, for the notebook and for tests: the records of its topics, without a broker.
 
-Rule 1: seeded: the same hour every time, but for the instant at which it ends.
-Rule 2: the bytes and headers are those that the clients and the tracker write; only the story is invented: a worker
-dies at minute 20, a burst comes at minute 33, the tracker is away from minute 44 to 46, and three messages kill whoever
-handles them.
+Rule 1: The hour is generated from a seed. It is always the same, except for the instant at which it ends.
+Rule 2: Bytes and headers are those that the clients and the tracker write. Only the events are simulated: a worker dies
+at minute 20, a burst of messages begins at minute 33, the tracker is down from minute 44 to 46, and three messages
+crash every handler.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ BURST_MS = (33 * MINUTE_MS, 35 * MINUTE_MS)
 TRACKER_AWAY_MS = (44 * MINUTE_MS, 46 * MINUTE_MS)
 DEAD_WORKER, DEAD_MS = "worker-2", (20 * MINUTE_MS, 26 * MINUTE_MS)
 WORKERS = {"worker-1": 1_300, "worker-2": 1_500, "worker-3": 3_800}
-"""Each with the median of its handlers' time, milliseconds."""
+"""Median duration of each worker's handlers, milliseconds."""
 REASONS = ("no such customer", "no such customer", "amount is no number", "country not served")
 POISON = ("x-kind", b"poison")
 POISON_NUMBERS = frozenset({180, 900, 2_400})
 REJECTED, FAILED, HANGS = 0.012, 0.045, 0.052
-"""Upper bounds of a message's luck: it is rejected, its handler raises, its handler hangs; acknowledged else."""
+"""
+Upper bounds of a random number per delivery: the message is rejected, its handler raises, its handler hangs. Above the
+last bound the message is acknowledged.
+"""
 
 
 class SampleRecord(NamedTuple):
@@ -62,7 +65,7 @@ class SampleHour:
     The three topics of the queue.
 
     Attributes:
-        records: By table of the ledger, in the order of their partitions' offsets.
+        records: Records by table of the ledger, in offset order within each partition.
     """
 
     records: dict[str, list[SampleRecord]] = field(
@@ -80,7 +83,7 @@ class SampleHour:
         key: bytes | None = None,
         headers: Headers | None = None,
     ) -> SampleRecord:
-        """Append a record as a broker would, which gives it its offset."""
+        """Append a record and assign its offset, as a broker does."""
         offset = self._next.get((table, partition), 0)
         self._next[table, partition] = offset + 1
         record = SampleRecord(partition, offset, at_ms, key, value, headers or [])
@@ -90,7 +93,7 @@ class SampleHour:
 
 @dataclass(slots=True)
 class _Delivery:
-    """One message in somebody's hands."""
+    """One delivery of a message to a worker."""
 
     message: SampleRecord
     count: int
@@ -100,11 +103,11 @@ class _Delivery:
 
 
 class _Simulation:
-    """Events in the order of time: whoever has something to do is woken then."""
+    """A discrete-event simulation: events are processed in order of time."""
 
     def __init__(self, seed: int) -> None:
         self.hour = SampleHour()
-        self._luck = random.Random(seed)  # noqa: S311  # a story, no secret
+        self._luck = random.Random(seed)  # noqa: S311  # a simulation, not a secret
         self._events: list[tuple[int, int, str, Any]] = []
         self._ready: list[tuple[SampleRecord, int]] = []
         self._free = dict.fromkeys(WORKERS, HANDLERS_OF_A_WORKER)
@@ -119,7 +122,7 @@ class _Simulation:
             self._hand_out(now_ms)
         return self.hour
 
-    def _at(self, at_ms: int, what: str, about: Any) -> None:  # noqa: ANN401  # whatever the event needs
+    def _at(self, at_ms: int, what: str, about: Any) -> None:  # noqa: ANN401  # depends on the event
         self._number += 1
         heapq.heappush(self._events, (at_ms, self._number, what, about))
 
@@ -149,7 +152,7 @@ class _Simulation:
         if dies or POISON in message.headers:
             luck = 1.0
         if luck == 1.0 or FAILED < luck < HANGS:
-            # Silence: the process died, or the handler hangs and nobody renews.
+            # No marker follows: the process died, or the handler hangs and nothing renews the lease.
             back_ms = DEAD_MS[1] if dies else now_ms + 2 * LEASE_MS
             self._at(back_ms, "freed", worker)
         elif luck < REJECTED:
@@ -162,7 +165,7 @@ class _Simulation:
         self._at(self._decided_at(delivery.deadline_ms), "due", delivery)
 
     def _decided_at(self, deadline_ms: int) -> int:
-        """Return when the tracker sees to a deadline: a little after it, or when it is back."""
+        """Return when the tracker decides after a deadline: a little later, or when it is running again."""
         late_ms = 120 + int(self._luck.gammavariate(2.5, 90))
         away_ms, back_ms = TRACKER_AWAY_MS
         return max(deadline_ms, back_ms) + late_ms if away_ms <= deadline_ms < back_ms else deadline_ms + late_ms
@@ -232,19 +235,19 @@ class _Simulation:
 
 
 def sample_hour(seed: int = 7) -> SampleHour:
-    """Return the hour; instants are milliseconds since it began."""
+    """Return the simulated hour; instants are milliseconds since its beginning."""
     return _Simulation(seed).run()
 
 
 def write_sample(spark: SparkSession, folder: str, end_at_ms: int, seed: int = 7) -> None:
     """
-    Make a ledger of a made-up hour of the queue `orders`.
+    Create a ledger of a simulated hour of the queue `orders`.
 
     Args:
         spark: Session with Delta's extension.
-        folder: Where the ledger is to lie; empty so far.
-        end_at_ms: When the hour ends, epoch milliseconds.
-        seed: Of the story.
+        folder: Folder of the ledger; must be empty.
+        end_at_ms: End of the hour, epoch milliseconds.
+        seed: Seed of the simulation.
     """
     location = Location(folder)
     create_tables(spark, location)
@@ -259,7 +262,7 @@ def write_sample(spark: SparkSession, folder: str, end_at_ms: int, seed: int = 7
 
 
 def _records(spark: SparkSession, hour: SampleHour, table: str, end_at_ms: int) -> DataFrame:
-    """Return records as Spark's Kafka source does."""
+    """Return records in the form of Spark's Kafka source."""
     began_at_ms, records = end_at_ms - HOUR_MS, hour.records[table]
     headers = [
         [{"key": name, "value": _moved(name, value, began_at_ms)} for name, value in record.headers]
@@ -279,7 +282,7 @@ def _records(spark: SparkSession, hour: SampleHour, table: str, end_at_ms: int) 
 
 
 def _moved(name: str, value: bytes | None, by_ms: int) -> bytes | None:
-    """Return a header, its instants moved from the hour's beginning to where it lies."""
+    """Return a header value. Convert instants from milliseconds since the hour's beginning to epoch milliseconds."""
     if not name.endswith("-ms") or value is None:
         return value
     return ",".join(str(int(text) + by_ms) for text in value.decode().split(",")).encode()

@@ -1,7 +1,7 @@
 """
-What a ledger is, whoever reads it: its tables, their columns and version, the place where it lies.
+The schema of a ledger, for all engines: its tables, their columns and version, and its location.
 
-Rule 1: no engine: this module loads neither Spark nor DuckDB; each of them brings what it found.
+Rule 1: This module loads neither Spark nor DuckDB. The caller passes in what its engine found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VERSION = 1
-"""Of the schema; in each table's property `kmq.ledger.version`."""
+"""Version of the schema; stored in each table's property `kmq.ledger.version`."""
 
 VERSION_PROPERTY = "kmq.ledger.version"
 
@@ -93,10 +93,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "value_bytes": "bigint",
     },
 }
-"""Columns of each table and their types in SQL, in order."""
+"""Columns of each table with their SQL types, in order."""
 
 DATE_COLUMNS = {MARKERS: "marker_date", MESSAGES: "sent_date", DEAD_LETTERS: "dead_date"}
-"""What each table is partitioned by: the UTC day of the record's append time."""
+"""Partition column of each table: the UTC day of the record's append time."""
 
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?")
 
@@ -104,22 +104,22 @@ _CATALOG_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?")
 @dataclass(frozen=True, slots=True)
 class Location:
     """
-    Where a ledger lies: in a folder, or in a schema of a catalog.
+    The location of a ledger: a folder, or a schema of a catalog.
 
     Attributes:
-        folder: Local path or URL of a file system that Spark knows; empty where a catalog has the tables. A relative
-            path is made absolute: Delta's SQL takes ``delta.`ledger/markers` `` for a table in a catalog.
-        catalog: `catalog.schema`, or a schema of the session's catalog; empty where a folder has them.
+        folder: Local path, or URL of a file system that Spark supports; empty if the tables are in a catalog. A
+            relative path is made absolute: Delta's SQL treats ``delta.`ledger/markers` `` as a table in a catalog.
+        catalog: `catalog.schema`, or a schema of the session's catalog; empty if the tables are in a folder.
 
     Raises:
-        ConfigError: Both are given, or none, or a name is not allowed.
+        ConfigError: Both are set, neither is set, or a name is not allowed.
     """
 
     folder: str = ""
     catalog: str = ""
 
     def __post_init__(self) -> None:
-        """Check the names: they become parts of SQL text."""
+        """Validate the names: they become parts of SQL text."""
         if bool(self.folder) == bool(self.catalog):
             message = (
                 f"the location of the ledger is ambiguous: got folder {self.folder!r} and catalog {self.catalog!r}, "
@@ -138,7 +138,7 @@ class Location:
             object.__setattr__(self, "folder", str(Path(self.folder).absolute()))
 
     def __str__(self) -> str:
-        """Return the name that messages tell."""
+        """Return the name for log lines and error messages."""
         return self.folder or self.catalog
 
     @property
@@ -150,18 +150,18 @@ class Location:
         return Path(unquote(url.path) if url.scheme else self.folder)
 
     def path(self, table: str) -> str:
-        """Return the folder of a table; for a ledger in a folder only."""
+        """Return the folder of a table; only for a ledger in a folder."""
         return f"{self.folder.rstrip('/')}/{table}"
 
     def sql_name(self, name: str) -> str:
-        """Return a table's name as SQL takes it."""
+        """Return the name of a table for SQL."""
         if self.folder:
             return f"delta.`{self.path(name)}`"
         return ".".join(f"`{part}`" for part in (*self.catalog.split("."), name))
 
 
 def nothing_there(location: Location, table: str) -> LedgerError:
-    """Return the error of a table that does not exist."""
+    """Return the error for a table that does not exist."""
     return LedgerError(
         f"no ledger at {location}: got no Delta table {location.sql_name(table)}; correct --ledger-dir or --catalog, "
         "or make one with `kmq ledger run QUEUE`"
@@ -173,12 +173,12 @@ def check_version(name: str, version: str | None, *, may_be_older: bool = False)
     Check the version of a table's schema.
 
     Args:
-        name: Of the table, as SQL has it.
-        version: Its property `kmq.ledger.version`; None where it has none.
-        may_be_older: Whether it is about to be upgraded.
+        name: SQL name of the table.
+        version: Its property `kmq.ledger.version`; None if it has none.
+        may_be_older: Whether an older version is allowed, because the table is about to be upgraded.
 
     Raises:
-        LedgerError: The table is not ours, or of another version.
+        LedgerError: The table is not part of a ledger, or has another version.
     """
     if version is None or not version.isdecimal():
         raise LedgerError(
@@ -203,11 +203,11 @@ def missing_columns(table: str, name: str, found: Mapping[str, str]) -> list[str
 
     Args:
         table: One of `TABLES`.
-        name: Of the table, as SQL has it.
-        found: Its columns and their types in SQL.
+        name: SQL name of the table.
+        found: Columns of the table with their SQL types.
 
     Raises:
-        LedgerError: A column has another type than this build writes.
+        LedgerError: The type of a column differs from the schema.
     """
     for column, kind in COLUMNS[table].items():
         if found.get(column, kind) != kind:

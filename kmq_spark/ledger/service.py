@@ -1,10 +1,12 @@
 """
-The ledger as a service: three streaming queries a queue, from its topics into Delta.
+The ledger as a service: up to three streaming queries per queue, from its topics to Delta tables.
 
-Rule 1: a row is written exactly once: Delta takes a batch of a query once, and the checkpoint says what a batch holds.
-Rule 2: without its checkpoint a query goes on where its table ends: Delta's commits hold whole ranges of offsets.
-Rule 3: a failed query is started again, with backoff and a limit; what stopped it for good is one line.
-Rule 4: the messages of a queue are written once, however many groups read it.
+Rule 1: Every row is written exactly once: Delta accepts each batch of a query once, and the checkpoint defines the
+content of a batch.
+Rule 2: A query without its checkpoint continues at the end of its table: Delta commits contain complete ranges of
+offsets.
+Rule 3: A failed query is restarted, with backoff and a limit. A final failure is reported in one line.
+Rule 4: The messages of a queue are written once, for any number of groups that read it.
 """
 
 from __future__ import annotations
@@ -45,22 +47,24 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 30.0
 POLL_S = 0.1
 
 REMOVED_MARKS = ("KAFKA_DATA_LOSS", "offset was changed from", "Some data may have been lost", "may have been aged out")
-"""What Spark's Kafka source says when records are gone before they were read, or the topic was made anew."""
+"""
+Texts in errors of Spark's Kafka source if records were removed before they were read, or the topic was created again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """
-    What one query does: a topic into a table.
+    The definition of one query: a topic to a table.
 
     Attributes:
-        name: Shown by Spark; its folder below the checkpoint folder too.
-        table: Where its rows go.
-        topic: Where they come from.
-        partition_count: Of the topic.
-        place_columns: Columns of the table that say partition and offset of a record.
-        owner: Values of the table's columns by which its rows are told from other queues'.
-        rows: Kafka records in, rows of the table out.
+        name: Name of the query in Spark, and of its folder below the checkpoint folder.
+        table: Table to which the rows are written.
+        topic: Topic from which the records are read.
+        partition_count: Number of partitions of the topic.
+        place_columns: Columns of the table that contain partition and offset of a record.
+        owner: Column values that separate its rows from those of other queues.
+        rows: Converts Kafka records to rows of the table.
     """
 
     name: str
@@ -73,7 +77,7 @@ class Stream:
 
 
 def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
-    """Return the queries that the queues need, the messages of each queue topic once."""
+    """Return the queries that the queues need. The messages of each queue topic have only one query."""
     streams: dict[str, Stream] = {}
     for layout in layouts:
         topics, count = layout.topics, layout.partition_count
@@ -100,7 +104,7 @@ def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
 
 @dataclass(slots=True)
 class _Run:
-    """A stream and its query."""
+    """A stream and its running query."""
 
     stream: Stream
     query: StreamingQuery | None = None
@@ -111,25 +115,25 @@ class _Run:
 
 class LedgerService:
     """
-    Everything that one application writes: all streams of its queues.
+    All streams of the queues of one application.
 
     Args:
         spark: Session with Delta's extension.
-        queues: `queue` or `queue@group` each.
+        queues: `queue` or `queue@group` for each queue.
         settings: All settings.
 
     Attributes:
-        location: Of the ledger.
-        on_ready: Called once, when every query has begun.
-        restarts: How often a query was started again.
-        rows: Rows that the tables have more than when it began, by table; known when it has ended.
+        location: Location of the ledger.
+        on_ready: Called once, when all queries have started.
+        restarts: Number of query restarts.
+        rows: Number of rows added since the start, by table; set when `run` has ended.
 
     Raises:
-        ConfigError: The place of the ledger is not allowed.
+        ConfigError: The location of the ledger is not allowed.
     """
 
     def __init__(self, spark: SparkSession, queues: Sequence[str], settings: Settings) -> None:
-        """Keep what is needed; `run` does the work."""
+        """Keep the arguments; `run` does the work."""
         self._spark = spark
         self._queues = queues
         self._settings = settings
@@ -147,16 +151,16 @@ class LedgerService:
         self.rows: dict[str, int] = {}
 
     def stop(self) -> None:
-        """Ask `run` to end; a batch that this interrupts is written anew, or known as written, by the next run."""
+        """Ask `run` to end. If this interrupts a batch, the next run writes it again or finds that it was written."""
         self._stopping.set()
 
     def run(self) -> None:
         """
-        Write until stopped, or until everything there is was written (`available-now`).
+        Write until stopped, or until all present records are written (`available-now`).
 
         Raises:
-            TopicError: A topic of a queue is missing or does not fit.
-            LedgerError: What lies there is no ledger, another process has it, or a query failed for good.
+            TopicError: A topic of a queue is missing or not correct.
+            LedgerError: The location contains no ledger, another process uses it, or a query failed too often.
         """
         with exclusive(self.location):
             layouts = [self._layout(queue) for queue in self._queues]
@@ -177,7 +181,7 @@ class LedgerService:
             }
 
     def _counts(self) -> dict[str, int]:
-        """Return the rows of each table: from Delta's own statistics, no file is read."""
+        """Return the number of rows of each table, from Delta's own statistics without reading files."""
         return {table: self._spark.table(self.location.sql_name(table)).count() for table in TABLES}
 
     def _layout(self, queue: str) -> QueueLayout:
@@ -187,7 +191,7 @@ class LedgerService:
         )
 
     def _keep_running(self, runs: list[_Run]) -> None:
-        """Start the queries, and those that fail again, until all are done or a stop is asked for."""
+        """Start the queries and restart failed ones until all are done or a stop is requested."""
         is_ready = False
         while not self._stopping.is_set() and not all(run.is_done for run in runs):
             for run in runs:
@@ -208,7 +212,7 @@ class LedgerService:
             self._stopping.wait(POLL_S)
 
     def _step(self, run: _Run) -> None:
-        """Start a query that was not started, look how one ended that was."""
+        """Start the query of a run if there is none; otherwise handle the end of its query."""
         try:
             if run.query is None:
                 run.query = self._start(run.stream)
@@ -259,7 +263,7 @@ class LedgerService:
             fail_on_removed=ledger.fail_on_removed,
             extra=plain(kafka.spark_extra),
         )
-        # As many files a commit as tasks: few, so that the tables do not fall to pieces between two `maintain`.
+        # Each task writes one file per commit. Few tasks avoid many small files between two runs of `maintain`.
         rows = stream.rows(read_topic(self._spark, source).coalesce(ledger.tasks))
         writer = rows.writeStream.format("delta").outputMode("append").queryName(f"kmq-ledger {stream.name}")
         writer = writer.option("checkpointLocation", checkpoint)
@@ -274,21 +278,21 @@ class LedgerService:
 
 def location_of(settings: LedgerSettings) -> Location:
     """
-    Return where the settings say that the ledger lies.
+    Return the location of the ledger according to the settings.
 
     Raises:
-        ConfigError: The place is not allowed.
+        ConfigError: The location is not allowed.
     """
     return Location("" if settings.catalog else settings.dir, settings.catalog)
 
 
 def next_offsets(spark: SparkSession, location: Location, stream: Stream) -> dict[int, int]:
     """
-    Return where a query without checkpoint has to begin, so that no row is written twice: where its table ends.
+    Return where a query without a checkpoint must begin, so that no row is written twice: at the end of its table.
 
     Returns:
-        The next offset of every partition; empty where the table holds nothing of this stream. A partition of which
-        nothing is there begins with its first record.
+        The next offset of every partition; empty if the table contains nothing of this stream. A partition without rows
+        begins with its first record.
     """
     partition, offset = stream.place_columns
     rows = spark.table(location.sql_name(stream.table))
@@ -297,7 +301,7 @@ def next_offsets(spark: SparkSession, location: Location, stream: Stream) -> dic
     found = {row[0]: row[1] + 1 for row in rows.groupBy(partition).agg(F.max(offset)).collect()}
     if not found:
         return {}
-    earliest = -2  # Kafka's own name for it
+    earliest = -2  # Kafka's own value for it
     return {number: found.get(number, earliest) for number in range(stream.partition_count)}
 
 
@@ -307,7 +311,7 @@ def _stop(run: _Run) -> None:
     try:
         run.query.stop()
     except (PySparkException, Py4JError, ConnectionError):
-        # A JVM that is gone is stopped, and so is a query that failed while it ended.
+        # Nothing to stop: the JVM has exited, or the query failed while it ended.
         logger.debug("query %s did not stop", run.stream.name, exc_info=True)
 
 

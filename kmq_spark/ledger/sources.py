@@ -1,10 +1,11 @@
 """
-What a ledger reads: the topics of a queue as streams of rows, one row a record or range.
+The input of a ledger: the topics of a queue as streams of rows, one row per record or range.
 
-Rule 1: nothing here is in the tracker's way: other consumer groups, other checkpoints, no writes to Kafka.
-Rule 2: what lies in the topics is untrusted: headers that cannot be read are null, markers that cannot be read are rows
-with an error.
-Rule 3: values stay in Kafka; what is stored of them is their size.
+Rule 1: The ledger never affects the tracker: it has other consumer groups and other checkpoints, and does not write to
+Kafka.
+Rule 2: The content of the topics is untrusted. Unreadable headers become null, unreadable markers become rows with an
+error.
+Rule 3: Message values stay in Kafka. The ledger stores only their size.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class TopicSource:
     One topic, read as a stream.
 
     Attributes:
-        bootstrap_servers: `host:port`, comma-separated.
-        topic: Its name.
-        group_id_prefix: Prefix of the consumer groups that Spark makes up, for ACLs.
-        starting_offsets: Offsets by partition to begin at without a checkpoint; empty: the beginning.
-        max_records_per_batch: Bound on one batch.
-        fail_on_removed: Whether records that were removed before they were read stop the query.
+        bootstrap_servers: Comma-separated `host:port`.
+        topic: Name of the topic.
+        group_id_prefix: Prefix of the consumer group names that Spark generates, for ACLs.
+        starting_offsets: Offsets by partition at which to begin without a checkpoint; empty for the beginning of the
+            log.
+        max_records_per_batch: Maximum number of records per batch.
+        fail_on_removed: Whether the query fails if records were removed before they were read.
         extra: Java client keys without the `kafka.` prefix.
     """
 
@@ -59,9 +61,9 @@ class TopicSource:
             "startingOffsets": json.dumps(offsets) if self.starting_offsets else "earliest",
             "maxOffsetsPerTrigger": str(self.max_records_per_batch),
             "groupIdPrefix": self.group_id_prefix,
-            # What a transaction gave up did not happen.
+            # Skip the records of aborted transactions.
             "kafka.isolation.level": "read_committed",
-            # As in the tracker: small partitions otherwise wait out the 500 ms long poll.
+            # As in the tracker: otherwise small partitions wait for the 500 ms long poll.
             "kafka.fetch.max.wait.ms": "10",
             "kafkaConsumer.pollTimeoutMs": "30000",
             "failOnDataLoss": str(self.fail_on_removed).lower(),
@@ -76,15 +78,15 @@ def read_topic(spark: SparkSession, source: TopicSource) -> DataFrame:
 
 def marker_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
     """
-    Turn records of a markers topic into rows of `markers`.
+    Convert records of a markers topic to rows of `markers`.
 
     Args:
-        records: Kafka records: `value: binary`, `partition: int`, `offset: long`, `timestamp: timestamp`.
+        records: One row per Kafka record: `value: binary`, `partition: int`, `offset: long`, `timestamp: timestamp`.
         queue: Name of the queue.
-        group: Name of the group, empty for the queue's own.
+        group: Name of the group; empty for the queue's own group.
 
     Returns:
-        A row for each range of each marker; none for a TICK; one with `error` set for what is no marker.
+        One row per range of each marker, no row for a TICK, and one row with `error` set per unreadable record.
     """
     raw = records.select(
         F.col("partition").alias("marker_partition"),
@@ -105,14 +107,14 @@ def marker_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
 
 def message_rows(records: DataFrame, queue: str) -> DataFrame:
     """
-    Turn records of a queue topic into rows of `messages`: metadata, never the value.
+    Convert records of a queue topic to rows of `messages`: metadata, never the value.
 
     Args:
-        records: Kafka records, with their headers.
+        records: Kafka records with their headers.
         queue: Name of the queue.
 
     Returns:
-        A row for each record.
+        One row per record.
     """
     origin, previous = _place(H.ORIGIN), _place(H.PREVIOUS)
     is_copy = origin.isNotNull()
@@ -144,15 +146,15 @@ def message_rows(records: DataFrame, queue: str) -> DataFrame:
 
 def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
     """
-    Turn records of a dead-letter topic into rows of `dead_letters`.
+    Convert records of a dead-letter topic to rows of `dead_letters`.
 
     Args:
-        records: Kafka records, with their headers.
+        records: Kafka records with their headers.
         queue: Name of the queue.
-        group: Name of the group, empty for the queue's own.
+        group: Name of the group; empty for the queue's own group.
 
     Returns:
-        A row for each record; `is_marker` where a record of the markers topic was none, and was set aside.
+        One row per record. `is_marker` is true for an unreadable record of the markers topic that was set aside.
     """
     origin, previous = _place(H.ORIGIN), _place(H.PREVIOUS)
     source_topic = _text(H.DLQ_TOPIC)
@@ -183,24 +185,24 @@ def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
 
 
 def _shaped(records: DataFrame, table: str, values: Mapping[str, Column]) -> DataFrame:
-    """Return the columns of a table in its order: computed where there is a value, as they are where there is none."""
+    """Return the columns of a table in order: from *values* if it has the column, otherwise from *records*."""
     return records.select(
         *(values.get(name, F.col(name)).cast(kind).alias(name) for name, kind in COLUMNS[table].items())
     )
 
 
 _MAX_INSTANT_MS = 253_402_300_799_999
-"""The end of the year 9999, the last instant that Spark's timestamps tell."""
+"""End of the year 9999, the last instant of Spark's timestamps."""
 
 
 def _text(name: str) -> Column:
-    """Return the last header of a name as text, null where it is absent; bytes that are no UTF-8 become U+FFFD."""
+    """Return the last header with a name as text; null if there is none. Bytes that are not UTF-8 become U+FFFD."""
     mine = F.filter("headers", lambda header: header["key"] == name)
     return F.make_valid_utf8(F.try_element_at(mine, F.lit(-1))["value"].cast("string"))
 
 
 def _number(name: str) -> Column:
-    """Return a header as a number of at least 0, null where it is none."""
+    """Return a header as a number of at least 0; null if it is not one."""
     text = _text(name)
     return F.when(text.rlike("^[0-9]{1,18}$"), text.try_cast("bigint"))
 
@@ -211,7 +213,7 @@ def _instant(name: str) -> Column:
 
 
 def _place(name: str) -> Column:
-    """Return a `partition:offset` header as a struct, null where it is none."""
+    """Return a `partition:offset` header as a struct; null if it is not one."""
     text = _text(name)
     partition = F.split_part(text, F.lit(":"), F.lit(1)).try_cast("int")
     offset = F.split_part(text, F.lit(":"), F.lit(2)).try_cast("bigint")

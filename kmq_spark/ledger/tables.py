@@ -1,9 +1,11 @@
 """
-The tables of a ledger in Spark: made, checked, upgraded.
+Create, check and upgrade the tables of a ledger in Spark.
 
-Rule 1: three Delta tables, append only; a row is written once and never changed, and only `maintain` removes any.
-Rule 2: every table carries the version of its schema; one that is older, newer or not ours is told, never written to.
-Rule 3: payloads are not stored: their sizes are, and the key.
+Rule 1: There are three append-only Delta tables. A row is written once and never changed, and only `maintain` deletes
+rows.
+Rule 2: Every table stores the version of its schema. An older or newer table, or one of another program, is reported
+and never written to.
+Rule 3: Payloads are not stored; their sizes and keys are.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ if TYPE_CHECKING:
 
 def create_tables(spark: SparkSession, location: Location) -> None:
     """
-    Make the tables that do not exist, and check those that do.
+    Create the tables that do not exist, and check those that do.
 
     Raises:
-        LedgerError: What lies there is no ledger of this version.
+        LedgerError: The location contains no ledger of this version.
     """
     for table in TABLES:
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS[table].items())
@@ -46,7 +48,7 @@ def create_tables(spark: SparkSession, location: Location) -> None:
                 location,
                 f"CREATE TABLE IF NOT EXISTS {location.sql_name(table)} ({columns}) USING DELTA "
                 f"PARTITIONED BY ({DATE_COLUMNS[table]}) TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}', "
-                # What skips files when one message is asked for stands among the first columns of each table.
+                # Delta collects statistics for these first columns, which let a query for one message skip files.
                 "'delta.dataSkippingNumIndexedCols' = '13')",
             )
     check_tables(spark, location)
@@ -54,10 +56,10 @@ def create_tables(spark: SparkSession, location: Location) -> None:
 
 def check_tables(spark: SparkSession, location: Location) -> None:
     """
-    Find out whether a ledger of this version lies there.
+    Check that the location contains a ledger of this version.
 
     Raises:
-        LedgerError: It does not; the message says what does, and what to do.
+        LedgerError: It does not; the message states what was found and what to do.
     """
     for table in TABLES:
         if not _exists(spark, location, table):
@@ -72,13 +74,13 @@ def _columns(spark: SparkSession, location: Location, table: str) -> dict[str, s
 
 def upgrade_tables(spark: SparkSession, location: Location) -> list[str]:
     """
-    Add the columns that an older schema lacks; no row is written anew.
+    Add the columns that an older schema lacks; no row is rewritten.
 
     Returns:
-        What was added, `table.column` each.
+        The added columns, each as `table.column`.
 
     Raises:
-        LedgerError: What lies there is no ledger, or one of a newer version.
+        LedgerError: The location contains no ledger, or one of a newer version.
     """
     added = []
     for table in TABLES:
@@ -96,7 +98,7 @@ def upgrade_tables(spark: SparkSession, location: Location) -> list[str]:
 
 
 def _exists(spark: SparkSession, location: Location, table: str) -> bool:
-    """Tell whether the table is there; other files in its place are an error."""
+    """Return whether the table exists; other files in its folder are an error."""
     if location.catalog:
         return bool(spark.catalog.tableExists(location.sql_name(table)))
     path = location.path(table)
@@ -111,7 +113,7 @@ def _exists(spark: SparkSession, location: Location, table: str) -> bool:
 
 
 def _has_files(spark: SparkSession, path: str) -> bool:
-    """Tell whether something lies at a path, on whatever file system it names."""
+    """Return whether a path contains something, on any file system."""
     jvm = spark._jvm  # noqa: SLF001  # the only way to Hadoop's file systems
     assert jvm is not None
     hadoop_path = jvm.org.apache.hadoop.fs.Path(path)

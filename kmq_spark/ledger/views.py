@@ -1,7 +1,7 @@
 """
 The views of a ledger in a Spark session.
 
-Rule 1: opening a ledger reads nothing but its schema: views cost when they are asked.
+Rule 1: Opening a ledger reads only its schema. The views read data only when they are queried.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 def open_ledger(spark: SparkSession, folder: str = "", *, catalog: str = "") -> Location:
     """
-    Make the tables and the views of a ledger known to a session, as temporary views: `SELECT * FROM deliveries`.
+    Create temporary views in the session for the tables and views of a ledger, for example `SELECT * FROM deliveries`.
 
     Args:
         spark: Session with Delta's extension (`spark.session.delta_settings`).
         folder: Path of the ledger.
-        catalog: `catalog.schema` that holds it, in place of a folder.
+        catalog: `catalog.schema` of the ledger, instead of a folder.
 
     Returns:
-        The place of the ledger.
+        The location of the ledger.
 
     Raises:
-        LedgerError: No ledger of this version lies there.
-        ConfigError: The place is not allowed.
+        LedgerError: The location contains no ledger of this version.
+        ConfigError: The location is not allowed.
     """
     location = Location(folder, catalog)
     check_tables(spark, location)
@@ -42,7 +42,7 @@ def open_ledger(spark: SparkSession, folder: str = "", *, catalog: str = "") -> 
 
 
 def create_catalog_views(spark: SparkSession, location: Location) -> None:
-    """Make the views of a ledger in a catalog lasting ones, for everybody who may read the schema."""
+    """Create permanent views of a ledger in a catalog, for all users who may read the schema."""
     names = {name: location.sql_name(name) for name in (*TABLES, *VIEWS)}
     for view in VIEWS:
         spark.sql(f"CREATE OR REPLACE VIEW {names[view]} AS {view_sql(view, names)}")
@@ -50,7 +50,7 @@ def create_catalog_views(spark: SparkSession, location: Location) -> None:
 
 def ask(spark: SparkSession, view: str) -> DataFrame:
     """
-    Return a view, or a table, of the ledger that was opened last.
+    Return a view or a table of the ledger that was opened last.
 
     Raises:
         ConfigError: There is no such view.

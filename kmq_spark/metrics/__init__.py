@@ -1,1 +1,1 @@
-"""Numbers for Prometheus: their names, how they come about, how they are served. Off unless a port is given."""
+"""Prometheus metrics: their names, their values and their HTTP server. They are off unless a port is set."""

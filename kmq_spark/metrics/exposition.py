@@ -1,9 +1,8 @@
 """
-Serve samples over HTTP, as Prometheus reads them.
+Serve samples over HTTP in the Prometheus format.
 
-Rule 1: `prometheus-client` is loaded here alone, and only where a port was asked for: producers and consumers do
-without it.
-Rule 2: loopback, unless the operator names another address: the page tells names of queues.
+Rule 1: Only this module imports `prometheus-client`, and only if a port is set: producers and consumers do not need it.
+Rule 2: The server listens on loopback unless the operator sets another address, because the page contains queue names.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ LOOPBACK = "127.0.0.1"
 
 class MetricsServer:
     """
-    Two HTTP endpoints, `/metrics` and `/health`; any other path is 404.
+    An HTTP server with two endpoints, `/metrics` and `/health`; any other path is 404.
 
-    `/health` answers 200 and `ok`, or 503 and what is wrong.
+    `/health` returns 200 and `ok`, or 503 and the problem.
 
     Args:
-        port: TCP port; 0 takes a free one, see `port`.
+        port: TCP port; 0 selects a free one, see `port`.
         host: Address to listen on.
-        read: Called at each scrape, from the server's own threads: everything but the histogram.
-        read_lateness: As *read*: the lateness by queue.
-        health: Returns what is wrong, empty where nothing is; called as *read*.
+        read: Returns all samples except the histograms. Called at each scrape, in the server's own threads.
+        read_lateness: Returns the lateness histograms by queue. Called as *read*.
+        health: Returns the problem, or an empty text if there is none. Called in the server's own threads.
 
     Raises:
-        ConfigError: `prometheus-client` is not installed, or the port cannot be listened on.
+        ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class MetricsServer:
         read_lateness: ReadHistograms = tuple,
         health: Callable[[], str] = str,
     ) -> None:
-        """Listen."""
+        """Start to listen."""
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  # rule 1
         except ImportError as error:
@@ -81,7 +80,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the server listens."""
         port: int = self._server.server_port
         return port
 
@@ -103,18 +102,18 @@ class MetricsServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A request has a thread of its own, which does not keep the process alive."""
+    """A server with one daemon thread per request."""
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:  # noqa: ANN401  # as wsgiref's
-        """Listen, on an address of either family."""
+        """Listen on an IPv4 or IPv6 address."""
         self.address_family = socket.getaddrinfo(*address)[0][0]
         super().__init__(address, handler)
 
 
 class _Handler(WSGIRequestHandler):
-    """A request costs no line in the log."""
+    """A request handler that does not log requests."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name of the base class
         """Write nothing."""
@@ -137,7 +136,7 @@ def _routed(metrics: Any, health: Callable[[], str]) -> Any:  # noqa: ANN401  # 
 
 
 class _Collector:
-    """Makes Prometheus' families of samples."""
+    """Converts samples to metric families of `prometheus-client`."""
 
     def __init__(self, read: Read, read_lateness: ReadHistograms) -> None:
         self._read = read
@@ -145,11 +144,11 @@ class _Collector:
         self._lock = threading.Lock()
 
     def describe(self) -> list[Any]:
-        """Nothing: otherwise a registry asks for samples while a tracker is still starting."""
+        """Return nothing: otherwise a registry requests samples while a tracker is still starting."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield the families, each once, samples of one set of labels added up."""
+        """Yield each family once. Samples with the same labels are summed."""
         from prometheus_client.core import (  # noqa: PLC0415  # rule 1 of the module
             CounterMetricFamily,
             GaugeMetricFamily,

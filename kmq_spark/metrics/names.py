@@ -1,10 +1,11 @@
 """
-The metrics: name, kind, meaning. One table, read by the code that makes them, by the tests and by the documents.
+The metrics: name, kind, labels and meaning. The code, the tests and the documentation use this one table.
 
-Rule 1: base units; `_total` on counters; labels are `queue`, `partition`, `reason` and `component`, never a message id.
-Rule 2: the number of label values is bounded, whatever a queue holds: see the bounds below.
+Rule 1: Values have base units, and counters end in `_total`. The labels are `queue`, `partition`, `reason` and
+`component`, never a message id.
+Rule 2: The number of label values is bounded for any queue; see the bounds below.
 
-Source: prometheus.io, "Metric and label naming"; RabbitMQ and SQS for what people look for.
+Source: prometheus.io, "Metric and label naming"; RabbitMQ and SQS for the choice of metrics.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class Metric:
     One metric.
 
     Attributes:
-        kind: Prometheus' kind.
-        labels: Names of its labels.
-        meaning: One line.
+        kind: Metric kind of Prometheus.
+        labels: Names of the labels.
+        meaning: Help text, one line.
     """
 
     kind: Kind
@@ -114,12 +115,12 @@ METRICS: dict[Name, Metric] = {
 }
 
 MAX_QUEUES = 500
-"""Queues told by name; those beyond are told together as `other`."""
+"""Maximum number of queues with a label of their own; all others share the label `other`."""
 
 MAX_PARTITIONS = 64
-"""Partitions told by number; a queue with more is told as one, partition `all`."""
+"""Maximum number of partitions with a label of their own; a queue with more has one label `all`."""
 
 OTHER_QUEUE, ALL_PARTITIONS = "other", "all"
 
 LATENESS_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 300.0)
-"""Seconds; the aim is 0.3 at the median and 0.6 at the 99th percentile, a restart takes up to 30."""
+"""Seconds. The targets are 0.3 at the median and 0.6 at the 99th percentile; a restart takes up to 30."""

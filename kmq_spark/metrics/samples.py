@@ -1,8 +1,8 @@
 """
-Numbers of one tracker as samples: pure, so that tests read them without a server.
+The metrics of one tracker as samples. The module is pure, so that tests need no server.
 
-Rule 1: gauges and the counters of messages come from the folded state, not from what this process has seen: those drift
-when another one finishes the work. Reasons and lateness are counted where they happen, and begin at 0 with the process.
+Rule 1: Gauges and message counters come from the folded state, not from what this process has seen: process counters
+drift when another process finishes the work. Reasons and lateness are counted in the process and start at 0 with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Histogram:
     Observations by bucket.
 
     Attributes:
-        counts: By bucket of `LATENESS_BUCKETS`, and one for what is beyond the last.
+        counts: Number of observations by bucket of `LATENESS_BUCKETS`, and one more entry for those above the last
+            bound.
         total: Sum of the observations.
     """
 
@@ -52,7 +53,7 @@ class Histogram:
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """Return upper bound and count up to it, as Prometheus has them."""
+        """Return each upper bound with the cumulative count, as Prometheus defines it."""
         found, so_far = [], 0
         for bound, count in zip((*map(str, LATENESS_BUCKETS), "+Inf"), self.counts, strict=True):
             so_far += count
@@ -63,23 +64,24 @@ class Histogram:
 @dataclass(slots=True)
 class TrackerNumbers:
     """
-    What one queue's tracker has to tell.
+    The values from which the metrics of one queue's tracker are computed.
 
     Attributes:
-        statuses: Newest status by markers partition.
-        redelivered: By reason, since the process began.
-        dead_lettered: As redelivered.
-        lateness: Of redeliveries, seconds.
-        committed_at_s: When it last committed, epoch seconds; 0 before the first.
-        batch_s: How long the newest batch took, seconds; None before the first.
-        tick_late_s: For how long a TICK is wanted that is not in the log, seconds; None before the first start.
-        snapshot_lag: Batches since the last snapshot of the state was uploaded; None before the first start.
-        is_full: Whether consumers fetch nothing since too much is in flight; None before the first start.
-        lags: Markers not folded, by partition.
-        ready: Messages not started, None where not known.
-        oldest_ready_at_s: Append time of the oldest of them, epoch seconds.
+        statuses: Latest status by markers partition.
+        redelivered: Number of redelivered messages by reason, since the process started.
+        dead_lettered: Number of dead letters by reason, since the process started.
+        lateness: Lateness of redeliveries, seconds.
+        committed_at_s: Time of the last commit, epoch seconds; 0 before the first.
+        batch_s: Duration of the latest batch, seconds; None before the first.
+        tick_late_s: How long a needed TICK has been missing in the log, seconds; None before the first start.
+        snapshot_lag: Number of batches since the last snapshot of the state was uploaded; None before the first start.
+        is_full: Whether consumers have stopped fetching because too many messages are in flight; None before the first
+            start.
+        lags: Number of markers not folded, by partition.
+        ready: Number of messages that no consumer has started; None if unknown.
+        oldest_ready_at_s: Append time of the oldest ready message, epoch seconds.
         oldest_in_flight_at_s: Append time of the oldest START in flight, epoch seconds.
-        dead_letters: Neither redriven nor purged, None where not known.
+        dead_letters: Number of dead letters that were neither redriven nor purged; None if unknown.
     """
 
     statuses: dict[int, Status] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class TrackerNumbers:
     dead_letters: int | None = None
 
     def add(self, outcomes: Sequence[PartitionOutcome], lateness_ms: Iterable[int]) -> None:
-        """Count one batch that was carried out."""
+        """Count the decisions of one completed batch."""
         for outcome in outcomes:
             self.statuses[outcome.marker_partition] = outcome.status
             self.dead_lettered["unreadable"] += len(outcome.unreadable)
@@ -115,24 +117,24 @@ class TrackerNumbers:
 
 
 def dead_reason(text: str) -> str:
-    """Return the kind of a dead letter's reason: a few fixed words, since the text is whatever a handler wrote."""
+    """Return the kind of a dead letter's reason, one of a few fixed words: the text itself may come from a handler."""
     if text.startswith("delivery limit reached"):
         return "delivery_limit"
     return "expired" if text.startswith("expired") else "rejected"
 
 
 def queue_labels(queues: Sequence[str]) -> dict[str, str]:
-    """Return the label of each queue: its name, or `other` for those beyond `MAX_QUEUES`."""
+    """Return the label of each queue: its name, or `other` for queues beyond `MAX_QUEUES`."""
     return {queue: queue if number < MAX_QUEUES else OTHER_QUEUE for number, queue in enumerate(queues)}
 
 
 def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sample]:
     """
-    Yield the samples of one tracker, the histogram apart.
+    Yield the samples of one tracker, without the histogram.
 
     Args:
-        queue: Its label.
-        numbers: What it has to tell.
+        queue: Label of the queue.
+        numbers: Values of the tracker.
         now_s: Epoch seconds, for the ages.
     """
     statuses = list(numbers.statuses.values())

@@ -1,4 +1,4 @@
-"""The numbers of one worker process: what it has handed to its handlers, and what those have acknowledged."""
+"""The metrics of one worker process: messages handed to its handlers, and messages acknowledged."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def serving_worker(
     queue: str, port: int | None, host: str | None, delivered: Callable[[], int], acked: Callable[[], int]
 ) -> Iterator[MetricsServer | None]:
     """
-    Serve a worker's numbers for the time of a block; nothing where *port* is None.
+    Serve the metrics of a worker for the duration of a `with` block; serve nothing if *port* is None.
 
     Args:
         queue: Name of the queue.
-        port: TCP port; 0 takes a free one, which the log names.
-        host: Address to listen on; loopback where None.
-        delivered: Returns how many messages were handed out so far.
+        port: TCP port; 0 selects a free one, which is logged.
+        host: Address to listen on; None for loopback.
+        delivered: Returns the number of messages handed out so far.
         acked: Returns how many of them were acknowledged.
 
     Raises:
-        ConfigError: `prometheus-client` is not installed, or the port cannot be listened on.
+        ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
     """
     if port is None:
         yield None
