@@ -62,7 +62,7 @@ class RateLimit(logging.Filter):
 
 
 REASONS_KEPT, REASON_AGE_S = 20, 60.0
-"""Number of reasons kept per address, and how long each is valid."""
+"""Number of reasons kept per address, and how long each is valid, seconds."""
 
 _ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
 

@@ -5,7 +5,7 @@ Rule 1: `read_committed`, without a consumer group; nothing is committed.
 Rule 2: Offsets close to each other are read sequentially. The reader seeks to distant ones.
 Rule 3: A message that no longer exists is reported as None. The reader never waits for it and never returns its
 neighbour instead.
-Rule 4: A message is gone if its offset is below the beginning of the log, is in a gap of the log, or is past the high
+Rule 4: A message is gone if its offset is below the beginning of the log, in a gap of the log, or at or past the high
 watermark. The reader waits for a message that is only hidden by an open transaction.
 
 Source: kmq redelivers whatever record it finds after a seek; this module differs in that.
@@ -36,9 +36,9 @@ Maximum number of unwanted messages that are read and dropped instead of a seek,
 POLL_MESSAGES = 2_000
 
 READ_AHEAD: dict[str, str | int | float | bool] = {
-    # Messages after the last wanted offset are fetched in vain. These values keep the fetcher busy while a thousand
-    # messages are processed; most of librdkafka's default of 100,000 messages a partition and 64 MiB would be
-    # discarded.
+    # Messages after the last wanted offset are fetched but not used. These values keep the fetcher busy while a
+    # thousand messages are processed. With librdkafka's defaults, 100,000 messages a partition and 64 MiB, most of the
+    # fetched data would be discarded.
     "queued.min.messages": 10_000,
     "queued.max.messages.kbytes": 16_384,
 }

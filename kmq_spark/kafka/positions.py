@@ -134,7 +134,7 @@ class Position(NamedTuple):
         signing: How the queue's trackers sign in this partition.
         topic_id: Topic id of the markers topic: it changes if the topic is deleted and created again. Empty if unknown.
         is_after_gap: Whether markers below the position were removed and there is no proof that a tracker had read
-            them. It is cleared when a marker from there on was folded.
+            them. It stays true until a marker after the gap was folded.
         clock: Clock of the partition at `needed_offset`, for a rebuild.
     """
 

@@ -111,7 +111,7 @@ class TransactionalProducer:
     @property
     def may_be_committed(self) -> bool:
         """
-        Whether the latest transaction may be committed. If False, it is not, and a new producer aborts it if it is
+        Whether the latest transaction is possibly committed. If False, it is not, and a new producer aborts it if it is
         open.
         """
         return self._is_commit_asked
@@ -176,7 +176,7 @@ class TransactionalProducer:
             try:
                 self._producer.produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
             except BufferError:
-                # The local queue is full: wait for deliveries.
+                # librdkafka's send buffer is full: wait for deliveries.
                 self._producer.poll(POLL_S)
             except KafkaException as error:
                 if is_asked or error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
