@@ -213,13 +213,13 @@ class ResumePoint:
             are below it, and the fold must know them first.
         removed: Markers that retention removed before any tracker folded them, by partition: offset of the first one,
             and offset after the last one.
-        is_anew: Whether no tracker has committed an offset for this topic. Kafka deletes committed offsets together
-            with a topic, and those of a group that has not committed for `offsets.retention.minutes`.
+        is_anew: Whether no partition has a committed offset, except one with `is_after_gap`. Kafka deletes committed
+            offsets together with a topic, and those of a group that has not committed for `offsets.retention.minutes`.
         is_another: Whether a tracker has committed offsets for another topic of this name: its topic id differs, or it
             was longer.
         topic_id: Topic id of the markers topic; empty if the broker does not return one.
-        unexplained: First marker of each partition that has no committed offset and does not begin at 0: markers were
-            removed and there is no proof that a tracker had read them.
+        unexplained: First marker to read in each partition with `is_after_gap`: markers below it were removed and there
+            is no proof that a tracker had read them.
         consumers: Earlier trackers' copy of the consumers' committed offsets, by partition.
     """
 
