@@ -3,7 +3,7 @@ Message-queue semantics on plain Kafka topics.
 
     from kmq_spark import QueueConsumer, QueueProducer
 
-Rule 1: importing this package loads neither pyspark nor Kafka's client; a name loads what it needs when it is used.
+Rule 1: importing this package loads neither pyspark nor confluent_kafka. A public name loads its module at first use.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a name that needs Kafka's client (PEP 562)."""
+    """Import the module of a public name at its first use (PEP 562)."""
     home = _HOMES.get(name)
     if home is None:
         message = f"module {__name__!r} has no attribute {name!r}"
@@ -103,5 +103,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the module, those that are loaded when they are used included (PEP 562)."""
+    """Return the names of the module, including those that are not imported yet (PEP 562)."""
     return sorted({*globals(), *__all__})

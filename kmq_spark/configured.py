@@ -1,7 +1,7 @@
 """
-Producers and consumers from settings (`conf/*.toml`, environment) instead of arguments.
+Create producers and consumers from settings (`conf/*.toml`, environment) instead of arguments.
 
-Rule 1: only names are mapped here; what a setting means stands in `config.py`.
+Rule 1: this module only maps names. `config.py` documents what each setting means.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def producer_from(settings: Settings, queue: str) -> QueueProducer:
     """
-    Return a producer of a queue.
+    Return a producer for a queue.
 
     Args:
         settings: From `kmq_spark.config.load_settings`.
@@ -39,7 +39,8 @@ def consumer_from(settings: Settings, queue: str) -> QueueConsumer:
     """
     Return a consumer of a queue, with the queue's lease and the limits of `[consumer]`.
 
-    A lease that belongs to the queue goes before `[queue] lease_ms`; where both are set and differ, a line says so.
+    If the rules of the queue contain a lease, that lease overrides `[queue] lease_ms`. If both are set and differ, a
+    log line reports it.
 
     Args:
         settings: From `kmq_spark.config.load_settings`.
@@ -63,16 +64,16 @@ def run_worker(
     settings: Settings, queue: str, handler: Callable[[Message], None], *, metrics_port: int | None = None
 ) -> RunSummary:
     """
-    Run a handler over a queue until stopped, as `[consumer]` says.
+    Run a handler for each message of a queue until stopped, with the settings of `[consumer]`.
 
     Args:
         settings: From `kmq_spark.config.load_settings`.
         queue: Name of the queue.
-        handler: As for `QueueConsumer.run`.
-        metrics_port: As for `QueueConsumer.run`.
+        handler: See `QueueConsumer.run`.
+        metrics_port: See `QueueConsumer.run`.
 
     Returns:
-        What was done.
+        Counts of messages by result.
 
     Raises:
         KmqError: As `QueueConsumer.run` does.

@@ -1,8 +1,8 @@
 """
-Messages that were fetched together, from their START to its report.
+Track a batch of fetched records from its STARTs to their delivery reports.
 
-Rule 1: reports may come from any thread; the receiving thread waits for all of them.
-Rule 2: putting records of one partition under a lease costs no Python step a message beyond the message itself.
+Rule 1: any thread may serve the reports. The receiving thread waits for all of them.
+Rule 2: leasing the records of one partition needs no Python code per message except the creation of its `Message`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _PARTITION, _OFFSET, _KEY = KafkaMessage.partition, KafkaMessage.offset, KafkaMe
 
 class Batch:
     """
-    Records that were fetched together, from their START on.
+    Records that were fetched and started together.
 
     Attributes:
-        messages: Those to be handed out, in the order in which they were fetched.
-        leases: One for each queue partition and delivery count.
-        first_offsets: By partition, where to seek back to.
-        next_offsets: By partition, what to commit.
+        messages: Messages to deliver, in fetch order.
+        leases: One lease per queue partition and delivery count.
+        first_offsets: First offset by partition; the fetch position returns to it if the START fails.
+        next_offsets: Offset after the last record, by partition; the offset to commit.
         byte_count: Bytes of the messages, see `sizes_of`.
-        expiring: Those of the messages that have a time to live.
-        is_suspect: Whether its messages are suspects.
-        is_marked: Whether anything was written for it; nothing is where every record was passed over.
-        error: Why the START failed.
+        expiring: The messages that have a TTL.
+        is_suspect: Whether the messages are suspects.
+        is_marked: Whether a marker was written for the batch. False if every record was skipped.
+        error: The error of a failed START; None if there is none.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class Batch:
     )
 
     def __init__(self, first_offsets: Mapping[int, int], next_offsets: Mapping[int, int]) -> None:
-        """Take the place that it covers; nothing is sent yet."""
+        """Store the offsets that the batch covers; send nothing."""
         self.messages: list[Message] = []
         self.leases: list[Lease] = []
         self.first_offsets = first_offsets
@@ -73,14 +73,14 @@ class Batch:
         self._reported = threading.Event()
 
     def expect(self, count: int) -> None:
-        """Say how many STARTs are about to be sent."""
+        """Set the count of STARTs that will be sent."""
         self._left = count
         self.is_marked = count > 0
         if not count:
             self._reported.set()
 
     def on_report(self, error: KmqError | None, _appended_at_ms: int = 0) -> None:
-        """Take the report of one START."""
+        """Handle the delivery report of one START."""
         with self._lock:
             self._left -= 1
             self.error = self.error or error
@@ -88,7 +88,7 @@ class Batch:
                 self._reported.set()
 
     def on_report_of(self, lease: Lease) -> Callable[[KmqError | None, int], None]:
-        """Return what takes the report of a START that covers messages of a lease."""
+        """Return the report callback of a START that covers messages of *lease*."""
 
         def on_report(error: KmqError | None, appended_at_ms: int) -> None:
             lease.started_at_ms = max(lease.started_at_ms, appended_at_ms)
@@ -98,15 +98,15 @@ class Batch:
 
     @property
     def is_reported(self) -> bool:
-        """Whether every START has its report."""
+        """Whether the report of every START has arrived."""
         return self._reported.is_set()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the reports; False where they did not come in time."""
+        """Wait for the reports, at most *timeout* seconds; return False on timeout."""
         return self._reported.wait(timeout)
 
     def drop_expired(self) -> None:
-        """End the messages whose time was over when the broker appended their START; they are not handed out."""
+        """Remove and end the messages that had expired when the broker appended their START."""
         expired = {id(message) for message in self.expiring if message._expire()}  # noqa: SLF001  # private to the package: not for handlers
         if expired:
             self.messages = [message for message in self.messages if id(message) not in expired]
@@ -114,14 +114,14 @@ class Batch:
 
 class Limits(NamedTuple):
     """
-    What holds for all that an intake hands out.
+    Limits of one consumer.
 
     Attributes:
         lease_s: Length of a lease, seconds.
-        max_lease_s: How long a message may be held altogether, seconds.
-        start_timeout_s: How long a START may take, seconds.
-        max_in_flight: Most messages held.
-        max_in_flight_bytes: Most bytes of their values, keys and headers; one message may always be held.
+        max_lease_s: Longest total time that keep-alive holds a message, seconds.
+        start_timeout_s: Longest time for a START to become durable, seconds.
+        max_in_flight: Most messages held at once.
+        max_in_flight_bytes: Most bytes of their values, keys and headers. A single message is always allowed.
     """
 
     lease_s: float
@@ -133,26 +133,26 @@ class Limits(NamedTuple):
 
 class Terms:
     """
-    What holds for leases that begin now.
+    Common parameters of leases that begin at the same time.
 
     Args:
-        table: Where their outboxes are.
-        now: Monotonic seconds; before the START is sent, so that the lease ends here before it ends on the broker.
+        table: Provides the outboxes.
+        now: Monotonic seconds, read before the START is sent. So the lease ends locally before it ends on the broker.
         duration_s: Length of a lease, seconds.
-        max_lease_s: How long a message may be held altogether, seconds.
+        max_lease_s: Longest total time that keep-alive holds a message, seconds.
     """
 
     __slots__ = ("duration_s", "max_lease_s", "now", "table")
 
     def __init__(self, table: LeaseTable, now: float, duration_s: float, max_lease_s: float) -> None:
-        """Take the values."""
+        """Store the values."""
         self.table = table
         self.now = now
         self.duration_s = duration_s
         self.max_lease_s = max_lease_s
 
     def lease(self, queue_partition: int, delivery_count: int, offsets: list[int], sizes: list[int]) -> Lease:
-        """Return a lease on messages of one queue partition and delivery count."""
+        """Return a lease for messages of one queue partition and delivery count."""
         return Lease(
             outbox=self.table.outbox(queue_partition),
             delivery_count=delivery_count,
@@ -168,7 +168,7 @@ class Terms:
 
 
 class Run(NamedTuple):
-    """Neighbours `[begin, end)` among the records of a batch that have a key in common."""
+    """Consecutive records `[begin, end)` of a batch that have the same key."""
 
     key: int
     begin: int
@@ -177,14 +177,14 @@ class Run(NamedTuple):
 
 def sizes_of(records: list[KafkaMessage], headers: Sequence[Any]) -> list[int]:
     """
-    Return how many bytes records hold in memory: of their values, keys and headers.
+    Return the size of each record: the bytes of its value, key and headers.
 
     Args:
-        records: As they were fetched.
-        headers: Of each of them, None for none.
+        records: Fetched records.
+        headers: Headers of each record, None for none. Empty if no record has headers.
     """
     sizes = list(map(len, records))
-    # Looked at only where there are any: this is done for each message.
+    # Keys and headers are added only if any record has them, because this code runs for each message.
     keys: list[Any] = list(map(_KEY, records))
     if any(keys):
         sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
@@ -198,7 +198,7 @@ def _header_bytes(headers: Sequence[tuple[str, bytes | None]] | None) -> int:
 
 
 class Columns(NamedTuple):
-    """Records, what is asked of each of them, and where their partition changes."""
+    """Records as columns: partition, offset and size of each, and the runs of records of one partition."""
 
     records: list[KafkaMessage]
     partitions: list[Any]
@@ -208,14 +208,14 @@ class Columns(NamedTuple):
 
 
 def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
-    """Return records with their partitions, their offsets and their sizes, see `sizes_of`."""
-    # `map` over the client's own methods: half of what a comprehension with a call costs.
+    """Return the columns of *records*. For *sizes* see `sizes_of`."""
+    # `map` with unbound methods of the client costs half as much as a comprehension.
     partitions: list[Any] = list(map(_PARTITION, records))
     return Columns(records, partitions, list(map(_OFFSET, records)), sizes, runs_of(partitions))
 
 
 def runs_of(keys: Sequence[int]) -> list[Run]:
-    """Return the neighbours of one key, in their order: a client gives what it fetched partition by partition."""
+    """Return the runs of equal keys, in order. The client returns records grouped by partition, so runs are long."""
     if not keys:
         return []
     if len(set(keys)) == 1:
@@ -226,7 +226,7 @@ def runs_of(keys: Sequence[int]) -> list[Run]:
 
 
 def place_of(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the first offset of records, in order within each partition, and the one behind the last, by partition."""
+    """Return the first offset and the offset after the last, each by partition. Offsets ascend within a partition."""
     first: dict[int, int] = {}
     following: dict[int, int] = {}
     for partition, begin, end in columns.runs:
@@ -237,19 +237,19 @@ def place_of(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
 
 def lease_out(columns: Columns, counts: Sequence[int] | None, terms: Terms) -> tuple[list[Message], list[Lease]]:
     """
-    Put records under leases, one for each queue partition and delivery count.
+    Create leases for records: one per queue partition and delivery count.
 
     Args:
-        columns: Records to be handed out.
-        counts: Delivery count of each; None where all are first deliveries.
-        terms: Of the leases.
+        columns: Records to deliver.
+        counts: Delivery count of each record; None if all are first deliveries.
+        terms: Parameters of the leases.
 
     Returns:
-        The messages, in the order in which they were fetched, and the leases.
+        The messages, in fetch order, and the leases.
     """
     records, partitions, offsets, sizes, runs = columns
     if counts is not None:
-        # One number for both: a partition takes 15 bits, a count the rest.
+        # Pack both into one key: the partition into the low 16 bits (it has at most 15), the count above them.
         runs = runs_of([(c << 16) | p for p, c in zip(partitions, counts, strict=True)])
     parts: dict[int, tuple[list[int], list[int]]] = {}
     for key, begin, end in runs:

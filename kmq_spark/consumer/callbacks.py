@@ -1,9 +1,10 @@
 """
 Keep exceptions of callbacks out of librdkafka.
 
-Rule 1: a callback that raises inside `consume` makes librdkafka drop a record that it has just taken from its queue,
-and leaving the group does not end then. Ctrl+C may come in any callback.
-Rule 2: what a callback raises is raised by the thread that served it, once the client's call has returned.
+Rule 1: no callback raises inside a call of librdkafka. If a callback raises inside `consume`, librdkafka drops a record
+that it has just taken from its internal queue, and leaving the group never completes after that. Ctrl+C can raise
+KeyboardInterrupt in any callback.
+Rule 2: the thread that served a callback raises its exception after the client's call has returned.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class Callbacks:
-    """The callbacks of one client, and the last exception that one of them has raised."""
+    """Wrapper for the callbacks of one client; keeps the last exception that one of them raised."""
 
     def __init__(self) -> None:
-        """Start without an exception."""
+        """Start with no exception kept."""
         self._raised: BaseException | None = None
 
     def caught(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """Return a callback that raises nothing: `raise_caught` does."""
+        """Return a callback that never raises; `raise_caught` raises its exception later."""
 
         def call(*arguments: object) -> None:
             try:
                 callback(*arguments)
-            except BaseException as error:  # noqa: BLE001  # raised again
+            except BaseException as error:  # noqa: BLE001  # raised again by `raise_caught`
                 self._raised = error
 
         return call
 
     def raise_caught(self) -> None:
-        """Raise what a callback has raised since the last call."""
+        """Raise the exception that a callback has raised since the last call, if any."""
         error, self._raised = self._raised, None
         if error is not None:
             raise error

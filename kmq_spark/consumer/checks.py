@@ -1,7 +1,7 @@
 """
-What is checked before a consumer joins its group: the bounds of its settings, names, and the topics.
+Checks before a consumer joins its group: bounds of settings, names, the handler, and the topics.
 
-Rule 1: settings first, before any connection.
+Rule 1: check settings before any connection.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 MAX_START_TIMEOUT_MS = 10_000
-"""Longest wait for a START: a broker that restarts is back within it, a caller does not hang for longer."""
+"""Longest default time for a START: enough for a broker restart, and a caller does not block longer."""
 
 _HOLD_LEASES = 10
-"""Leases that a message may be held, by default: long work is renewed, a handler that hangs is given up."""
+"""Default `max_lease_ms` in leases: long work is renewed; a handler that hangs loses its message."""
 
 BOUNDS: dict[str, tuple[int, int]] = {
     "lease_ms": (MIN_LEASE_MS, MAX_REDELIVER_AFTER_MS),
@@ -39,7 +39,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "isolate_after": (0, 10_000),
     "ack_linger_ms": (0, 1_000),
 }
-"""Settings of a consumer, with the least and the most that each may be."""
+"""Minimum and maximum of each consumer setting."""
 
 
 _DEFERRED_KINDS: dict[str, Callable[[object], bool]] = {
@@ -51,10 +51,10 @@ _DEFERRED_KINDS: dict[str, Callable[[object], bool]] = {
 
 def check_bounds(**values: int) -> None:
     """
-    Refuse values out of bounds.
+    Check that values are within `BOUNDS`.
 
     Raises:
-        ConfigError: One is, or `max_lease_ms` is shorter than `lease_ms`.
+        ConfigError: A value is out of bounds, or `max_lease_ms` is less than `lease_ms`.
     """
     for name, value in values.items():
         least, most = BOUNDS[name]
@@ -69,14 +69,15 @@ def limits_of(
     lease_ms: int, max_lease_ms: int | None, start_timeout_ms: int | None, max_in_flight: int, max_in_flight_bytes: int
 ) -> Limits:
     """
-    Return the limits of a consumer, with what it leaves to us.
+    Return the limits of a consumer, with defaults for the values that are None.
 
     Args:
         lease_ms: Length of a lease.
-        max_lease_ms: How long a message may be held; None for ten leases or 12 h, whichever is less.
-        start_timeout_ms: How long a START may take; None for half a lease or 10 s, whichever is less.
-        max_in_flight: Most messages held.
-        max_in_flight_bytes: Most bytes of their values.
+        max_lease_ms: Longest total time that keep-alive holds a message; None for ten leases or 12 h, whichever is
+            less.
+        start_timeout_ms: Longest time for a START to become durable; None for half a lease or 10 s, whichever is less.
+        max_in_flight: Most messages held at once.
+        max_in_flight_bytes: Most bytes of their values, keys and headers.
 
     Raises:
         ConfigError: A value is out of bounds.
@@ -94,10 +95,10 @@ def limits_of(
 
 def check_logical_queue(queue: str) -> None:
     """
-    Refuse the name of a logical queue that no producer may give; empty is for messages that name none.
+    Check the name of a logical queue. An empty name selects the messages without a logical queue.
 
     Raises:
-        ConfigError: It is not allowed.
+        ConfigError: A producer could not use the name either: it is not 1 to 200 characters of A-Z a-z 0-9 . _ -.
     """
     if queue and not is_name(queue):
         raise name_error("logical queue", queue)
@@ -105,11 +106,14 @@ def check_logical_queue(queue: str) -> None:
 
 def check_handler(handler: object) -> None:
     """
-    Refuse a handler whose call only makes something that is yet to be run: its messages would be lost.
+    Check that a handler does its work when it is called.
+
+    A coroutine function or generator function only returns an object that runs later. Its messages would be
+    acknowledged without any work, and lost.
 
     Raises:
-        ConfigError: It is a coroutine function or a generator function, also as an object with such a `__call__` or
-            behind `functools.partial`; or it cannot be called.
+        ConfigError: The handler is not callable, or it is a coroutine function, generator function or asynchronous
+            generator function. An object with such a `__call__` and a `functools.partial` of one are detected too.
     """
     called = handler
     while isinstance(called, functools.partial):
@@ -129,13 +133,13 @@ def check_handler(handler: object) -> None:
 
 
 def is_deferred(result: object) -> bool:
-    """Return whether what a handler returned is work that is yet to be done, such as a coroutine."""
+    """Return whether the return value of a handler is work that has not run yet, such as a coroutine."""
     return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
 def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:
     """
-    Refuse a queue whose topics are missing or do not fit together.
+    Check that the topics of a queue exist and have fitting partition counts.
 
     Raises:
         TopicError: A topic is missing, or the markers topic has fewer partitions than the queue topic.

@@ -1,10 +1,11 @@
 """
 Receive messages of a queue, hold them under a lease, and settle them one by one.
 
-Rule 1: `receive` hands out at most what it was asked for; nothing is held that was not asked for.
-Rule 2: `ack`, `release` and `reject` may come from any thread; `receive` from one at a time.
-Rule 3: a message that is suspected of taking processes down is handed out apart, see `isolation`.
-Rule 4: killed at any point, nothing is lost: what was started is redelivered, what was not is fetched by another.
+Rule 1: `receive` returns at most *max_messages*. Without `prefetch`, the consumer holds no other messages.
+Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may call `receive`.
+Rule 3: a message that is suspected of crashing its process is delivered separately; see `poison/suspects.py`.
+Rule 4: a process that is killed at any point loses no message. The tracker redelivers a message that was started;
+another consumer fetches a message that was not.
 
 Source: SQS's receive loop; Kafka's share consumer (KIP-932) for the verbs; kmq `KmqClient` for START and END.
 """
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 class QueueConsumer:
     """
-    Receives messages of a queue.
+    Consumer of a queue.
 
     Use it in a `with` block, or call `close`.
     """
@@ -86,41 +87,46 @@ class QueueConsumer:
         extra: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Connect, check that the topics exist, and join the group.
+        Connect, check that the topics exist, and join the consumer group.
 
         Args:
-            topic: Name of the queue, and of its topic.
+            topic: Name of the queue and of its topic.
             bootstrap_servers: Comma-separated `host:port`.
-            queue: Logical queue, where several share the topic; by default the messages that name none. Each has a
-                position of its own: what is sent to another is passed over, and holds up nothing.
-            group: Group, where several read the queue; each sees every message. It has a markers topic, a dead-letter
-                topic and a tracker of its own: `kmq queue create <topic>@<group>`.
-            consumer_group: Kafka's group id; `kmq.<topic>`, and the names of group and logical queue, by default.
-            group_protocol: `classic`, or `consumer` for brokers from 4.0 (KIP-848): rebalances without a halt, and
-                fewer repeats where consumers are killed; `eager` to share a group with clients that know nothing else,
-                such as kafka-mq-go's workers.
-            lease_ms: How long a message is held before it is redelivered, 1 s to 12 h; keep-alive renews it. By default
-                the lease that belongs to the queue (`kmq queue alter --lease-ms`), or 30 s.
-            max_lease_ms: How long keep-alive may hold a message altogether; ten leases or 12 h by default, whichever
-                is less. A handler that hangs loses its message then.
+            queue: Logical queue, if several share the topic. By default the consumer receives the messages without a
+                logical queue. Each logical queue has its own committed offsets. The consumer skips messages of other
+                logical queues; they do not delay it.
+            group: Group, if several applications read the queue. Each group receives every message and has its own
+                markers topic, dead-letter topic and tracker: `kmq queue create <topic>@<group>`.
+            consumer_group: Kafka `group.id`; by default `kmq.<topic>` plus the names of group and logical queue.
+            group_protocol: `classic`; or `consumer` (KIP-848) for brokers from 4.0: rebalances do not stop the whole
+                group, and fewer messages are repeated after a consumer is killed; or `eager` to share a group with
+                clients that support only eager rebalancing, such as kafka-mq-go's workers.
+            lease_ms: Length of a lease, 1 s to 12 h. A message is redelivered when its lease ends; keep-alive renews
+                it. By default the lease in the rules of the queue (`kmq queue alter --lease-ms`), else 30 s.
+            max_lease_ms: Longest total time that keep-alive holds a message; by default ten leases or 12 h, whichever
+                is less. After that, a handler that hangs loses its message.
             max_in_flight: Most messages held at once.
-            max_in_flight_bytes: Most bytes of values, keys and headers held at once; one message may be larger.
-            prefetch: Batches that `receive` fetches ahead, of at most as many messages as were asked for: faster, and
-                what was not asked for by the end is given back uncounted. 0 holds nothing beyond what was asked for.
-            isolate_after: Deliveries of a message that ended without an answer, as when a process dies, after which
-                it is handed out while nothing else is held: with some of its like while deliveries are left to spare,
-                then alone; 0 for never. Half of the queue's `max_deliveries` is right.
-            keep_alive: Whether leases are renewed in the background while messages are held.
-            consumer_id: Name told in the markers; host, process and a random part by default.
-            ack_linger_ms: How long acknowledgements are gathered before their END is written.
-            start_timeout_ms: How long a START may take; half a lease or 10 s by default, whichever is less.
-            start_in_transaction: Whether STARTs and their position are one transaction: a crash repeats nothing then.
-            timeout_ms: How long the broker may take to answer here.
+            max_in_flight_bytes: Most bytes of values, keys and headers held at once. A single message may be larger.
+            prefetch: Batches that `receive` fetches ahead, each of at most *max_messages* messages. Faster, but other
+                consumers cannot process prefetched messages. `close` releases the unused ones without counting the
+                delivery. With 0, the consumer holds only what `receive` returned.
+            isolate_after: A message becomes a suspect after this many deliveries that ended silently (no answer, as
+                when a process dies). A suspect is delivered only while nothing else is held: in a small group with
+                other suspects while enough deliveries are left, then alone. 0 disables isolation. Recommended: half of
+                the queue's `max_deliveries`.
+            keep_alive: Whether a background thread renews the leases of held messages.
+            consumer_id: Name written into the markers; by default host, process id and a random part.
+            ack_linger_ms: Longest time that acknowledgements are collected before their END is written.
+            start_timeout_ms: Longest time for a START to become durable; by default half a lease or 10 s, whichever is
+                less.
+            start_in_transaction: Whether to write STARTs and their offset commit in one transaction. A crash between
+                the two then repeats no message.
+            timeout_ms: Timeout of the broker requests of this constructor and of result transactions.
             extra: librdkafka settings.
 
         Raises:
-            ConfigError: A value is out of bounds, or *extra* would break a guarantee.
-            TopicError: A topic of the queue is missing or does not fit.
+            ConfigError: A value is out of bounds, or a setting in *extra* would break a guarantee.
+            TopicError: A topic of the queue is missing or has the wrong partition count.
             KafkaClientError: The broker cannot be reached within *timeout_ms*.
         """
         self._topics = QueueTopics(topic, group)
@@ -133,7 +139,8 @@ class QueueConsumer:
         self.max_in_flight = max_in_flight
         self.lease_ms = lease_ms
         self._leases = LeaseTable()
-        self._receiving = threading.RLock()  # an interrupt before its release must not shut its own thread out
+        # Reentrant: if an interrupt prevents its release, the same thread can still receive.
+        self._receiving = threading.RLock()
         self._pid = os.getpid()
         start_timeout_ms = round(limits.start_timeout_s * 1000)
         self._producer = MarkerProducer(
@@ -179,7 +186,7 @@ class QueueConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the consumer; what the body raised goes before what closing would."""
+        """Close the consumer. If the body raised, raise that exception and only log an error of closing."""
         try:
             self.close()
         except KmqError:
@@ -189,29 +196,29 @@ class QueueConsumer:
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages are held."""
+        """Count of messages held."""
         return self._leases.held_count(time.monotonic())
 
     def receive(
         self, max_messages: int = 1, timeout: float = 1.0, lease: float | timedelta | None = None
     ) -> list[Message]:
         """
-        Receive messages; each is held until it is settled or its lease ends.
+        Receive messages. Each is held until it is settled or its lease ends.
 
         Args:
             max_messages: Most messages to return, at least 1.
-            timeout: Seconds to wait for the first one; 0 looks once.
-            lease: How long these are held, seconds or a timedelta, 1 second to 12 hours; the consumer's `lease_ms` by
-                default. Keep-alive renews with it, up to `max_lease_ms`.
+            timeout: Seconds to wait for the first message; 0 polls once.
+            lease: Length of the leases of these messages, seconds or a timedelta, 1 second to 12 hours; by default the
+                consumer's `lease_ms`. Keep-alive renews them with the same length, up to `max_lease_ms`.
 
         Returns:
-            At most *max_messages*; none where none came in time, where `max_in_flight` messages or
-            `max_in_flight_bytes` are held, while a suspect is, or while the queue is full.
+            At most *max_messages* messages. The list is empty if no message arrives in time, if `max_in_flight`
+            messages or `max_in_flight_bytes` are held, while a suspect is held, or while the queue is full.
 
         Raises:
-            ConfigError: A value is out of bounds, or *lease* goes with `prefetch`.
-            KmqError: A START could not be made durable; nothing was handed out, the messages will be fetched again.
-            UsageError: The consumer is closed, was made by another process, or receives in another thread already.
+            ConfigError: A value is out of bounds, or *lease* is set although the consumer prefetches.
+            KmqError: A START did not become durable. No message is returned; the messages are fetched again.
+            UsageError: The consumer is closed, was created in another process, or another thread is in `receive`.
         """
         if max_messages < 1 or timeout < 0:
             message = (
@@ -241,29 +248,32 @@ class QueueConsumer:
         """
         Call a handler for each message, in threads, until stopped; then close.
 
-        Ends after `stop`, SIGTERM or Ctrl+C (both in the main thread only): what no handler has seen is given back
-        uncounted, running handlers are waited for. A second Ctrl+C ends it at once.
+        `stop`, SIGTERM or Ctrl+C end the run (signals only if `run` is called in the main thread). The run then
+        releases the messages that no handler has seen, without counting the delivery, and waits for the running
+        handlers. A second Ctrl+C ends the run immediately.
 
         Args:
-            handler: Called with a message. Returning acknowledges it, unless the handler settled it; an exception is
-                logged and releases it, to be delivered again. Not a coroutine function: wrap it, for example
-                `lambda message: asyncio.run(handle(message))`.
-            concurrency: Handler threads.
-            retry_delay_ms: How long a message waits after its handler raised, at most 12 hours; the queue's backoff is
+            handler: Called with one message. If it returns, the message is acknowledged, unless the handler has settled
+                it. If it raises, the exception is logged and the message is released for redelivery. It must not be a
+                coroutine function; wrap one, for example `lambda message: asyncio.run(handle(message))`.
+            concurrency: Number of handler threads.
+            retry_delay_ms: Delay before redelivery after the handler raised, at most 12 hours. The queue's backoff is
                 added to it.
-            drain_timeout_ms: How long a stop waits for running handlers; then their messages are released.
+            drain_timeout_ms: Longest wait for running handlers at a stop. After that, their messages are released.
             max_batch: Most messages fetched at once.
-            metrics_port: Serve Prometheus metrics there meanwhile; needs the extra `metrics`. 0 takes a free port.
-            metrics_host: Address to listen on for them; loopback by default.
+            metrics_port: Port on which to serve Prometheus metrics during the run; needs the extra `metrics`. 0 selects
+                a free port.
+            metrics_host: Address to listen on for metrics; loopback by default.
 
         Returns:
-            What was done.
+            Counts of messages by result.
 
         Raises:
-            ConfigError: A value is out of bounds, the handler cannot be called as a function, or the metrics cannot be
-                served.
-            KmqError: The client failed for good, or the last markers could not be written.
-            UsageError: As `receive`; or the handler returned an awaitable: its messages were given back uncounted.
+            ConfigError: A value is out of bounds, the handler is not a plain callable, or the metrics server cannot
+                start.
+            KmqError: The client failed permanently, or the last markers could not be written.
+            UsageError: As `receive`; or the handler returned an awaitable or a generator. Its message was released
+                without counting the delivery.
         """
         self._check_usable()
         worker = Worker(
@@ -286,58 +296,64 @@ class QueueConsumer:
 
     def transaction(self) -> contextlib.AbstractContextManager[Transaction]:
         """
-        Open a block whose results and acknowledgements are written together or not at all, when it ends.
+        Open a block whose results and acknowledgements are written atomically when it ends.
 
             with consumer.transaction() as tx:
                 tx.send("invoices", invoice, key=message.key)
                 tx.ack(message)
 
-        An exception drops what was recorded; the messages stay held. Handlers of `run` may use it; commits are queued.
+        An exception in the block discards the recorded results and acknowledgements; the messages stay held. Handlers
+        of `run` may use transactions. The commits of one consumer run one after another.
 
         Raises:
             LeaseLostError: A lease ran out before the commit; nothing was written.
-            TransactionError: `nothing_written` tells whether the messages are still held.
-            FencedError: Another consumer of the same `consumer_id` writes transactions.
-            UsageError: A block is open in this thread, or as `receive`.
+            TransactionError: The commit failed. If `nothing_written` is true, the messages are still held.
+            FencedError: Another consumer with the same `consumer_id` writes transactions.
+            UsageError: This thread has an open block already, the consumer is closed, or it was created in another
+                process.
         """
         return self._transactions.block(self._check_usable)
 
     def flush(self, timeout: float = 30.0) -> None:
         """
-        Wait until every message settled so far has its END written.
+        Wait until the marker of every message settled so far is durable.
 
         Args:
             timeout: Seconds.
 
         Raises:
-            KmqError: A marker could not be written: its messages will be delivered again.
+            KmqError: A marker could not be written; its messages will be delivered again.
+            KafkaClientError: It took longer than *timeout*; the markers are still being sent.
+            UsageError: The consumer is closed or was created in another process.
         """
         self._check_usable()
         self._writer.flush(timeout)
 
     def after_fork(self) -> tuple[object, ...]:
-        """End every lease in a child process, and return the clients that it must leave alone."""
+        """End every lease in a forked child process, and return the Kafka clients that the child must not use."""
         self._leases.after_fork()
         clients = (*self._intake.clients, self._producer.client, self._full_watch.client)
         return (*clients, *self._transactions.after_fork())
 
     def stop(self) -> None:
-        """Ask `run` to end, from any thread or a signal handler; running handlers are waited for."""
+        """Ask `run` to end. May be called from any thread or signal handler; `run` waits for the running handlers."""
         self._is_stopped = True
         if self._worker is not None:
             self._worker.stop()
 
     def close(self, timeout: float = 30.0) -> None:
         """
-        Give back what is held, write the last markers, commit, leave the group. A second call does nothing.
+        Release the held messages, write the last markers, commit, and leave the consumer group.
+
+        A second call does nothing.
 
         Args:
-            timeout: Seconds for the last markers; and for leaving the group, 15 at most: while a rebalance waits for
-                another consumer of this thread it lets nobody go. Leaving goes on in the background then, with a
-                warning.
+            timeout: Seconds to wait for the last markers. Also the time for leaving the group, at most 15 s: no member
+                can leave while a rebalance waits for another consumer that this thread polls. After that, a warning is
+                logged and leaving continues in the background.
 
         Raises:
-            KmqError: The last markers could not be written: what was settled last may be delivered again.
+            KmqError: The last markers could not be written; the messages settled last may be delivered again.
         """
         if self._is_closed or self._pid != os.getpid():
             return
@@ -346,7 +362,7 @@ class QueueConsumer:
         self._receiver.give_back_unseen()
         self._full_watch.stop()
         try:
-            # Positions first: a message that is released before its position is committed would come twice.
+            # Commit offsets first: a message released before its offset commit would be delivered twice.
             self._intake.close(timeout)
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):

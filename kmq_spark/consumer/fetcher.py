@@ -1,13 +1,14 @@
 """
-The queue topic's client: fetch records, keep what nobody has room for yet, seek back, commit, serve the group.
+Read the queue topic: fetch records, buffer the ones that cannot start yet, seek, commit offsets, serve the group.
 
-Rule 1: one thread at a time; rebalance callbacks run inside its calls.
-Rule 2: what is fetched and not started waits in the stash, in its order, and no position runs past it.
-Rule 3: the position behind records that were passed over is committed with the next one, or after a while.
-Rule 4: librdkafka keeps its pause flag of a partition over revoke and assign: what is assigned is resumed.
-Rule 5: an exception may drop records at any step; `fetch_again` needs no memory of them, it seeks to what was taken.
+Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls.
+Rule 2: a record that is fetched and not started waits in the stash, in fetch order. No committed offset passes it.
+Rule 3: the offset after skipped records is committed together with the next one, or after `COMMIT_PASSED_S`.
+Rule 4: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
+Rule 5: an exception may lose fetched records at any step. `fetch_again` does not need them: it seeks to the offset
+after the records that were taken.
 
-Source: KIP-429 for what a rebalance takes away and what it leaves.
+Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMMIT_PASSED_S = 1.0
-"""How long the position behind passed-over records may stay uncommitted: they are read again after a crash, no more."""
+"""Longest time without a commit after skipped records. The only cost: a crash reads these records again."""
 
 CONFIRM_S = 1.0
-"""How long the first hand-over of a process waits for its position to be committed; a rebalance may hold it up."""
+"""Longest wait for the first offset commit of a process, before its first delivery. A rebalance may delay it."""
 
 CONFIRM_POLL_S = 0.01
 
 SERVE_S = 1.0
-"""How often the group is served while all that is wanted lies in the stash."""
+"""Interval at which the consumer group is served while the stash has all records that are needed."""
 
 COMMIT_LOG_S = 10.0
-"""Shortest time between two warnings about failed offset commits: in a rebalance every batch may have one."""
+"""Shortest time between two warnings about failed offset commits. In a rebalance the commit of every batch may fail."""
 
 COMMITTED_TIMEOUT_S = 10.0
-"""How long the broker may take to return the committed offsets of this group."""
+"""Timeout of a request for the committed offsets of the group."""
 
 _PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
-"""Errors in the place of a message that need no answer: librdkafka goes on, or joins the group again, by itself."""
+"""Errors from `consume` that need no action: librdkafka continues, or rejoins the group, by itself."""
 
 
 _ERROR = KafkaMessage.error
@@ -63,9 +64,9 @@ class Fetcher:
     Args:
         config: librdkafka settings of the consumer.
         topic: Queue topic.
-        started_positions: Called with the partitions that go to another consumer; returns the positions behind what
-            was started meanwhile.
-        missing_offsets: Looks whether assigned partitions have committed offsets; None for no look.
+        started_positions: Called with the partitions that are revoked. Returns, by partition, the offset after the
+            records whose STARTs have become durable and whose offset is not committed yet.
+        missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Fetcher:
         started_positions: Callable[[set[int]], Mapping[int, int]],
         missing_offsets: MissingOffsets | None = None,
     ) -> None:
-        """Join the group; partitions come with the first `fetch`."""
+        """Subscribe to the topic. Partitions are assigned during the first `fetch`."""
         self._topic = topic
         self._started_positions = started_positions
         self._missing_offsets = missing_offsets
@@ -100,18 +101,18 @@ class Fetcher:
 
     def fetch(self, max_records: int, timeout: float, *, at_least: int = 1) -> list[KafkaMessage]:
         """
-        Fetch records, as many as are there, waiting for the first alone.
+        Fetch the records that are available. Wait only for the first one.
 
         Args:
             max_records: Most records to return, at least 1.
-            timeout: Seconds to wait for the first.
-            at_least: How many to look for, without waiting, where the stash has fewer.
+            timeout: Seconds to wait for the first record.
+            at_least: If the stash has records, but fewer than this, fetch more without waiting.
 
         Returns:
-            At most *max_records*; where the stash has *at_least* as many, nothing is added to these.
+            At most *max_records* records. If the stash has *at_least* records or more, they all come from the stash.
 
         Raises:
-            KmqError: The client reported an error that does not pass by itself.
+            KmqError: The client reported an error that needs action.
         """
         self._raise_error()
         if self._uncommitted:
@@ -133,7 +134,8 @@ class Fetcher:
         Return the end offset of partition 0 of any topic. Any thread may call it, but not after `close`.
 
         Raises:
-            KmqError: The topic does not exist, may not be read, or the broker does not answer within *timeout* seconds.
+            KmqError: The topic does not exist, the client may not read it, or the broker does not answer within
+                *timeout* seconds.
         """
         try:
             _, end = self.client.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
@@ -142,16 +144,16 @@ class Fetcher:
         return end
 
     def put_back(self, records: Sequence[KafkaMessage]) -> None:
-        """Let records wait that were fetched and not started."""
+        """Put records that were fetched and not started back to the front of the stash."""
         self._stash = [*records, *self._stash]
 
     def commit(self, positions: Mapping[int, int], *, at_once: bool) -> None:
         """
-        Commit positions of partitions that are still ours; the answer is not waited for.
+        Commit offsets of the partitions that are still assigned. Do not wait for the response.
 
         Args:
-            positions: By partition, behind what was started or passed over.
-            at_once: False where a repeat of what lies before would cost next to nothing.
+            positions: Offset after the records that were started or skipped, by partition.
+            at_once: Whether to commit now. False if reading the records again would cost almost nothing.
         """
         owned = {partition: offset for partition, offset in positions.items() if partition in self.owned}
         self._positions.update(owned)
@@ -164,19 +166,19 @@ class Fetcher:
             self._commit_if_due()
 
     def committed(self, positions: Mapping[int, int]) -> None:
-        """Take note of positions that were committed by others, in the transaction of their STARTs."""
+        """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
         self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
 
     def is_behind(self, partition: int, offset: int) -> bool:
-        """Return whether the position to be committed of a partition of ours covers all before an offset."""
+        """Return whether the offset to commit of an assigned partition is at or after *offset*."""
         return self._positions.get(partition, -1) >= offset
 
     def idle(self, timeout: float) -> None:
         """
-        Serve the group without fetching: rebalances go on while there is no room for messages.
+        Serve the consumer group without fetching, so that rebalances proceed while there is no room for messages.
 
         Args:
-            timeout: Seconds to stay here.
+            timeout: Seconds to serve the group.
         """
         running = self.owned - self._paused
         if running:
@@ -191,28 +193,30 @@ class Fetcher:
         self._callbacks.raise_caught()
 
     def serve(self) -> None:
-        """Serve the group without fetching, where that was not done for a second."""
+        """Serve the consumer group without fetching, if it was not served for `SERVE_S`."""
         if time.monotonic() - self._served_at > SERVE_S:
             self.idle(0)
 
     def fetch_again(self, taken: Mapping[int, int], first: Mapping[int, int]) -> None:
         """
-        Have every record fetched again that was fetched and not taken, wherever it is now.
+        Seek back, so that every record that was fetched and not taken is fetched again.
+
+        A partition from which no record was returned needs no seek. The target of each other partition is the first of these that exists: its offset in *taken*, the offset to commit, its
+        offset in *first*, the committed offset of the group.
 
         Args:
-            taken: By partition, the position behind what is being started; where it has none, the position to be
-                committed counts, or else *first*, or else the position that the group has.
-            first: By partition, the first record that was being started and is to be fetched again.
+            taken: Offset after the records that are being started, by partition.
+            first: Offset of the first record that was being started and is to be fetched again, by partition.
 
         Raises:
-            KmqError: It is not possible now; call it again before anything else is fetched.
+            KmqError: A request or a seek failed. Call this method again before the next fetch.
         """
         self._stash = []
         assigned = {each.partition for each in self._call(self.client.assignment)}
         self._forget(self.owned - assigned)
         self.owned |= assigned
         places = self._call(self.client.position, self._places(assigned))
-        given_out = {each.partition for each in places if each.offset >= 0}  # at least one record of it
+        given_out = {each.partition for each in places if each.offset >= 0}  # at least one of its records was returned
         behind = {**first, **self._positions, **taken}
         behind.update(self._committed(given_out - behind.keys()))
         for partition in assigned & behind.keys():
@@ -220,13 +224,13 @@ class Fetcher:
 
     def close(self, timeout: float) -> None:
         """
-        Commit and leave the group, in a thread of its own, which goes on where it takes longer.
+        Commit and leave the consumer group, in a separate thread. After a timeout that thread continues.
 
-        A group of the classic protocol lets nobody commit or leave while a rebalance waits for another member; if that
-        one is polled by the thread that is here, it waits for us.
+        With the classic protocol, no member can commit or leave while a rebalance waits for another member. If the
+        calling thread also polls that other member, the two wait for each other.
 
         Args:
-            timeout: Seconds.
+            timeout: Seconds to wait for the thread.
 
         Raises:
             KmqError: The client reported an error.
@@ -235,9 +239,9 @@ class Fetcher:
 
         def leave() -> None:
             try:
-                # Runs `_on_revoke`.
+                # This call runs `_on_revoke`.
                 self.client.close()
-            except BaseException as error:  # noqa: BLE001  # raised again by the thread that closes
+            except BaseException as error:  # noqa: BLE001  # raised again by the calling thread
                 failures.append(error)
 
         thread = threading.Thread(target=leave, name=f"kmq-leave-{self._topic}", daemon=True)
@@ -256,7 +260,7 @@ class Fetcher:
             raise failure
 
     def _check_offsets(self) -> None:
-        """Look for the committed offsets of new partitions before anything of them is handed out and committed."""
+        """Check the committed offsets of new partitions, before the first delivery and offset commit of each."""
         partitions, self._unchecked = self._unchecked, set()
         if self._missing_offsets is not None:
             self._missing_offsets.look(self.client, partitions)
@@ -269,10 +273,10 @@ class Fetcher:
         try:
             records = self.client.consume(max_records, 0)
             if not records and timeout > 0:
-                # A full batch would be waited for to the end of the time-out; the first record ends the wait here.
+                # With `max_records` the call would wait for a full batch until the timeout; this ends at one record.
                 records = self.client.consume(1, timeout)
                 if records and max_records > 1:
-                    # In the stash while more are read: a rebalance in there may take their partition away.
+                    # Kept in the stash during the next call: a rebalance inside it may revoke their partition.
                     self._stash += self._good(records)
                     records = self.client.consume(max_records - 1, 0)
         except KafkaException as error:
@@ -287,7 +291,7 @@ class Fetcher:
         return good
 
     def _good(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
-        """Return the records that are no errors, and keep an error that does not pass by itself for the next fetch."""
+        """Return the records that are not errors. Keep an error that needs action; the next fetch raises it."""
         if not any(map(_ERROR, records)):
             return records
         for record in records:
@@ -313,14 +317,14 @@ class Fetcher:
 
     def _wait_for_confirmation(self) -> None:
         """
-        Wait a little for the first commit of this process to be confirmed, before its messages are handed out.
+        Wait up to `CONFIRM_S` for the response to the first offset commit of this process, before the first delivery.
 
-        A message that kills its process at once would else be fetched by the next one as if nobody had ever had it,
-        uncounted, again and again, and each time its lease ended one more copy of it would be sent.
+        Without this wait, a message that kills its process immediately would stay uncommitted. Each next process would
+        fetch it again as a first delivery, and each ended lease would add one more redelivered copy.
         """
         until = time.monotonic() + CONFIRM_S
         while not self._has_confirmed and time.monotonic() < until:
-            # The answer is served in here, and a record may come with it.
+            # `poll` serves the commit callback; it may also return a record.
             record = self.client.poll(CONFIRM_POLL_S)
             if record is not None:
                 self._stash += self._good([record])
@@ -332,13 +336,13 @@ class Fetcher:
             self.client.seek(position)
         except KafkaException as error:
             if error.args[0].name() == "_STATE":
-                return  # assigned just now: reading begins later, at the committed position
-            # Going on from here would skip messages, and the next commit would lose them: only a new consumer,
-            # which begins at the committed position, is right.
+                return  # assigned just now: fetching has not begun and will begin at the committed offset
+            # Continuing at the current position would skip messages, and the next commit would lose them. Only a new
+            # consumer, which begins at the committed offset, is safe.
             raise client_error(error, f"cannot seek {self._topic} back; close this consumer, make a new one") from error
 
     def _committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return where the group begins to read partitions."""
+        """Return the offset at which the group begins to read, by partition."""
         if not partitions:
             return {}
         found = self._call(self.client.committed, self._places(partitions), COMMITTED_TIMEOUT_S)
@@ -360,12 +364,12 @@ class Fetcher:
         self.owned.update(each.partition for each in partitions)
         self._unchecked.update(each.partition for each in partitions)
         if partitions:
-            # Paused when they went away: librdkafka would leave them so.
+            # They may have been paused when they were revoked, and librdkafka would keep them paused.
             consumer.resume(partitions)
         self._log_rebalance("got", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit what was handed out, or is about to be, before the next owner looks for the position."""
+        """Commit the offsets of started messages before the next owner of the partitions reads them."""
         gone = {each.partition for each in partitions}
         self._positions.update(self._started_positions(gone))
         positions = {partition: offset for partition, offset in self._positions.items() if partition in gone}
@@ -379,7 +383,7 @@ class Fetcher:
         self._log_rebalance("gave up", partitions)
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit nothing: the partitions have another owner already."""
+        """Do not commit: the partitions already have another owner."""
         self._forget({each.partition for each in partitions})
         self._log_rebalance("lost", partitions)
 

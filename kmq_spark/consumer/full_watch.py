@@ -1,13 +1,14 @@
 """
-Back-pressure, the consumer's side: fetch nothing while too much of the queue is in flight.
+Back-pressure, consumer side: stop fetching while too many messages of the queue are in flight.
 
-Rule 1: a consumer asks for the end of the topic `kmq.queues` every `LOOK_S`, by the client that it has for its group,
-in a thread of its own. It reads the topic when the end has changed, by a client that is closed after `FRESH_S` without
-a change.
-Rule 2: a record that is not renewed within `FRESH_S` does not count: its tracker is gone.
-Rule 3: best effort: without the topic, or the right to it, there is no back-pressure, and everything else goes on.
+Rule 1: a background thread requests the end offset of the topic `kmq.queues` every `LOOK_S`, with the client of the
+consumer group. It reads the topic only if the end offset has changed. The client for reading is closed after `FRESH_S`
+without a change.
+Rule 2: a record that is not renewed within `FRESH_S` is ignored: its tracker has stopped.
+Rule 3: best effort. Without the topic, or without the right to read it, there is no back-pressure. Everything else
+works.
 
-The tracker's side is `tracker/full_sign.py`.
+The tracker side is `tracker/full_sign.py`.
 """
 
 from __future__ import annotations
@@ -42,28 +43,28 @@ LOOK_S = 10.0
 LOOK_TIMEOUT_MS = 3_000
 
 END_TIMEOUT_S = 1.0
-"""How long the broker may take to return the end of the topic; `FullWatch.stop` may wait for so long."""
+"""Timeout of a request for the end offset of the topic. `FullWatch.stop` may wait this long."""
 
 WARN_INTERVAL_S = 60.0
 
 
 class Freshness:
-    """Tells whether a record counts, by when it was seen: the clocks of two hosts may differ."""
+    """Decide whether a record is fresh, by the local time when it was first seen. Clocks of two hosts may differ."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without a record."""
         self._offset: int | None = None
         self._has_looked = False
         self._seen_s = float("-inf")
 
     def is_fresh(self, record: FullRecord | None, now_s: float, epoch_s: float) -> bool:
         """
-        Return whether a queue is full.
+        Return whether the queue is full: a record exists and is fresh.
 
         Args:
-            record: The newest record, None where there is none.
+            record: The newest record; None if there is none.
             now_s: Monotonic seconds.
-            epoch_s: Epoch seconds; they count for a record that was there before the first look.
+            epoch_s: Epoch seconds. Used only for the age of a record that existed before the first check.
         """
         is_first_look, self._has_looked = not self._has_looked, True
         if record is None:
@@ -78,7 +79,7 @@ class Freshness:
 
 class FullWatch(threading.Thread):
     """
-    The consumer's side: looks whether the queue is full.
+    Background thread that checks whether the queue is full.
 
     Args:
         topics: Names of the queue.
@@ -86,11 +87,11 @@ class FullWatch(threading.Thread):
         extra: librdkafka settings.
 
     Attributes:
-        is_full: What the last look has found.
+        is_full: Result of the last check.
     """
 
     def __init__(self, topics: QueueTopics, bootstrap_servers: str, extra: Mapping[str, str] | None) -> None:
-        """Open no client; `start_on` begins to look."""
+        """Open no client; `start_on` starts the thread."""
         super().__init__(name=f"kmq-full-{topics}", daemon=True)
         self._topics = topics
         config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("full"), extra)
@@ -106,17 +107,17 @@ class FullWatch(threading.Thread):
 
     @property
     def client(self) -> Consumer | None:
-        """The client, to be left alone in a child process; None while none is open."""
+        """The client, which a forked child process must not use; None while none is open."""
         return self._reader.client
 
     def start_on(self, intake: Intake) -> None:
-        """Begin to look, by the client of *intake*."""
-        # A consumer that is dropped without `close` must take its client along: this thread keeps no reference.
+        """Start the thread. It uses the client of *intake*."""
+        # Weak reference: if a consumer is dropped without `close`, this thread must not keep its client alive.
         self._intake = weakref.ref(intake)
         self.start()
 
     def run(self) -> None:
-        """Look until stopped, or until the intake is gone; called by `start_on`."""
+        """Check until stopped, or until the intake no longer exists. Called by `Thread.start`."""
         try:
             while not self._stopping.is_set() and self._look():
                 self._stopping.wait(LOOK_S)
@@ -125,19 +126,19 @@ class FullWatch(threading.Thread):
             self._reader.close()
 
     def stop(self) -> None:
-        """Stop looking; when this returns, the client of the intake is no longer in use here and may be closed."""
+        """Stop the checks. After this method returns, this thread no longer uses the client of the intake."""
         self._stopping.set()
         with self._intake_use:
             pass
 
     def close(self) -> None:
-        """Stop looking; a look that is under way is waited for."""
+        """Stop the checks, and wait for a check that is running."""
         self.stop()
         if self.is_alive():
             self.join(LOOK_TIMEOUT_MS / 1000)
 
     def _look(self) -> bool:
-        """Look once; return whether there is something left to look with."""
+        """Check once; return whether to continue."""
         try:
             with self._intake_use:
                 intake = self._intake()
@@ -147,7 +148,7 @@ class FullWatch(threading.Thread):
                 del intake
             self._read(end)
         except (KmqError, KafkaException) as error:
-            # What is known stays, until it is too old.
+            # Keep the last known record until it is too old.
             logger.debug("cannot look whether %s is full: %s", self._topics, error)
         self._judge()
         return True
@@ -155,7 +156,7 @@ class FullWatch(threading.Thread):
     def _read(self, end: int) -> None:
         now_s = time.monotonic()
         if end != self._end:
-            # An empty topic needs no reader.
+            # An empty topic needs no client for reading.
             if end or self._end:
                 self._reader.look()
             self._end, self._changed_s = end, now_s

@@ -1,7 +1,7 @@
 """
-What a handler's exception says of itself, as a marker can carry it.
+Describe a handler's exception as text for a marker.
 
-Rule 1: whatever the exception is, there is a text: one line, printable, bounded.
+Rule 1: every exception gives a text: one line, printable, of bounded length.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from kmq_spark.core.markers import MAX_ERROR_CHARS
 
 
 def error_text(error: BaseException) -> str:
-    """Return type and message of an exception, `ValueError: no such order`, cut to `MAX_ERROR_CHARS`."""
+    """Return type and message of an exception, such as `ValueError: no such order`, cut to `MAX_ERROR_CHARS`."""
     name = type(error).__name__
     try:
         message = str(error)[:MAX_ERROR_CHARS]
-    except Exception:  # noqa: BLE001  # a handler's exception may do anything when it is asked for its message
+    except Exception:  # noqa: BLE001  # `__str__` of a handler's exception may raise anything
         message = "(its message cannot be read)"
     text = f"{name}: {message}" if message else name
     return "".join(char if char.isprintable() else " " for char in text)[:MAX_ERROR_CHARS]

@@ -1,11 +1,11 @@
 """
-Hand messages from the receiving thread to handler threads, without a lock a message.
+Pass messages from the receiving thread to handler threads, without one lock per message.
 
-Rule 1: a batch goes in under the lock; a message comes out by one atomic `deque.popleft`.
-Rule 2: a handler thread takes one message at a time, so that a slow one holds up nothing but itself.
-Rule 3: how many may wait follows the handlers' rate; no clock is read for it, callers pass *now*.
+Rule 1: a batch is added under the lock. A message is taken with one atomic `deque.popleft`.
+Rule 2: a handler thread takes one message at a time, so that a slow handler delays no other message.
+Rule 3: the number of waiting messages follows the handlers' rate. This module reads no clock; callers pass *now*.
 
-Source: `queue.SimpleQueue` costs a lock a message, which at 1 M messages/s is most of the time there is.
+Source: `queue.SimpleQueue` needs one lock per message; at 1 M messages/s that takes most of the available time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
 
 WINDOW_S = 0.1
-"""How much work may wait, in seconds: many round trips to the broker, and nothing that a person would notice."""
+"""Waiting work in seconds, at the handlers' rate: many broker round trips, but too short for a person to notice."""
 
 LOOK_S = 0.02
 """Shortest time over which the handlers' rate is measured."""
@@ -28,10 +28,10 @@ LOOK_S = 0.02
 
 class HandOver:
     """
-    The messages that wait for a handler thread.
+    Queue of messages that wait for a handler thread.
 
     Attributes:
-        pop: Returns the next message, or raises IndexError where none waits: `take` without the wait and its costs.
+        pop: Return the next message, or raise IndexError if none waits. Cheaper than `take`, because it never waits.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class HandOver:
 
     @property
     def taken_count(self) -> int:
-        """How many messages were taken so far."""
+        """Count of messages taken so far."""
         return self._put_count - len(self._ready)
 
     def put(self, messages: Sequence[Message]) -> None:
-        """Add messages and wake as many handler threads."""
+        """Add messages and wake one handler thread per message."""
         with self._changed:
             self._put_count += len(messages)
             self._is_dry.clear()
@@ -61,25 +61,25 @@ class HandOver:
             self._changed.notify(len(messages))
 
     def take(self) -> Message | None:
-        """Return the next message, waiting for one; None once closed."""
+        """Return the next message; wait for one if needed. Return None after `close`."""
         while True:
             try:
                 return self._ready.popleft()
             except IndexError:
                 self._is_dry.set()
             with self._changed:
-                # Looked at again under the lock: a batch that came in between would otherwise wait with us.
+                # Checked again under the lock: otherwise a batch added in between would not end this wait.
                 while not self._ready:
                     if self._is_closed:
                         return None
                     self._changed.wait()
 
     def wait_until_dry(self, timeout: float) -> None:
-        """Wait until a handler thread finds nothing to take, at most *timeout* seconds."""
+        """Wait until a handler thread finds no message, at most *timeout* seconds."""
         self._is_dry.wait(timeout)
 
     def close(self) -> list[Message]:
-        """Let every thread go, and return what nobody has taken."""
+        """Wake every waiting thread, and return the messages that no thread has taken."""
         with self._changed:
             self._is_closed = True
             left = []
@@ -87,21 +87,21 @@ class HandOver:
                 try:
                     left.append(self._ready.popleft())
                 except IndexError:
-                    break  # a thread took the last one just before it saw the end
+                    break  # a handler thread took the last message at the same time
             self._changed.notify_all()
         return left
 
 
 class Window:
     """
-    How many messages may wait for a handler thread: what the handlers take in `WINDOW_S`.
+    Number of messages that may wait for a handler thread: the number that the handlers take in `WINDOW_S`.
 
-    A message that waits here cannot be worked on by another consumer, so slow handlers get a small window; fast ones
-    need a large one, since the next START takes a round trip. It grows by itself: a window that is emptied within a
-    round trip of 5 ms shows a rate that asks for one twenty times as large.
+    No other consumer can process a message that waits here, so slow handlers get a small window. Fast handlers need a
+    large window, because the next START takes a round trip to the broker. The window grows by itself: if the handlers
+    empty it within a round trip of 5 ms, the measured rate gives a window that is twenty times as large.
 
     Args:
-        least: Smallest window: one message a handler thread.
+        least: Smallest window: one message per handler thread.
         most: Largest window.
     """
 
@@ -115,11 +115,11 @@ class Window:
 
     def look(self, now: float, taken_count: int) -> None:
         """
-        Measure the handlers' rate.
+        Measure the handlers' rate and set `size`.
 
         Args:
             now: Monotonic seconds.
-            taken_count: Messages taken since the start.
+            taken_count: Count of messages taken since the start.
         """
         passed = now - self._looked_at
         if passed < LOOK_S:

@@ -1,14 +1,14 @@
 """
-The steps from the queue topic to a handler's hands: fetch, START, durable, commit; and their way back.
+Fetch messages, write their STARTs, wait until these are durable, and commit offsets; undo these steps on failure.
 
-Rule 1: a message is handed out, and its position committed, only after its START is durable.
-Rule 2: a START that did not become durable in time gives its messages back: the position is sought back.
-Rule 3: one thread at a time; rebalance callbacks run inside its calls.
-Rule 4: markers need no ownership: what is held stays held when its partition goes to another consumer.
-Rule 5: what is not handed out now is deferred by a START of its own, and so may leave the position behind it; what
-other queues and groups are meant to take is passed over without a marker.
+Rule 1: a message is delivered, and its offset committed, only after its START is durable.
+Rule 2: if a START does not become durable in time, the consumer seeks back and its messages are fetched again.
+Rule 3: one thread at a time may use an `Intake`. Rebalance callbacks run inside its calls.
+Rule 4: markers need no partition ownership. Held messages stay held when their partition moves to another consumer.
+Rule 5: a message that is not delivered now is deferred by its own START, so the committed offset can pass it. A message
+of another logical queue or group is skipped without a marker.
 
-Source: kmq README, "How does kmq work"; kafka-mq-go does these steps message by message, each awaited.
+Source: kmq README, "How does kmq work". kafka-mq-go does these steps for each message, and waits for each.
 """
 
 from __future__ import annotations
@@ -44,35 +44,40 @@ if TYPE_CHECKING:
 _HEADERS = KafkaMessage.headers
 
 REPORT_GRACE_S = 2.0
-"""librdkafka looks for timed-out records once a second: the report of a failed START comes this late at most."""
+"""Longest delay of the report of a failed START: librdkafka checks for timed-out records once a second."""
 
 LEAVE_S = 15.0
-"""How long leaving the group may take: a rebalance that waits for a dead member is over before, one that waits for a
-consumer of the thread that closes is not."""
+"""
+Longest wait for leaving the consumer group. A rebalance that waits for a dead member ends earlier. A rebalance that
+waits for another consumer of the closing thread does not.
+"""
 
 MAX_PASSED = 1_000
-"""Most records looked at at once where the last ones were for others: theirs are passed over at little cost."""
+"""Most records checked at once after records of other logical queues or groups, which cost little to skip."""
 
 LOOK_FAR = 2_000
-"""Records looked at for others behind suspects that have had their share; others are thought to wait behind so many."""
+"""
+Records checked for other messages after suspects, once the suspects have used their share of the time. If all of these
+are suspects, the consumer assumes that other messages wait after them.
+"""
 
 
 class Intake:
     """
-    Fetches messages of a queue and starts them.
+    Fetch messages of a queue and start them.
 
     Args:
         config: librdkafka settings of the consumer.
         topic: Queue topic.
-        door: Which records are taken, and how.
-        leases: Where leases go once their START is durable.
+        door: Admission policy: decides which records are taken, and how.
+        leases: Receives the leases whose START is durable.
         markers: Sends the STARTs.
-        consumer_id: Name told in the STARTs.
-        limits: Of leases, and of what may be held.
-        write_settled: Waits until the markers of all that was settled are durable, at most so many seconds.
-        starts: Makes what writes the STARTs, from the group's client; by default they go as they are.
-        missing_offsets: Looks whether assigned partitions have committed offsets; None for no look.
-        is_queue_full: Whether the queue has so much in flight that nothing may be fetched; never, by default.
+        consumer_id: Name written into the STARTs.
+        limits: Limits of the leases and of the held messages.
+        write_settled: Waits until the markers of all settled messages are durable, at most the given seconds.
+        starts: Creates the writer of STARTs from the client of the consumer group; by default `PlainStarts`.
+        missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
+        is_queue_full: Returns whether too many messages of the queue are in flight to fetch more; by default never.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class Intake:
         missing_offsets: MissingOffsets | None = None,
         is_queue_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Join the group; partitions come with the first `take`."""
+        """Subscribe to the topic. Partitions are assigned during the first `take`."""
         self._topic = topic
         self._door = door
         self._leases = leases
@@ -107,26 +112,26 @@ class Intake:
 
     @property
     def clients(self) -> tuple[object, ...]:
-        """The clients, to be left alone in a child process."""
+        """The Kafka clients, which a forked child process must not use."""
         return (self._fetcher.client, *self._starts.clients())
 
     @property
     def max_in_flight(self) -> int:
-        """Most messages held."""
+        """Most messages held at once."""
         return self._limits.max_in_flight
 
     @property
     def owned(self) -> set[int]:
-        """Partitions that the group has given to this consumer."""
+        """Partitions that the group has assigned to this consumer."""
         return self._fetcher.owned
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the last `take` found something that must wait until less is held."""
+        """Whether the last `take` found a record that must wait until fewer messages are held."""
         return self._is_blocked
 
     def room(self) -> Room:
-        """Return what may be handed out now: none while the queue is full, a suspect is out or waits for others."""
+        """Return what may be delivered now. Nothing while the queue is full, a suspect is held, or one waits for its turn."""
         if self.is_queue_full():
             return Room(0, 0, is_empty=False)
         now = time.monotonic()
@@ -142,19 +147,19 @@ class Intake:
 
     def take(self, max_messages: int, timeout: float, *, lease_s: float | None = None) -> Batch | None:
         """
-        Fetch records, as many as are there, and send the STARTs of those that are to be handed out now or later.
+        Fetch the records that are available, and send STARTs for those to deliver now or later.
 
         Args:
-            max_messages: Most messages to hand out; `room` bounds them, too.
+            max_messages: Most messages to deliver; `room` limits them further.
             timeout: Seconds to wait for the first record.
-            lease_s: Length of the leases, seconds; None for the consumer's.
+            lease_s: Length of the leases, seconds; None for the consumer's default.
 
         Returns:
-            A batch, whose STARTs are under way; perhaps without messages, where there are none for us among the
-            records. None where no records came, or what came must wait.
+            A batch whose STARTs are sent. It has no messages if none of its records is to be delivered now. None if no
+            record arrived, or if the records that arrived must wait.
 
         Raises:
-            KmqError: The client reported an error that does not pass by itself.
+            KmqError: The client reported an error that needs action.
         """
         room = self.room()
         room = room._replace(max_messages=min(room.max_messages, max_messages))
@@ -162,7 +167,7 @@ class Intake:
             return None
         if self._is_torn:
             self._fetch_again()
-        # Until all that is fetched now is in a batch, or back in the stash: whatever interrupts it in between.
+        # True until all records of this fetch are in a batch or in the stash. An exception in between leaves it true.
         self._is_torn = True
         batch = self._take(room, timeout, lease_s)
         self._is_torn = False
@@ -170,21 +175,21 @@ class Intake:
 
     def wait_until_durable(self, batch: Batch) -> None:
         """
-        Wait for the STARTs of a batch, and give its messages back where they failed.
+        Wait for the STARTs of a batch. If a START fails, seek back so that the messages are fetched again.
 
-        Messages whose time to live is over by then are ended, and no longer among the messages of the batch.
+        Messages that have expired by then are ended and removed from the batch.
 
         Args:
-            batch: What `take` returned; batches are waited for in their order.
+            batch: A result of `take`. Wait for batches in the order in which `take` returned them.
 
         Raises:
-            KmqError: A START failed or took too long; nothing may be handed out of this batch or a later one, they are
+            KmqError: A START failed or took too long. Do not deliver messages of this batch or of a later one; they are
                 fetched again.
         """
         start_timeout_s = self._limits.start_timeout_s
         if batch.is_suspect:
-            # What it does to this process must not undo what was done before it, again and again. Before the wait for
-            # the START: its report wakes the thread that writes.
+            # The suspect may kill this process. If earlier settlements were not durable by then, each such crash would
+            # undo them. This wait comes before the wait for the START, whose report wakes the marker thread.
             self._write_settled(start_timeout_s)
         if not batch.wait(start_timeout_s + REPORT_GRACE_S):
             batch.error = KafkaClientError(
@@ -194,7 +199,7 @@ class Intake:
                 retriable=True,
             )
         if batch.error is not None:
-            with contextlib.suppress(KmqError):  # the next `take` tries it again
+            with contextlib.suppress(KmqError):  # the next `take` tries again
                 self.give_back()
             raise batch.error
         if batch.is_marked:
@@ -204,7 +209,7 @@ class Intake:
             batch.drop_expired()
 
     def commit(self, batch: Batch) -> None:
-        """Commit the position behind a batch whose START is durable; the answer is not waited for."""
+        """Commit the offset after a batch whose START is durable. Do not wait for the response."""
         if batch.is_marked and self._starts.commits_positions:
             self._fetcher.committed(batch.next_offsets)
         else:
@@ -213,20 +218,20 @@ class Intake:
             self._started.remove(batch)
 
     def end_of(self, topic: str, timeout: float) -> int:
-        """Do what `Fetcher.end_of` does; any thread may call it, but not after `close`."""
+        """Call `Fetcher.end_of`. Any thread may call this method, but not after `close`."""
         return self._fetcher.end_of(topic, timeout)
 
     def idle(self) -> None:
-        """Serve the group without fetching."""
+        """Serve the consumer group without fetching."""
         self._fetcher.idle(0)
 
     def serve(self) -> None:
-        """Serve the group without fetching, where that was not done for a second."""
+        """Serve the consumer group without fetching, if it was not served for a second."""
         self._fetcher.serve()
 
     def close(self, timeout: float) -> None:
-        """Commit what was handed out and leave the group; batches that were not waited for are fetched by others."""
-        # Before the last commit: it must not cover them.
+        """Commit the offsets of delivered messages and leave the group. Other consumers fetch the batches still pending."""
+        # Before the last commit, which must not cover the pending batches.
         self._drop_started()
         try:
             self._fetcher.close(min(timeout, LEAVE_S))
@@ -235,23 +240,23 @@ class Intake:
 
     def give_back(self) -> None:
         """
-        Give back every batch whose position is not to be committed yet: its messages are fetched again.
+        Drop every batch whose offset is not committed yet, and seek back. Its messages are fetched again.
 
-        It may be called at any time, also after an exception in the middle of any other method of this class, and once
-        more where it was interrupted itself.
+        Call it at any time, also after an exception inside any other method of this class. If this method is
+        interrupted itself, call it again.
 
         Raises:
-            KmqError: It is not possible now; the next `take` tries it again.
+            KmqError: Seeking back failed; the next `take` tries again.
         """
         self._is_torn = True
         self._fetch_again(self._drop_started())
 
     def _drop_started(self) -> dict[int, int]:
         """
-        Forget the batches under way; what has its position already stays held, and is given back by its caller.
+        Drop the pending batches. A lease whose offset is already to be committed stays held; the caller releases it.
 
         Returns:
-            By partition, the first offset that was under way.
+            First offset of the dropped batches, by partition.
         """
         first: dict[int, int] = {}
         for batch in self._started:
@@ -265,7 +270,7 @@ class Intake:
         return first
 
     def _fetch_again(self, dropped: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Fetch again what was fetched and is in no batch; *dropped* is where batches without a position began."""
+        """Fetch again the records that are in no batch. *dropped*: first offset of the dropped batches, by partition."""
         behind = {partition: offset for batch in self._started for partition, offset in batch.next_offsets.items()}
         self._fetcher.fetch_again(behind, dropped)
         self._is_torn = False
@@ -276,13 +281,13 @@ class Intake:
         records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
         if not records:
             return None
-        # What was held may have ended while the fetch waited.
+        # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=not self._held_count(time.monotonic()))
         headers: list[Any] = list(map(_HEADERS, records))
         if any(headers) or not self._door.is_open:
             return self._take_sorted(records, room, lease_s)
         self._look_count = 1
-        self._isolation.end(time.monotonic())  # a suspect that was waited for has gone with its partition
+        self._isolation.end(time.monotonic())  # a suspect that waited for its turn was revoked with its partition
         sizes = sizes_of(records, ())
         count = count_that_fits(sizes, self._exact(room, sizes))
         if count < len(records):
@@ -294,7 +299,7 @@ class Intake:
         return self._start(Batch(*place_of(handed)), handed, None, lease_s)
 
     def _take_sorted(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> Batch | None:
-        """Take what headers decide about."""
+        """Take records whose headers decide how they are handled."""
         now = time.monotonic()
         records, admissions, others_wait = self._look(records, now)
         sizes = sizes_of(records, list(map(_HEADERS, records)))
@@ -328,7 +333,7 @@ class Intake:
         return batch
 
     def _look(self, records: list[KafkaMessage], now: float) -> tuple[list[KafkaMessage], list[Admission], bool]:
-        """Return records, the verdicts on them, and whether others wait behind suspects, where that matters."""
+        """Return records, the verdict on each, and whether other messages wait after suspects (False if not needed)."""
         admissions = self._admissions(records)
         verdicts = {each.verdict for each in admissions}
         if Verdict.HAND_OUT_ALONE not in verdicts or not self._isolation.is_resting(now):
@@ -341,7 +346,7 @@ class Intake:
         return records, admissions, others_wait
 
     def _admissions(self, records: list[KafkaMessage]) -> list[Admission]:
-        # The client's stub allows what may be sent; what was read is always text and bytes.
+        # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
         headers: list[Any] = list(map(_HEADERS, records))
         return [self._door.admit(each, record) for each, record in zip(headers, records, strict=True)]
 
@@ -353,7 +358,7 @@ class Intake:
         lease_s: float | None,
         deferrals: Sequence[Marker] = (),
     ) -> Batch:
-        """Put records under leases and send their STARTs: one for each queue partition and delivery count."""
+        """Lease records and send their STARTs: one for each queue partition and delivery count."""
         duration_s = self._limits.lease_s if lease_s is None else lease_s
         terms = Terms(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
         batch.messages, batch.leases = lease_out(handed, counts, terms)
@@ -384,13 +389,13 @@ class Intake:
 
     @staticmethod
     def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
-        """Return how many records to look at next: ever more where all are for others, or for later."""
+        """Return how many records to check next: doubled each time that no record was for delivery now."""
         if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
             return CROWD
         return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)
 
     def _exact(self, room: Room, sizes: Sequence[int]) -> Room:
-        """Return the room with its bytes counted exactly where an upper bound of what is held does not do."""
+        """Return the room. If the upper bound of the held bytes leaves too little, count the held bytes exactly."""
         if sum(sizes) <= room.max_bytes:
             return room
         under_way_bytes = sum([batch.byte_count for batch in self._started])
@@ -401,12 +406,12 @@ class Intake:
         return self._leases.held_count(now) + sum([len(batch.messages) for batch in self._started])
 
     def _started_positions(self, gone: set[int]) -> dict[int, int]:
-        """Wait for what is under way on partitions that go away; return the positions behind what became durable."""
+        """Wait for the STARTs on revoked partitions; return the offset after those that became durable, by partition."""
         positions: dict[int, int] = {}
         for batch in self._started:
             if not gone & batch.next_offsets.keys():
                 continue
             if not batch.wait(self._limits.start_timeout_s) or batch.error is not None:
-                break  # what comes after it lies behind it, and would take the position along
+                break  # a later batch has higher offsets; committing those would cover this batch too
             positions.update(batch.next_offsets)
         return positions

@@ -1,7 +1,7 @@
 """
-Settings of the Python interpreter that a run changes, and sets back at its end.
+Settings of the Python interpreter that a run changes, and restores at its end.
 
-Rule 1: they hold for the whole process while a run lasts.
+Rule 1: they affect the whole process during the run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a handler thread keeps the interpreter while another wants it, during a run. By default 5 ms: the receiving
-thread needs it back after each of its calls to the broker, and would stand still for most of the time."""
+"""
+Python's switch interval during a run: how long a handler thread keeps the interpreter lock while another thread waits
+for it. Python's default is 5 ms. The receiving thread needs the lock after each of its broker calls, and with the
+default it would wait most of the time.
+"""
 
 COLLECT_AFTER = 50_000
-"""New objects after which cycles are looked for, during a run: the messages of many batches. By default 700."""
+"""Threshold of the garbage collector's first generation during a run: the messages of many batches. Default: 700."""
 
 
 @contextlib.contextmanager
 def short_switches() -> Iterator[None]:
-    """Let threads change places more often, and as before afterwards."""
+    """Shorten the switch interval of threads; restore it at the end."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
     try:
@@ -36,10 +39,11 @@ def short_switches() -> Iterator[None]:
 @contextlib.contextmanager
 def spared_collector() -> Iterator[None]:
     """
-    Let the collector of cycles come seldom, and spare it what lives as long as the process; as before afterwards.
+    Run the garbage collector less often, and exclude the objects that exist now; restore both at the end.
 
-    A message is no part of a cycle, but it is looked at by every collection that comes while it lives: by default one
-    each 700 new objects, and now and then one of all that was ever imported. That was a third of a fast handler's time.
+    A message is not part of a reference cycle, but every collection that runs during its lifetime scans it. By default
+    there is a collection every 700 new objects, and sometimes one of all objects, including all imported modules. With
+    a fast handler that took a third of the time.
     """
     before = gc.get_threshold()
     gc.collect()

@@ -1,12 +1,14 @@
 """
-Keep book of the leases that this process holds, and of what was settled and waits for its marker.
+Track the leases that this process holds, and the settled messages whose marker is not written yet.
 
-Rule 1: monotonic clock, counted from before the START was sent: a lease ends here before it ends on the broker.
-Rule 2: settling is one atomic `set.remove`: whoever removes the offset has settled the message, nobody else.
-Rule 3: an offset is put into an outbox after its removal and taken out by the marker writer's thread alone.
+Rule 1: lease times use the monotonic clock, read before the START is sent. So a lease ends locally before it ends on
+the broker.
+Rule 2: settling is one atomic `set.remove`. Only the thread that removes the offset has settled the message.
+Rule 3: an offset is added to an outbox after this removal. Only the marker writer's thread takes it out.
 Rule 4: no Kafka, no logging.
 
-Source: kafka-mq-go `queue/consumer.go`, which keeps one timer a message; here a batch of one partition shares a lease.
+Source: kafka-mq-go `queue/consumer.go`, which has one timer per message. Here the messages of one partition in a batch
+share a lease.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 NEVER = float("-inf")
-"""An end that is always past: the lease of a message that this process may not settle any more."""
+"""A lease end that is always in the past: this process may no longer settle the messages of the lease."""
 
 
 class Verb(Enum):
@@ -32,11 +34,11 @@ class Verb(Enum):
     RELEASE = "release"
     REJECT = "reject"
     EXPIRE = "expire"
-    """Its time to live was over before it could be handed out."""
+    """Its TTL expired before it could be delivered."""
 
 
 class Settled(NamedTuple):
-    """A message that was settled otherwise than by `ack` and has no marker yet."""
+    """A message that was settled in another way than by `ack` and has no marker yet."""
 
     verb: Verb
     message_offset: int
@@ -48,19 +50,19 @@ class Settled(NamedTuple):
 
 class Outbox:
     """
-    What was settled on one queue partition and waits for its marker.
+    Settled messages of one queue partition whose marker is not written yet.
 
     Attributes:
-        queue_partition: Queue partition of every offset in it.
-        acked: Offsets acknowledged; apart from the others because they are nearly all.
-        others: Releases, rejections, expiries.
-        extended: Leases of one message that was given another length, and whose KEEPALIVE is not written.
+        queue_partition: Queue partition of every offset in the outbox.
+        acked: Acknowledged offsets. Separate from *others*, because nearly all messages are acknowledged.
+        others: Released, rejected and expired messages.
+        extended: Leases of single messages that `extend` gave another length, and whose KEEPALIVE is not written yet.
     """
 
     __slots__ = ("acked", "extended", "others", "queue_partition", "table")
 
     def __init__(self, queue_partition: int, table: LeaseTable | None = None) -> None:
-        """Start empty."""
+        """Create an empty outbox."""
         self.queue_partition = queue_partition
         self.table = table
         self.acked: list[int] = []
@@ -68,13 +70,13 @@ class Outbox:
         self.extended: list[Lease] = []
 
     def take_acked(self) -> list[int]:
-        """Take the offsets acknowledged so far; threads that append meanwhile append behind them."""
+        """Take the offsets acknowledged so far. Other threads may append at the same time; their offsets stay."""
         taken = self.acked[:]
         del self.acked[: len(taken)]
         return taken
 
     def take_others(self) -> list[Settled]:
-        """Take the releases, rejections and expiries so far."""
+        """Take the messages released, rejected and expired so far."""
         taken = self.others[:]
         del self.others[: len(taken)]
         return taken
@@ -89,21 +91,21 @@ class Outbox:
 @dataclass(slots=True, eq=False)
 class Lease:
     """
-    The hold on the messages of one queue partition that were started together.
+    Lease on the messages of one queue partition that were started together.
 
     Attributes:
-        outbox: Where settled messages of this partition go.
-        delivery_count: Deliveries of every message, this one included.
-        held: Offsets that nobody has settled yet.
+        outbox: Receives the settled messages of this partition.
+        delivery_count: Delivery count of every message, this delivery included.
+        held: Offsets that are not settled yet.
         renewed_at: When the START or the last KEEPALIVE was sent, monotonic seconds.
-        expires_at: When the lease ends here, monotonic seconds; `NEVER` when it has ended for another reason.
-        limit_at: Beyond this it is not renewed, monotonic seconds.
-        duration_s: How long it holds from its START or a KEEPALIVE on, seconds.
-        offsets: Offsets of every message started with it.
-        sizes: Bytes of each, of its value, key and headers.
-        byte_count: The sum of these.
-        started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 where it is not known.
-        fate: Why it ended, empty while it is held.
+        expires_at: When the lease ends locally, monotonic seconds; `NEVER` if it has ended for another reason.
+        limit_at: Keep-alive does not renew the lease beyond this time, monotonic seconds.
+        duration_s: Length of the lease after its START or a KEEPALIVE, seconds.
+        offsets: Offsets of all messages that were started with it.
+        sizes: Bytes of value, key and headers of each message.
+        byte_count: Sum of *sizes*.
+        started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 if unknown.
+        fate: Reason why it ended; empty while it is held.
     """
 
     outbox: Outbox
@@ -121,12 +123,12 @@ class Lease:
 
     @property
     def queue_partition(self) -> int:
-        """Queue partition of every message covered."""
+        """Queue partition of every message of the lease."""
         return self.outbox.queue_partition
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the messages that are held."""
+        """Bytes of the messages that are still held."""
         held = list(self.held)
         if len(held) == len(self.offsets):
             return self.byte_count
@@ -134,12 +136,15 @@ class Lease:
 
     def for_one(self, message_offset: int, duration_s: float, now: float) -> Lease:
         """
-        Return a lease of another length on one of the messages, held by both until it is taken out of this one.
+        Return a new lease of another length for one of the messages.
+
+        Both leases hold the message until the caller removes it from this one.
 
         Args:
-            message_offset: The message.
+            message_offset: Offset of the message.
             duration_s: Length of the new lease, seconds.
-            now: When it begins, monotonic seconds; until its KEEPALIVE is durable it ends with the old one.
+            now: Begin of the new lease, monotonic seconds. Until its KEEPALIVE is durable, it ends no later than the
+                old lease.
         """
         size = self.sizes[self.offsets.index(message_offset)]
         extended = Lease(
@@ -160,13 +165,13 @@ class Lease:
         return extended
 
     def end(self, fate: str) -> None:
-        """Say that the lease is over, and why; messages settled later are told so."""
-        # The reason first: a thread that sees the end reads it.
+        """End the lease. A later settlement of its messages raises an error that contains *fate*."""
+        # Set the reason first: another thread reads it as soon as it sees the end.
         self.fate = fate
         self.expires_at = NEVER
 
     def take_held(self) -> list[int]:
-        """Settle everything that is still held and return it, so that nobody else can."""
+        """Remove all held offsets and return them. No other thread can settle these messages afterwards."""
         taken = []
         while self.held:
             try:
@@ -177,16 +182,16 @@ class Lease:
 
 
 class LeaseTable:
-    """The open leases and the outboxes of one consumer; safe for many threads."""
+    """The open leases and the outboxes of one consumer. Thread-safe."""
 
     def __init__(self) -> None:
-        """Start with nothing held."""
+        """Create an empty table."""
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         self._outboxes: dict[int, Outbox] = {}
 
     def outbox(self, queue_partition: int) -> Outbox:
-        """Return the outbox of a queue partition; there is one for ever, so that late settlements find it."""
+        """Return the outbox of a queue partition. It is never removed, so that late settlements can use it."""
         with self._lock:
             found = self._outboxes.get(queue_partition)
             if found is None:
@@ -199,24 +204,24 @@ class LeaseTable:
             return list(self._outboxes.values())
 
     def open(self, leases: Iterable[Lease]) -> None:
-        """Take in leases whose START is durable."""
+        """Add leases whose START is durable."""
         with self._lock:
             self._leases.update({id(lease): lease for lease in leases})
 
     def held_count(self, now: float) -> int:
-        """Return how many messages are held *now*, monotonic seconds; a lease that has ended holds nothing."""
+        """Return how many messages are held *now* (monotonic seconds). A lease that has ended holds no message."""
         return sum([len(lease.held) for lease in self._held(now)])
 
     def held_bytes_bound(self, now: float) -> int:
-        """Return an upper bound of `held_bytes` that costs nothing a message."""
+        """Return an upper bound of `held_bytes`, without a cost per message."""
         return sum([lease.byte_count for lease in self._held(now)])
 
     def held_bytes(self, now: float) -> int:
-        """Return how many bytes the messages have that are held *now*, monotonic seconds."""
+        """Return the bytes of the messages that are held *now* (monotonic seconds)."""
         return sum([lease.held_bytes for lease in self._held(now)])
 
     def open_leases(self) -> list[Lease]:
-        """Return the leases that still hold something, and forget the others."""
+        """Return the leases that still hold messages, and remove the others from the table."""
         with self._lock:
             for key in [key for key, lease in self._leases.items() if not lease.held]:
                 del self._leases[key]
@@ -224,14 +229,14 @@ class LeaseTable:
 
     def expire(self, now: float) -> list[Lease]:
         """
-        Let go of every lease that has ended.
+        Remove every lease that has ended.
 
         Args:
             now: Monotonic seconds.
 
         Returns:
-            The leases that ended while messages were held; a later `ack` of these still writes its END, which wins
-            if the tracker has not decided yet.
+            The leases that ended while messages were held. A later `ack` of such a message still writes its END, which
+            takes effect if the tracker has not decided the message yet.
         """
         ended = [lease for lease in self.open_leases() if lease.expires_at < now]
         with self._lock:
@@ -240,7 +245,7 @@ class LeaseTable:
         return ended
 
     def end_all(self, fate: str) -> list[Lease]:
-        """End every open lease and return them; their messages are not taken from `held`."""
+        """End every open lease and return them. Their messages stay in `held`."""
         with self._lock:
             ended = list(self._leases.values())
             self._leases.clear()
@@ -250,11 +255,11 @@ class LeaseTable:
 
     def _held(self, now: float) -> list[Lease]:
         with self._lock:
-            # Ended ones stay in the table until the next `expire`, which is a sweep's business and may be late.
+            # Ended leases stay in the table until the next `expire`, which the marker writer may call late.
             return [lease for lease in self._leases.values() if lease.held and lease.expires_at >= now]
 
     def after_fork(self) -> None:
-        """End every lease in a child process: the thread that writes markers lives in the parent."""
-        # A lock that another thread held at the fork would never be free again.
+        """End every lease in a forked child process: the thread that writes markers exists only in the parent."""
+        # If another thread held the lock at the fork, it would never be released in the child.
         self._lock = threading.Lock()
         self.end_all("this process is a fork of the one that received it")

@@ -1,10 +1,10 @@
 """
-Send messages to a queue, each durable before its sender is told so.
+Send messages to a queue. A message is reported as sent only when it is durable.
 
-Rule 1: idempotent: a retry neither doubles a message nor changes the order of a partition.
-Rule 2: no failure is swallowed: it goes to the message's callback, or is raised by the next call.
-Rule 3: reports are served by the calling thread; a thread of our own serves them while there are no calls, because two
-threads that want the interpreter at once would serve one report each 5 ms.
+Rule 1: idempotent: a retry neither duplicates a message nor changes the order within a partition.
+Rule 2: no failure is lost. It is passed to the message's callback, or the next call raises it.
+Rule 3: the calling thread serves the delivery reports. The producer's own thread serves them only while no calls are
+made: two threads that compete for the interpreter lock would serve one report per 5 ms (Python's switch interval).
 
 Source: librdkafka INTRODUCTION.md, "Message reliability"; confluent-kafka's `produce`.
 """
@@ -50,20 +50,23 @@ logger = logging.getLogger(__name__)
 _SENDABLE = (bytes, str, type(None))
 
 IDLE_S = 0.1
-"""How long no call was made before the producer's own thread serves the reports."""
+"""Time without a call after which the producer's own thread serves the delivery reports, seconds."""
 
 SERVE_EVERY = 100
-"""Messages between two looks for reports: a look costs about a tenth of a send, a report waits 0.1 ms at 1 M/s."""
+"""
+Messages between two polls for delivery reports. A poll costs about a tenth of a send; at 1 M messages/s a report waits
+0.1 ms.
+"""
 
 
 class QueueProducer:
     """
-    Sends messages to a queue; safe for many threads.
+    Producer of a queue. Thread-safe.
 
     Use it in a `with` block, or call `close`.
 
-    With a *producer_id* messages and the position in their source are written in Kafka transactions, exactly once: a
-    producer with the same id, after a crash too, goes on at `position` and shuts the older one out. See
+    With a *producer_id*, the messages and their source position are written in Kafka transactions, exactly once. A
+    later producer with the same id, also after a crash, resumes at `position` and fences the older producer. See
     docs/producers.md.
     """
 
@@ -83,25 +86,28 @@ class QueueProducer:
         transaction_timeout_ms: int = 10_000,
     ) -> None:
         """
-        Connect and check that the queue topic exists; with a *producer_id* take over from the older producer of it.
+        Connect and check that the queue topic exists. With a *producer_id*, fence the older producer with this id.
 
         Args:
-            topic: Name of the queue, and of its topic.
+            topic: Name of the queue and of its topic.
             bootstrap_servers: Comma-separated `host:port`.
-            client_id: Name in the broker's log and quotas; empty for one of our making.
-            max_message_bytes: Largest message, key, value and headers together; as the queue was made with.
-            delivery_timeout_ms: How long a message may wait for the broker before it has failed.
-            timeout_ms: How long the broker may take to answer here, and a full client queue may block `send`.
+            client_id: Kafka `client.id`, which the broker uses for logs and quotas; empty for a generated one.
+            max_message_bytes: Largest message in bytes, key, value and headers together. Use the value that the queue
+                was created with.
+            delivery_timeout_ms: Time after which an undelivered message has failed (`delivery.timeout.ms`).
+            timeout_ms: Timeout of metadata requests. Also the longest time that `send` blocks because the client's
+                send buffer is full.
             extra: librdkafka settings.
-            producer_id: Name under which a later process goes on where this one ends; 1 to 100 of A-Z a-z 0-9 . _ -.
-                One process at a time: a second one ends the first with FencedError.
-            commit_every_ms: With *producer_id*: how long a message waits for its commit, 1 to 3,600,000.
-            commit_every: With *producer_id*: most messages of a transaction, 1 to 100,000.
-            transaction_timeout_ms: With *producer_id*: when the broker aborts a transaction of a process that died
-                within it, 1,000 to 900,000. Consumers wait behind it until then, or until the id is used again.
+            producer_id: Id under which a later process resumes where this one ended; 1 to 100 characters of A-Z a-z
+                0-9 . _ -. Only one process may use it at a time: a second process fences the first (FencedError).
+            commit_every_ms: With *producer_id*: longest time that a message waits for its commit, 1 to 3,600,000.
+            commit_every: With *producer_id*: most messages in one transaction, 1 to 100,000.
+            transaction_timeout_ms: With *producer_id*: time after which the broker aborts the open transaction of a
+                dead process, 1,000 to 900,000. Consumers cannot read past that transaction until then, or until a
+                process uses the id again.
 
         Raises:
-            ConfigError: A value is out of bounds, or *extra* would break a guarantee.
+            ConfigError: A value is out of bounds, or a setting in *extra* would break a guarantee.
             TopicError: The queue topic does not exist.
             FencedError: Another process with this *producer_id* started at the same time.
             KafkaClientError: The broker cannot be reached within *timeout_ms*.
@@ -160,9 +166,10 @@ class QueueProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """
-        Close the producer; what the body raised goes before what closing would.
+        Close the producer.
 
-        With a *producer_id* what is not committed is dropped where the body raised.
+        If the body raised, that exception is raised and an error of closing is only logged. With a *producer_id*, an
+        exception of the body also aborts everything that is not committed.
         """
         try:
             if error is not None and self._resuming is not None:
@@ -189,34 +196,38 @@ class QueueProducer:
         position: SourcePosition = None,
     ) -> None:
         """
-        Send a message; returns before it is durable.
+        Send a message; return before it is durable.
 
-        Times count on the broker's clock. The first message with a delay reads how long the topics keep it: those of
-        the queue itself; the markers topics of its groups are not known here.
+        Delay and TTL are measured on the broker's clock. The first message with a delay reads the retention of the
+        queue topic and of its markers topic. The markers topics of the queue's groups are not checked.
 
         Args:
             value: Payload; text is encoded as UTF-8.
-            key: Messages of one key go to one partition; text is encoded as UTF-8.
-            headers: Kept through redelivery and dead-lettering; names beginning with `kmq-` are reserved.
-            partition: Queue partition, chosen by key or at random by default.
-            on_delivery: Called once, in the thread of a later call or in the producer's own: with the message's place,
-                or with the error. Without it, a failure is raised by the next call.
-            queue: Logical queue on this topic, for the consumers of that name alone; 1 to 200 of A-Z a-z 0-9 . _ -.
-            delay: How long it is not handed out, seconds or a timedelta from its append time on; 0 is none.
-            at: When it is handed out instead, an aware datetime or epoch seconds; one that has passed is none.
-            ttl: After which it is not handed out any more, seconds or a timedelta, more than 0, redeliveries included.
-            position: Where the source stands behind this message, bytes or JSON, at most 4 KiB; needs a *producer_id*.
-                A message without one belongs to the next message that has one: both are committed together.
+            key: All messages with one key are sent to one partition; text is encoded as UTF-8.
+            headers: Kept in redelivered copies and dead letters. Names that begin with `kmq-` are reserved.
+            partition: Queue partition. By default the key selects it; without a key it is random.
+            on_delivery: Called once, in the thread of a later call or in the producer's own thread, as
+                `on_delivery(message_id, None)` or `on_delivery(None, error)`. Without it, the next call raises the
+                error.
+            queue: Logical queue on this topic. Only consumers of this logical queue receive the message; 1 to 200
+                characters of A-Z a-z 0-9 . _ -.
+            delay: Time after the append time before the message is delivered, seconds or a timedelta; 0 means no delay.
+            at: Instant before which the message is not delivered, aware datetime or epoch seconds; an instant in the
+                past means no delay. *delay* and *at* exclude each other.
+            ttl: Time after the append time of the first copy when the message expires, seconds or a timedelta, more
+                than 0. An expired message is not delivered or redelivered.
+            position: Source position after this message, bytes or JSON, at most 4 KiB; needs a *producer_id*. A message
+                without a position is committed together with the next message that has one.
 
         Raises:
-            ConfigError: A value has the wrong type or is out of bounds, a header is reserved, or the message would wait
-                longer than the topics keep it.
-            KafkaClientError: The message is too large, or the client's queue stayed full for *timeout_ms*.
-            KmqError: An earlier message without a callback has failed; this one was not sent.
-            FencedError: A newer producer with this *producer_id* has taken over; nothing uncommitted is sent.
-            UsageError: The producer is closed or was made by another process.
+            ConfigError: A value has the wrong type or is out of bounds, a header name is reserved, or the delay is
+                longer than the retention of the topics.
+            KafkaClientError: The message is too large, or the client's send buffer stayed full for *timeout_ms*.
+            KmqError: An earlier message without a callback has failed; this message was not sent.
+            FencedError: A newer producer with this *producer_id* has taken over; uncommitted messages are not sent.
+            UsageError: The producer is closed or was created in another process.
         """
-        # Looked at here and only then called: a call that does nothing is a twentieth of a send.
+        # Checked inline before the call: a function call that does nothing costs a twentieth of a send.
         if self._is_closed or self._pid != os.getpid():
             self._check_usable()
         if self._errors:
@@ -248,7 +259,7 @@ class QueueProducer:
     @property
     def position(self) -> SourcePosition:
         """
-        Where the source stands behind the last committed message; None where no position was ever committed.
+        Source position after the last committed message; None if no position was ever committed.
 
         Raises:
             UsageError: The producer has no *producer_id*.
@@ -258,7 +269,7 @@ class QueueProducer:
     @property
     def sequence(self) -> int:
         """
-        How many messages are committed under this *producer_id*, by all processes that had it.
+        Count of messages committed under this *producer_id*, by all processes that used it.
 
         Raises:
             UsageError: The producer has no *producer_id*.
@@ -268,7 +279,7 @@ class QueueProducer:
     @property
     def generation(self) -> int:
         """
-        How many processes have had this *producer_id*, this one included.
+        Count of processes that have used this *producer_id*, including this one.
 
         Raises:
             UsageError: The producer has no *producer_id*.
@@ -277,17 +288,17 @@ class QueueProducer:
 
     def commit(self, *, position: SourcePosition = None, timeout: float = 30.0) -> None:
         """
-        Commit every message sent so far, and wait for it.
+        Commit every message sent so far, and wait for the commit.
 
         Args:
-            position: Where the source stands now; for what the source has and no message was sent for.
+            position: Current source position. Needed if the source advanced past records that produced no message.
             timeout: Seconds.
 
         Raises:
-            FencedError: A newer producer with this *producer_id* has taken over; nothing uncommitted is sent.
-            KmqError: Sending has failed; what is not committed is not sent.
-            KafkaClientError: It took longer; it is still being tried.
-            UsageError: The producer has no *producer_id*, is closed or was made by another process.
+            FencedError: A newer producer with this *producer_id* has taken over; uncommitted messages are not sent.
+            KmqError: Sending has failed; uncommitted messages are not sent.
+            KafkaClientError: The commit took longer than *timeout*; the producer still tries it.
+            UsageError: The producer has no *producer_id*, is closed, or was created in another process.
         """
         self._check_usable()
         if self._resuming is None:
@@ -296,14 +307,15 @@ class QueueProducer:
 
     def flush(self, timeout: float = 30.0) -> None:
         """
-        Wait until every message sent so far is durable; with a *producer_id*, committed.
+        Wait until every message sent so far is durable. With a *producer_id*, wait until it is committed.
 
         Args:
             timeout: Seconds.
 
         Raises:
             KmqError: A message without a callback has failed; the first such error since the last call.
-            KafkaClientError: It took longer.
+            KafkaClientError: It took longer than *timeout*; the messages are still being sent.
+            UsageError: The producer is closed or was created in another process.
         """
         self._check_usable()
         if self._resuming is not None:
@@ -320,13 +332,13 @@ class QueueProducer:
 
     def close(self, timeout: float = 30.0) -> None:
         """
-        Send what is left, then disconnect. A second call does nothing.
+        Send the remaining messages, then disconnect. A second call does nothing.
 
         Args:
             timeout: Seconds.
 
         Raises:
-            KmqError: As `flush`; what is not durable by then is given up.
+            KmqError: As `flush`. Messages that are not durable by then are dropped.
         """
         if self._closed.is_set() or self._pid != os.getpid():
             return
@@ -343,7 +355,7 @@ class QueueProducer:
             self._producer.flush(1.0)
 
     def after_fork(self) -> tuple[object, ...]:
-        """Return the clients, which a child process must leave alone."""
+        """Return the Kafka clients that a forked child process must not use."""
         return (self._producer,) if self._resuming is None else self._resuming.clients
 
     def _abort(self) -> None:
@@ -375,10 +387,10 @@ class QueueProducer:
         until = 0.0
         while True:
             try:
-                # By position, as far as it goes: keyword arguments are half of the cost of the call.
+                # Positional arguments: keyword arguments are half of the cost of the call.
                 self._producer.produce(self._topic, value, key, partition, report, None, 0, headers)
             except BufferError as error:
-                # Back-pressure: room comes as reports are served.
+                # Back-pressure: serving delivery reports frees space in the send buffer.
                 until = until or time.monotonic() + self._timeout_s
                 if time.monotonic() > until:
                     message = (
@@ -433,7 +445,7 @@ class QueueProducer:
 
 
 class _Report:
-    """The report of one message, handed to its sender's callback."""
+    """Delivery report of one message, passed to the callback of its sender."""
 
     __slots__ = ("_on_delivery", "_topic")
 
@@ -448,13 +460,13 @@ class _Report:
             else:
                 self._on_delivery(MessageId(record.partition() or 0, record.offset() or 0), None)
         except Exception:
-            # An exception that left here would end up in whichever call serves the reports, of another message.
+            # Uncaught, it would be raised in the call that serves the report, which may be for another message.
             logger.exception("delivery callback raised", extra={"action": "callback_failed"})
 
 
 def checked_headers(headers: Headers) -> list[tuple[str, bytes | str | None]]:
     """
-    Return a sender's headers as pairs.
+    Return the sender's headers as a list of pairs.
 
     Raises:
         ConfigError: A name or a value has the wrong type, or a name is reserved.

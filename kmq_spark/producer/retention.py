@@ -1,7 +1,8 @@
 """
-How long the topics of a queue keep what is in them, as far as a sender may know.
+Read the retention of a queue's topics, to reject a delay that is longer.
 
-Rule 1: who may not read a topic's settings, or finds no such topic, is told no limit: the check is a courtesy.
+Rule 1: best effort. A topic that does not exist, or whose settings this client may not read, counts as a topic without
+a retention limit.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Retention(NamedTuple):
     The shortest retention among some topics.
 
     Attributes:
-        retention_ms: Milliseconds; -1 for no limit, or for none that we may know.
-        topic: The topic that has it, empty for none.
+        retention_ms: Milliseconds; -1 if there is no limit or the limit is unknown.
+        topic: The topic with that retention; empty if there is none.
     """
 
     retention_ms: int = -1
@@ -34,16 +35,16 @@ class Retention(NamedTuple):
 
 class KnownRetentions:
     """
-    How long queues keep a message that waits, each read when the first such message is sent to it.
+    Cache of the retention of each queue, read when the first delayed message is sent to that queue.
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
-        timeout_ms: Bound on each look.
+        timeout_ms: Timeout of each request to the broker, milliseconds.
     """
 
     def __init__(self, bootstrap_servers: str, extra: Mapping[str, str] | None, timeout_ms: int) -> None:
-        """Know none yet."""
+        """Start with an empty cache."""
         self._bootstrap_servers = bootstrap_servers
         self._extra = extra
         self._timeout_ms = timeout_ms
@@ -51,15 +52,17 @@ class KnownRetentions:
 
     def check(self, queue: str, waits_ms: int) -> None:
         """
-        Refuse what retention would remove before its time; it is read again first: it may have been raised.
+        Reject a message if retention would delete it before its delivery time.
+
+        Before it rejects a message, this method reads the retention again, because it may have been raised.
 
         Args:
-            queue: The queue, and its topic.
-            waits_ms: From `wait_ms`.
+            queue: Name of the queue and of its topic.
+            waits_ms: Result of `wait_ms`; 0 needs no check.
 
         Raises:
-            ConfigError: The wait is longer than the queue topic or its markers topic keeps anything.
-            KafkaClientError: The broker cannot be reached in time.
+            ConfigError: The wait is longer than the retention of the queue topic or of its markers topic.
+            KafkaClientError: The broker does not answer within *timeout_ms*.
         """
         if waits_ms == 0:
             return
@@ -76,19 +79,19 @@ def shortest_retention(
     topics: Sequence[str], bootstrap_servers: str, extra: Mapping[str, str] | None, timeout_ms: int
 ) -> Retention:
     """
-    Return the shortest `retention.ms` of some topics.
+    Return the shortest `retention.ms` among topics.
 
     Args:
-        topics: Names of topics; those that do not exist, or that we may not look at, are passed over.
+        topics: Topic names. A topic that does not exist, or whose settings this client may not read, is skipped.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
-        timeout_ms: Bound on the call.
+        timeout_ms: Timeout of the call, milliseconds.
 
     Raises:
-        KafkaClientError: The broker cannot be reached in time.
+        KafkaClientError: The broker does not answer within *timeout_ms*.
     """
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     found = settings_of(admin, topics, timeout_ms / 1000, where_we_can=True)
-    # No number, or -1: no limit that we know.
+    # A missing value and -1 both mean: no known limit.
     texts = {topic: settings.get("retention.ms", "") for topic, settings in found.items()}
     return min((Retention(int(text), topic) for topic, text in texts.items() if text.isdecimal()), default=Retention())

@@ -1,8 +1,8 @@
 """
-Turn what a sender asks of one message into headers: its logical queue, when it may be handed out, and until when.
+Encode the send options of one message (logical queue, delay, TTL) as headers.
 
-Rule 1: pure: no client, no clock; whoever has to compare with a clock passes the instant.
-Rule 2: a delay and a time to live are relative to the append time on the broker, so that no sender's clock decides.
+Rule 1: pure: no Kafka client and no clock. A caller that needs a comparison with a clock passes the current time.
+Rule 2: a delay and a TTL are relative to the append time on the broker. The clock of the sender does not matter.
 
 Source: SQS `DelaySeconds`, RabbitMQ's per-message TTL; for the names, kafka-mq-go's README, "Queues".
 """
@@ -27,19 +27,19 @@ def option_headers(
     ttl: float | timedelta | None = None,
 ) -> list[tuple[str, bytes | str | None]]:
     """
-    Return the headers that say what a sender asked for.
+    Return the headers for the send options of one message.
 
     Args:
-        queue: Logical queue, 1 to 200 of A-Z a-z 0-9 . _ -.
-        delay: Seconds or a timedelta from the append time on; 0 is none.
-        at: Aware datetime, or epoch seconds.
-        ttl: Seconds or a timedelta from the append time of the first copy on.
+        queue: Logical queue, 1 to 200 characters of A-Z a-z 0-9 . _ -.
+        delay: Delay after the append time, seconds or a timedelta; 0 means no delay.
+        at: Instant of the first delivery, aware datetime or epoch seconds.
+        ttl: Time to live, counted from the append time of the first copy; seconds or a timedelta, more than 0.
 
     Returns:
-        No header for what was not asked for; times in whole milliseconds, rounded up: never early.
+        One header per option that is set. Times are whole milliseconds, rounded up, so that no delivery is early.
 
     Raises:
-        ConfigError: A value is not allowed.
+        ConfigError: A value is not allowed, or both *delay* and *at* are set.
     """
     if delay is not None and at is not None:
         message = f"message has two times: got delay={delay!r} and at={at!r}, one of them; leave one out"
@@ -64,12 +64,15 @@ def option_headers(
 
 def wait_ms(delay: float | timedelta | None, at: datetime | float | None, now_s: float) -> int:
     """
-    Return how long a message will lie in its topic before it may be handed out, milliseconds.
+    Return how long a message waits in its topic before its first delivery, milliseconds.
 
     Args:
-        delay: As for `option_headers`.
-        at: As for `option_headers`.
-        now_s: Epoch seconds, the sender's clock: good enough to compare with a retention of days.
+        delay: See `option_headers`.
+        at: See `option_headers`.
+        now_s: Epoch seconds, the sender's clock. Its accuracy is sufficient for a comparison with a retention of days.
+
+    Raises:
+        ConfigError: A value is not allowed.
     """
     if delay is not None:
         return milliseconds("delay", delay, most_ms=MAX_DUE_AT_MS)
@@ -78,15 +81,15 @@ def wait_ms(delay: float | timedelta | None, at: datetime | float | None, now_s:
 
 def check_wait(waits_ms: int, retention_ms: int, topic: str) -> None:
     """
-    Refuse a message that its topic, or the marker that tells of it, would be gone before its time.
+    Reject a message if retention would delete it, or the marker of its deferral, before its delivery time.
 
     Args:
-        waits_ms: From `wait_ms`.
-        retention_ms: Shortest retention of the topics that the message needs; negative for no limit.
+        waits_ms: Result of `wait_ms`.
+        retention_ms: Shortest retention among the topics that the message needs, milliseconds; negative for no limit.
         topic: The topic with that retention.
 
     Raises:
-        ConfigError: The wait is longer.
+        ConfigError: The wait is longer than *retention_ms*.
     """
     if 0 <= retention_ms < waits_ms:
         message = (
