@@ -1,1 +1,1 @@
-"""The consumer: receives messages, keeps their leases, writes their markers, runs handlers."""
+"""The consumer: receive messages, keep their leases, write their markers, run handlers."""

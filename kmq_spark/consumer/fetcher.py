@@ -201,8 +201,9 @@ class Fetcher:
         """
         Seek back, so that every record that was fetched and not taken is fetched again.
 
-        A partition from which no record was returned needs no seek. The target of each other partition is the first of these that exists: its offset in *taken*, the offset to commit, its
-        offset in *first*, the committed offset of the group.
+        A partition from which no record was returned needs no seek. The target of each other partition is the first of
+        these that exists: its offset in *taken*, the offset to commit, its offset in *first*, the committed offset of
+        the group.
 
         Args:
             taken: Offset after the records that are being started, by partition.

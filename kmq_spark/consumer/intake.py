@@ -131,7 +131,7 @@ class Intake:
         return self._is_blocked
 
     def room(self) -> Room:
-        """Return what may be delivered now. Nothing while the queue is full, a suspect is held, or one waits for its turn."""
+        """Return what may be delivered now: nothing while the queue is full, or while a suspect is held or waits."""
         if self.is_queue_full():
             return Room(0, 0, is_empty=False)
         now = time.monotonic()
@@ -230,7 +230,7 @@ class Intake:
         self._fetcher.serve()
 
     def close(self, timeout: float) -> None:
-        """Commit the offsets of delivered messages and leave the group. Other consumers fetch the batches still pending."""
+        """Commit the offsets of delivered messages and leave the group. Other consumers fetch the pending batches."""
         # Before the last commit, which must not cover the pending batches.
         self._drop_started()
         try:
@@ -270,7 +270,7 @@ class Intake:
         return first
 
     def _fetch_again(self, dropped: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Fetch again the records that are in no batch. *dropped*: first offset of the dropped batches, by partition."""
+        """Fetch the records again that are in no batch. *dropped*: first offset of dropped batches, by partition."""
         behind = {partition: offset for batch in self._started for partition, offset in batch.next_offsets.items()}
         self._fetcher.fetch_again(behind, dropped)
         self._is_torn = False
@@ -406,7 +406,7 @@ class Intake:
         return self._leases.held_count(now) + sum([len(batch.messages) for batch in self._started])
 
     def _started_positions(self, gone: set[int]) -> dict[int, int]:
-        """Wait for the STARTs on revoked partitions; return the offset after those that became durable, by partition."""
+        """Wait for the STARTs on revoked partitions. Return the offset after the durable ones, by partition."""
         positions: dict[int, int] = {}
         for batch in self._started:
             if not gone & batch.next_offsets.keys():

@@ -1,11 +1,12 @@
 """
-One delivery of a message, the three ways to settle it, and how to hold it longer.
+One delivery of a message, the three ways to settle it, and how to extend its lease.
 
-Rule 1: settling costs a `set.remove` and a `list.append`; the marker is written by another thread.
-Rule 2: a late settlement is told to its caller and written all the same: an END before the tracker's decision wins.
-Rule 3: the same verb twice is fine, another verb is an error.
+Rule 1: settling costs a `set.remove` and a `list.append`. Another thread writes the marker.
+Rule 2: a settlement after the lease has ended raises LeaseLostError, but its marker is still written: an END before the
+tracker's decision takes effect.
+Rule 3: settling a message twice with the same verb is allowed. A different verb is an error.
 
-Source: SQS `ReceiveMessage` and Kafka's share consumer for the verbs; see the glossary for why there is no `nack`.
+Source: SQS `ReceiveMessage` and Kafka's share consumer for the verbs. The glossary explains why there is no `nack`.
 """
 
 from __future__ import annotations
@@ -28,58 +29,58 @@ if TYPE_CHECKING:
 
 
 _ACK = Verb.ACK
-"""A module's name costs a fifth of what an attribute of an enum does, and `ack` is called a million times a second."""
+"""A global name costs a fifth of an enum attribute; `ack` may be called a million times a second."""
 
 
 class Message:
     """
     One delivery of a message, held until it is settled or its lease ends.
 
-    Made by `QueueConsumer`; may be settled from any thread of the process that received it.
+    Created by `QueueConsumer`. Any thread of the process that received it may settle it.
     """
 
     __slots__ = ("_lease", "_offset", "_record", "_verb")
 
     def __init__(self, record: KafkaMessage, offset: int, lease: Lease) -> None:
-        """Keep the record as it is: what nobody looks at is never decoded."""
+        """Keep the raw record. Key, value and headers are decoded only on access."""
         self._record = record
         self._offset = offset
         self._lease = lease
         self._verb: Verb | None = None
 
     def __repr__(self) -> str:
-        """Tell identity and state, not the content."""
+        """Return identity and state, without the content."""
         state = "held" if self._verb is None else self._verb.value
         return f"<Message {self.id.queue_partition}:{self._offset} delivery {self.delivery_count} {state}>"
 
     @property
     def value(self) -> bytes | None:
-        """The payload, as it was sent."""
+        """The payload as it was sent."""
         return self._record.value()
 
     @property
     def key(self) -> bytes | None:
-        """The key, as it was sent."""
+        """The key as it was sent."""
         return self._record.key()
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
-        """The headers, as they were sent, in order; those of kmq-spark itself are left out."""
+        """The headers as they were sent, in order, without those of kmq-spark."""
         return [(name, value) for name, value in self._all_headers() if not name.startswith(PREFIX)]
 
     @property
     def id(self) -> MessageId:
-        """Where this copy lies: a redelivered message has a new one each time; `origin` stays."""
+        """Queue partition and offset of this copy. Each redelivery has a new id; `origin` stays the same."""
         return MessageId(self._lease.queue_partition, self._offset)
 
     @property
     def origin(self) -> MessageId:
-        """The place of the first copy: the same for every delivery of a message."""
+        """Queue partition and offset of the first copy: the same for every delivery of a message."""
         return place_of(self._all_headers(), ORIGIN) or self.id
 
     @property
     def delivery_count(self) -> int:
-        """Deliveries so far, this one included: 1 on the first."""
+        """Count of deliveries so far, including this one: 1 on the first delivery."""
         return self._lease.delivery_count
 
     @property
@@ -95,34 +96,34 @@ class Message:
 
     @property
     def expires_at_ms(self) -> int | None:
-        """When its time to live is over, epoch milliseconds, broker clock; None where it has none."""
+        """When the message expires, epoch milliseconds, broker clock; None if it has no TTL."""
         return expires_at_ms_of(self._all_headers(), self.appended_at_ms)
 
     @property
     def is_held(self) -> bool:
-        """Whether it is neither settled nor lost."""
+        """Whether it is not settled and its lease has not ended."""
         return not self.is_settled and self._lease.expires_at >= monotonic()
 
     @property
     def is_settled(self) -> bool:
-        """True after `ack`, `release` or `reject`, and once the consumer has given the message back."""
+        """True after `ack`, `release` or `reject`, and after the consumer has released the message."""
         return self._verb is not None or self._offset not in self._lease.held
 
     @property
     def settled_by(self) -> str:
-        """The verb that settled it: `ack`, `release`, `reject`, or empty."""
+        """The verb that settled it: `ack`, `release` or `reject`; empty if no call did."""
         return "" if self._verb is None else self._verb.value
 
     def ack(self) -> None:
         """
-        Say that the message is done; it is not delivered again.
+        Acknowledge the message: it is done and is not delivered again.
 
-        Returns before the marker is written; `QueueConsumer.flush` waits for it.
+        This method returns before the marker is written; `QueueConsumer.flush` waits for it.
 
         Raises:
-            LeaseLostError: The lease ran out before. The END is written all the same and wins if the message was not
+            LeaseLostError: The lease ran out earlier. The END is still written and takes effect if the message is not
                 redelivered yet.
-            UsageError: It was released or rejected before.
+            UsageError: The message was released or rejected earlier.
         """
         lease = self._lease
         try:
@@ -137,46 +138,48 @@ class Message:
 
     def release(self, delay: float | timedelta = 0) -> None:
         """
-        Give the message back, to be delivered again after *delay* and no later; the delivery counts.
+        Release the message for redelivery after *delay*. This delivery counts.
 
         Args:
-            delay: How long it rests before, seconds or a timedelta, 0 to 12 hours. The queue's backoff is not added.
+            delay: Time until the message is due for redelivery, seconds or a timedelta, 0 to 12 hours. The queue's
+                backoff is not added.
 
         Raises:
             ConfigError: *delay* is out of bounds.
-            LeaseLostError: The lease ran out before; it is or will be delivered again anyway.
-            UsageError: It was acknowledged or rejected before.
+            LeaseLostError: The lease ran out earlier; the message is redelivered anyway.
+            UsageError: The message was acknowledged or rejected earlier.
         """
         delay_ms = milliseconds("delay", delay)
         self._settle(Settled(Verb.RELEASE, self._offset, delay_ms=delay_ms))
 
     def reject(self, reason: str = "") -> None:
         """
-        Send the message to the dead-letter topic: it is not delivered again.
+        Reject the message: the tracker sends it to the dead-letter topic, and it is not delivered again.
 
         Args:
-            reason: Why, kept with the dead letter; at most 1,000 characters of it.
+            reason: Text to store with the dead letter, cut to 1,000 characters.
 
         Raises:
-            LeaseLostError: The lease ran out before; it may be delivered again instead.
-            UsageError: It was acknowledged or released before.
+            LeaseLostError: The lease ran out earlier; the message may be redelivered instead.
+            UsageError: The message was acknowledged or released earlier.
         """
         self._settle(Settled(Verb.REJECT, self._offset, reason=str(reason)[:MAX_TEXT_CHARS]))
 
     def extend(self, duration: float | timedelta) -> None:
         """
-        Hold this message for another time, counted from now; other messages keep their leases.
+        Set a new lease length for this message, counted from now. Other messages keep their leases.
 
-        Keep-alive goes on with the new length, up to the consumer's `max_lease_ms`; an extension may go beyond it.
+        Keep-alive renews the lease with the new length, up to the consumer's `max_lease_ms`. The extension itself may
+        exceed `max_lease_ms`.
 
         Args:
-            duration: Length of the lease from now on, seconds or a timedelta, 1 second to 12 hours; may be shorter
-                than what is left.
+            duration: Length of the lease from now, seconds or a timedelta, 1 second to 12 hours. It may be shorter
+                than the remaining time.
 
         Raises:
             ConfigError: *duration* is out of bounds.
-            LeaseLostError: The lease ran out before; it is or will be delivered again.
-            UsageError: The message is settled.
+            LeaseLostError: The lease ran out earlier; the message is redelivered.
+            UsageError: The message is settled already.
         """
         duration_ms = milliseconds("duration", duration, MIN_LEASE_MS)
         lease, now = self._lease, monotonic()
@@ -185,7 +188,7 @@ class Message:
         if lease.fate or lease.expires_at < now:
             self._raise_lost()
         extended = lease.for_one(self._offset, duration_ms / 1000, now)
-        # The new lease first: a thread that acknowledges meanwhile finds the message in the one or the other.
+        # Set the new lease first: a thread that acknowledges at the same time finds the message in one of the two.
         self._lease = extended
         try:
             lease.held.remove(self._offset)
@@ -196,7 +199,7 @@ class Message:
         lease.outbox.extended.append(extended)
 
     def _finish(self, default: Verb, delay: float, error: str = "") -> Verb:
-        """Settle by *default*, a failure with its *error*, unless it is settled; return what settled it; for `run`."""
+        """Settle with *default*, a failure with its *error*, unless settled already. Return the verb. For `run`."""
         if self._verb is None:
             if default is Verb.ACK:
                 self.ack()
@@ -207,7 +210,7 @@ class Message:
         return self._verb or default
 
     def _expire(self) -> bool:
-        """End the message if its time to live was over at its START, and return whether it was; for the consumer."""
+        """End the message if it had expired at its START. Return whether it had. For the consumer."""
         at_ms = self.expires_at_ms
         if at_ms is None or self._lease.started_at_ms < at_ms or self.is_settled:
             return False
@@ -217,14 +220,14 @@ class Message:
         return True
 
     def _release_unseen(self) -> bool:
-        """Give the message back uncounted; False if it is settled or lost. For the consumer."""
+        """Release the message, delivery not counted. Return False if it is settled or lost. For the consumer."""
         if self.is_settled or self._lease.expires_at < monotonic():
             return False
         self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
         return True
 
     def _check_held(self) -> None:
-        """Raise if the message is not held any more; for transactions."""
+        """Raise if the message is no longer held. For transactions."""
         lease = self._lease
         if self._verb is None and lease.expires_at < monotonic():
             self._raise_lost()
@@ -238,14 +241,14 @@ class Message:
 
     def _enter_transaction(self) -> tuple[Lease, float]:
         """
-        Settle the message for the time of a commit, so that no other thread can; for transactions.
+        Settle the message during a commit, so that no other thread can settle it. For transactions.
 
         Returns:
-            The lease that held it, and when that ends at the earliest, monotonic seconds.
+            The lease that held it, and the earliest end of that lease, monotonic seconds.
         """
         self._check_held()
         lease = self._lease
-        # Read before the removal: a renewal that is sent after it does not cover this message.
+        # Read before the removal: a renewal that is sent after the removal does not cover this message.
         ends_at = lease.expires_at
         try:
             lease.held.remove(self._offset)
@@ -256,7 +259,7 @@ class Message:
         return lease, ends_at
 
     def _leave_transaction(self, lease: Lease) -> None:
-        """Undo `_enter_transaction`: nothing was written, or that is unknown. *lease* holds the message from now on."""
+        """Undo `_enter_transaction`: nothing was written, or the outcome is unknown. *lease* is the new lease."""
         self._lease = lease
         self._verb = None
 
@@ -295,5 +298,5 @@ class Message:
 
     def _all_headers(self) -> list[tuple[str, bytes | None]]:
         headers = self._record.headers()
-        # The stub's type is what may be sent; what is received is always pairs with bytes.
+        # The type stub describes headers to send. Received headers are always pairs of a name and bytes or None.
         return cast("list[tuple[str, bytes | None]]", headers or [])

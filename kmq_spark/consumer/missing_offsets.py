@@ -1,12 +1,13 @@
 """
-Say so where a consumer starts without committed offsets: its group is new, or its offsets expired.
+Log when a consumer starts without committed offsets: its group is new, or its offsets have expired.
 
-In the second case acknowledged messages are delivered again. Kafka does not tell the two apart, and says nothing.
+If the offsets have expired, acknowledged messages are delivered again. Kafka does not distinguish the two cases and
+logs nothing.
 
-Rule 1: Offsets expire when a group has had no members for `offsets.retention.minutes`. What the group acknowledged
-before is older than that. So where no message is older, the group can lose nothing to expiry: one INFO line. Else, and
-where the brokers' setting may not be read, one WARNING.
-Rule 2: Best effort: the check delays the first batch of an assignment by one request, and never fails it.
+Rule 1: offsets expire when a group has had no members for `offsets.retention.minutes`. All messages that the group
+acknowledged are then older than that. If no message in the topic is older, no acknowledged message can be repeated: log
+one INFO line. Otherwise, and if this client may not read the brokers' setting, log one WARNING.
+Rule 2: best effort. The check delays the first batch of an assignment by one request, and never fails that batch.
 
 Source: KIP-211.
 """
@@ -34,12 +35,12 @@ logger = logging.getLogger(__name__)
 LOOK_TIMEOUT_S = 5.0
 
 CLOCK_MARGIN = 0.9
-"""Share of the retention from which on a message counts as older: clocks of brokers and consumers differ."""
+"""Share of the retention after which a message counts as older, because clocks of brokers and consumers differ."""
 
 
 class MissingOffsets:
     """
-    Looks for the committed offsets of partitions that a consumer was assigned.
+    Check whether assigned partitions have committed offsets.
 
     Args:
         group: Consumer group.
@@ -51,7 +52,7 @@ class MissingOffsets:
     def __init__(
         self, group: str, topic: str, *, bootstrap_servers: str, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Nothing is asked before the first look."""
+        """Store the values. The first request is sent by `look`."""
         self._group = group
         self._topic = topic
         self._bootstrap_servers = bootstrap_servers
@@ -60,11 +61,11 @@ class MissingOffsets:
 
     def look(self, client: Consumer, partitions: Collection[int]) -> None:
         """
-        Log the partitions that hold messages and have no committed offset, each once.
+        Log the partitions that have messages and no committed offset, each once.
 
         Args:
-            client: Of the group.
-            partitions: Assigned since the last look; nothing of them was committed by this consumer yet.
+            client: Client of the consumer group.
+            partitions: Partitions assigned since the last check. This consumer has not committed them yet.
         """
         places = [TopicPartition(self._topic, partition) for partition in sorted(partitions)]
         try:
@@ -108,12 +109,12 @@ class MissingOffsets:
     def _older_count(
         self, admin: AdminClient, first: Mapping[int, int], end: Mapping[int, int], partitions: Collection[int]
     ) -> int | None:
-        """Return how many messages are older than the brokers keep offsets of empty groups; None where unknown."""
+        """Return how many messages are older than the offset retention of the brokers; None if that is unknown."""
         brokers = admin.list_topics(self._topic, timeout=LOOK_TIMEOUT_S).brokers
         kept_ms = offsets_retention_ms(admin, brokers, LOOK_TIMEOUT_S)
         if kept_ms is None:
             return None
         since = OffsetSpec.for_timestamp(int(time.time() * 1000 - CLOCK_MARGIN * kept_ms))
         younger = offsets_of(admin, self._topic, partitions, since, LOOK_TIMEOUT_S)
-        # Negative where every message is older.
+        # `at` is negative if every message is older.
         return sum((at if at >= 0 else end[p]) - first[p] for p, at in younger.items())

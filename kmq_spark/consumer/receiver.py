@@ -1,14 +1,15 @@
 """
-`receive`, step by step: wait for room, take a batch, hand it out once its START is durable.
+Implement `receive`: wait for room, take a batch, and return it when its START is durable.
 
-Rule 1: strict unless asked otherwise: nothing is held that was not asked for, and never more is returned than that.
-Rule 2: with `prefetch`, the next batches are fetched and their STARTs under way while the caller works on this one;
-what nobody has asked for by the end is given back uncounted.
+Rule 1: strict by default. `receive` never returns more than *max_messages*, and the consumer holds no other messages.
+Rule 2: with `prefetch`, the next batches are fetched and their STARTs sent while the caller works on this one. `close`
+releases the messages that were not returned, without counting the delivery.
 Rule 3: one thread at a time.
-Rule 4: whatever ends a `receive` early, at whatever step (Ctrl+C, a signal handler's exception), the messages that its
-caller did not get are given back, by `give_back` alone; where that fails, the next `receive` does it first.
+Rule 4: if an exception ends `receive` early, at any step (Ctrl+C, a signal handler), the messages that its caller did
+not get are returned to the queue. Only `give_back` does this; if it fails, the next `receive` calls it first.
 
-Source: KIP-1206 for the strict limit; RabbitMQ's prefetch, and its warning about what a dead consumer had prefetched.
+Source: KIP-1206 for the strict limit; RabbitMQ's prefetch, and its warning about the prefetched messages of a dead
+consumer.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FULL_LOG_S = 60.0
-"""How often a receiver that has no room is told so."""
+"""Shortest time between two warnings that there is no room."""
 
 _FULL_PAUSE_S = 0.005
-"""How often a receiver that has no room looks for some."""
+"""Interval at which a receiver without room checks for room."""
 
 
 class Receiver:
     """
-    Receives for one consumer.
+    Implementation of `QueueConsumer.receive`.
 
     Args:
-        intake: Where messages come from.
-        leases: The consumer's leases, for what is held.
-        prefetch: Batches that may be under way beyond the one that is asked for.
+        intake: Fetches and starts the messages.
+        leases: The consumer's leases, to count held messages.
+        prefetch: Batches that are fetched and started in addition to the requested one.
     """
 
     def __init__(self, intake: Intake, leases: LeaseTable, prefetch: int = 0) -> None:
-        """Hold nothing yet."""
+        """Start without messages."""
         self._intake = intake
         self._leases = leases
         self._prefetch = prefetch
@@ -59,7 +60,7 @@ class Receiver:
 
     @property
     def prefetches(self) -> bool:
-        """Whether anything is fetched ahead."""
+        """Whether batches are fetched ahead."""
         return self._prefetch > 0
 
     def receive(self, max_messages: int, timeout: float, lease_s: float | None) -> list[Message]:
@@ -67,23 +68,26 @@ class Receiver:
         Receive messages.
 
         Args:
-            max_messages: Most to return.
-            timeout: Seconds to wait for the first.
-            lease_s: Length of their leases, seconds; None for the consumer's.
+            max_messages: Most messages to return.
+            timeout: Seconds to wait for the first message.
+            lease_s: Length of their leases, seconds; None for the consumer's default.
+
+        Returns:
+            At most *max_messages* messages; empty if none arrived in time or there was no room.
 
         Raises:
             KmqError: As `QueueConsumer.receive`.
         """
         if self._is_torn:
             self.give_back()
-        # The caller has those of the last call: they are not given back with what this one leaves behind.
+        # The caller has the messages of the last call, so `give_back` must not release them.
         self._returning = []
         try:
             self._is_torn = True
             until = time.monotonic() + timeout
             while True:
                 messages = self._next(max_messages, until, lease_s)
-                # There may be none in a batch: records for others, or for later, or whose time is over.
+                # A batch may have no messages: its records were skipped, deferred or expired.
                 if messages or time.monotonic() >= until:
                     self._is_torn = False
                     return messages
@@ -99,10 +103,12 @@ class Receiver:
 
     def give_back(self) -> None:
         """
-        Give back every message that is fetched and that no caller has: those without a position are fetched again.
+        Return every fetched message that no caller has to the queue.
+
+        Messages whose offset is not committed are fetched again; the others are released without counting the delivery.
 
         Raises:
-            KmqError: It is not possible now; the next `receive` tries it again.
+            KmqError: Seeking back failed; the next `receive` tries again.
         """
         self._is_torn = True
         self._intake.give_back()
@@ -114,9 +120,9 @@ class Receiver:
         self._is_torn = False
 
     def give_back_unseen(self) -> None:
-        """Release what was prefetched and no caller has asked for, uncounted."""
+        """Release the prefetched messages that were not returned, without counting the delivery."""
         if self._is_torn:
-            # Interrupted, and never called again.
+            # The last `receive` was interrupted, and none followed.
             with contextlib.suppress(KmqError):
                 self.give_back()
         unseen, self._left = self._left, []
@@ -127,7 +133,7 @@ class Receiver:
                 self._intake.commit(batch)
                 unseen += batch.messages
         except KmqError as error:
-            # Not durable, so not committed: they are fetched again by another consumer.
+            # Their STARTs are not durable, so their offsets are not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
         for message in unseen:
             message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
@@ -151,7 +157,7 @@ class Receiver:
         return self._take_left(max_messages)
 
     def _take_left(self, max_messages: int) -> list[Message]:
-        # Noted before they leave the list, and until the next call: the caller may never get them.
+        # Kept until the next call: an exception may prevent the caller from getting them.
         self._returning = self._left[:max_messages]
         self._left = self._left[max_messages:]
         return self._returning
@@ -164,7 +170,7 @@ class Receiver:
 
     def _wait_for_room(self, until: float) -> bool:
         while self._intake.room().max_messages < 1:
-            # Once a second, however short the calls are.
+            # Serves the group at most once a second, even if `receive` is called often.
             self._intake.serve()
             now = time.monotonic()
             if now >= until:

@@ -1,11 +1,13 @@
 """
-Run a handler over a queue's messages, in threads, until stopped.
+Run a handler for each message of a queue, in threads, until stopped.
 
-Rule 1: a handler that returns acknowledges, unless it settled the message itself; one that raises releases.
-Rule 2: the next batch is fetched, and its START under way, while this one is worked on.
-Rule 3: a stop gives back what no handler has seen, uncounted, and waits for the handlers that run.
-Rule 4: a suspect is handled while no other handler runs; others are let finish for it, for a bounded time.
-Rule 5: no exception of a handler is swallowed: it is logged with its traceback and counted.
+Rule 1: if a handler returns, its message is acknowledged, unless the handler settled it. If it raises, the message is
+released.
+Rule 2: while the handlers work on a batch, the next batch is fetched and its STARTs are sent.
+Rule 3: a stop releases the messages that no handler has seen, without counting the delivery, and waits for the running
+handlers.
+Rule 4: a suspect is handled while no other handler runs. The consumer waits for the other handlers for a bounded time.
+Rule 5: an exception of a handler is always logged with its traceback, and counted.
 
 Source: dramatiq's worker for the drain; SQS's Java messaging library for "return acknowledges".
 """
@@ -42,36 +44,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 2_000
-"""Most messages fetched at once; larger ones no longer help."""
+"""Most messages fetched at once. Larger batches bring no further gain."""
 
 MAX_BATCHES_UNDER_WAY = 4
-"""Batches whose STARTs are under way; more would only be held longer."""
+"""Most batches whose STARTs have no report yet. With more, messages would only be held longer."""
 
 POLL_S = 0.1
-"""Longest wait of the receiving thread: a signal is seen this late at most."""
+"""Longest wait of the receiving thread, and so the longest delay until it sees a signal."""
 
 IDLE_AFTER_S = 1.0
-"""Without room for this long, the receiving thread pauses its partitions and serves the group alone."""
+"""After this time without room, the receiving thread pauses its partitions and only serves the consumer group."""
 
 ROOM_PAUSE_S = 0.002
-"""Pause while there is no room: far below the work that a window holds, and no load on the machine."""
+"""Pause while there is no room: far shorter than the work in a window, and without noticeable CPU load."""
 
 RETRY_PAUSE_S = 0.5
-"""Pause after a receive that failed and may be made again."""
+"""Pause after a retriable error of a receive."""
 
 
 @dataclass(slots=True)
 class RunSummary:
     """
-    What a run has done, in messages.
+    Counts of a run.
 
     Attributes:
-        acked: Acknowledged.
-        released: Given back after a handler saw them, those of handlers that raised included.
-        rejected: Sent to the dead-letter topic.
-        failed: Handlers that raised.
-        lost: Settled after their lease had run out.
-        unseen: Given back without a handler having seen them.
+        acked: Messages acknowledged.
+        released: Messages released after a handler saw them, including those of handlers that raised.
+        rejected: Messages rejected, for the dead-letter topic.
+        failed: Handler calls that raised an `Exception`.
+        lost: Messages settled after their lease had run out.
+        unseen: Messages released before any handler saw them.
     """
 
     acked: int = 0
@@ -82,7 +84,7 @@ class RunSummary:
     unseen: int = 0
 
     def add(self, other: RunSummary) -> None:
-        """Add another's counts."""
+        """Add the counts of *other*."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -92,12 +94,13 @@ class Worker:
     One run of a handler.
 
     Args:
-        intake: Where messages come from; nobody else may use it during the run.
-        close: Closes the consumer, at the end of the run.
+        intake: Fetches and starts the messages. No other code may use it during the run.
+        close: Closes the consumer; called at the end of the run.
         handler: Called with each message.
-        concurrency: Handler threads.
-        retry_delay_ms: How long a message rests after its handler raised.
-        drain_timeout_ms: How long a stop waits for running handlers; then their messages are released under them.
+        concurrency: Number of handler threads.
+        retry_delay_ms: Delay before redelivery after the handler raised, without the queue's backoff.
+        drain_timeout_ms: Longest wait for running handlers at a stop. After that, their messages are released while the
+            handlers still run.
         max_batch: Most messages fetched at once.
     """
 
@@ -112,10 +115,10 @@ class Worker:
         drain_timeout_ms: int = 20_000,
         max_batch: int = MAX_BATCH,
     ) -> None:
-        """Check the values; nothing starts yet."""
+        """Check the values; `run` starts the threads."""
         _check_least(concurrency=(concurrency, 1), max_batch=(max_batch, 1))
         _check_least(retry_delay_ms=(retry_delay_ms, 0), drain_timeout_ms=(drain_timeout_ms, 0))
-        # Of each release: refused now, not in a handler thread at the first failure.
+        # Checked now: otherwise the first failure of a handler would raise the error, in a handler thread.
         milliseconds("retry_delay_ms", retry_delay_ms / 1000)
         check_handler(handler)
         self._intake = intake
@@ -141,7 +144,7 @@ class Worker:
         self._stopping.set()
 
     def handed_out_count(self) -> int:
-        """Return how many messages handlers were given so far."""
+        """Return how many messages were passed to handlers so far."""
         return self._ready.taken_count
 
     def acked_count(self) -> int:
@@ -150,15 +153,16 @@ class Worker:
 
     def run(self) -> RunSummary:
         """
-        Receive and handle until stopped, then close the consumer.
+        Receive and handle messages until stopped, then close the consumer.
 
         Returns:
-            What was done.
+            Counts of messages by result.
 
         Raises:
-            KmqError: The client failed for good, or the last markers could not be written.
-            KeyboardInterrupt: A second Ctrl+C came before the handlers had ended.
-            BaseException: What a handler raised that is no `Exception`, such as `SystemExit`.
+            KmqError: The client failed permanently, or the last markers could not be written.
+            UsageError: The handler returned work that has not run yet, such as a coroutine.
+            KeyboardInterrupt: A second Ctrl+C arrived before the handlers had ended.
+            BaseException: A handler raised something other than an `Exception`, such as `SystemExit`.
         """
         summary = RunSummary()
         with self._signals(), short_switches(), spared_collector():
@@ -191,7 +195,7 @@ class Worker:
                 self._stopping.wait(RETRY_PAUSE_S)
 
     def _hand_over_under_way(self) -> None:
-        """Hand over what was started before a fetch failed: fetching may fail for longer than its leases last."""
+        """Pass on the batches that were started before a fetch failed. Fetching may fail for longer than a lease."""
         try:
             while self._under_way:
                 self._ready.put(self._finish_start())
@@ -199,7 +203,7 @@ class Worker:
             logger.warning("%s", error, extra={"action": "start_given_up"})
 
     def _step(self) -> None:
-        """Fetch what there is room for, then hand over what is durable, or wait for it or for room."""
+        """Fetch as room permits. Then pass a durable batch to the handlers, or wait for its STARTs or for room."""
         has_fetched = self._fetch()
         if self._under_way:
             if not has_fetched or self._under_way[0].is_reported or len(self._under_way) >= MAX_BATCHES_UNDER_WAY:
@@ -220,7 +224,7 @@ class Worker:
         room = min(self._room(), self._max_batch)
         if room < 1:
             return False
-        # With a batch under way its answer is waited for instead.
+        # With a pending batch, do not wait here: `_step` waits for its STARTs instead.
         timeout = 0.0 if self._under_way else POLL_S
         batch = self._intake.take(room, timeout)
         if not self._intake.is_blocked:
@@ -234,7 +238,8 @@ class Worker:
         try:
             self._intake.wait_until_durable(batch)
         except KmqError:
-            # The intake has sought back to it. After other failures, a fetch's for one, what is under way goes on.
+            # The intake has sought back to this batch, so the pending batches are dropped. After other errors, such as
+            # a failed fetch, they stay.
             self._under_way.clear()
             raise
         self._under_way.popleft()
@@ -247,18 +252,18 @@ class Worker:
         if len(self._ready):
             self._ready.wait_until_dry(ROOM_PAUSE_S)
         else:
-            # Handlers hold as many as they may: their acks make room.
+            # The handlers hold `max_in_flight` messages or bytes: their settlements make room.
             self._stopping.wait(ROOM_PAUSE_S)
 
     def _give_back_unseen(self) -> int:
-        """Release what no handler has seen, uncounted: batches under way and messages that wait."""
+        """Release the pending and waiting messages that no handler has seen, without counting the delivery."""
         self._stopping.set()
         unseen = self._ready.close()
         try:
             while self._under_way:
                 unseen += self._finish_start()
         except KmqError as error:
-            # Not durable, so not committed: another consumer fetches them.
+            # Their STARTs are not durable, so their offsets are not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
         return sum([message._release_unseen() for message in unseen])  # noqa: SLF001  # private to the package: not for handlers
 
@@ -275,8 +280,8 @@ class Worker:
                 extra={"action": "drain_timed_out"},
             )
 
-    def _work(self, counts: RunSummary) -> None:  # noqa: C901  # calls would cost more than the branches
-        """Handle messages until there are no more; each step here is made a million times a second."""
+    def _work(self, counts: RunSummary) -> None:  # noqa: C901  # function calls would cost more than the branches
+        """Handle messages until there are no more. This loop may run a million times a second."""
         handler, pop, take = self._handler, self._ready.pop, self._ready.take
         while True:
             try:
@@ -310,7 +315,7 @@ class Worker:
                     counts.acked += 1
 
     def _refuse(self, message: Message, result: object) -> None:
-        """End the run: the handler has returned work that is yet to be done, so the message is not done."""
+        """End the run: the handler returned work that has not run yet, so the message is not done."""
         self._crash = UsageError(
             f"handler returned work that is not done: got {type(result).__name__} for {message!r}; give a function "
             "that has done its work when it returns, for example `lambda message: asyncio.run(handle(message))`"
@@ -318,10 +323,10 @@ class Worker:
         self.stop()
         message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
         if inspect.iscoroutine(result) or inspect.isgenerator(result):
-            result.close()  # Python would warn that it was never awaited
+            result.close()  # otherwise Python warns that it was never awaited
 
     def _settle(self, message: Message, counts: RunSummary, default: Verb, error: str = "") -> None:
-        """Settle what the handler has not, and count how it ended."""
+        """Settle the message unless the handler did, and count the result."""
         try:
             verb = message._finish(default, self._retry_delay_s, error)  # noqa: SLF001  # private to the package
         except LeaseLostError as lost:
@@ -336,7 +341,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Stop on SIGINT and SIGTERM where this is the main thread; others may not set handlers."""
+        """Stop on SIGINT and SIGTERM. Only in the main thread: Python permits signal handlers nowhere else."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -345,7 +350,7 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                # None: it was set by other code than Python's, and cannot be put back.
+                # None: the previous handler was not set from Python and cannot be restored.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -360,7 +365,7 @@ def _lose(counts: RunSummary, error: LeaseLostError) -> None:
 
 
 def _with_failpoints(handler: Callable[[Message], object]) -> Callable[[Message], object]:
-    """Return a handler with the points before and behind it, where one of them may be meant."""
+    """Return a handler with failpoints before and after the call. Used only if a failpoint is armed."""
 
     def handle(message: Message) -> object:
         failpoint("consumer.in-handler")

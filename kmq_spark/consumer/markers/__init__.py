@@ -1,1 +1,1 @@
-"""Writing START, KEEPALIVE and END markers."""
+"""Write START, KEEPALIVE and END markers."""

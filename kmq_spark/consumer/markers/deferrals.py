@@ -1,8 +1,8 @@
 """
-Write down what is handed out later: STARTs that nobody holds.
+Create the markers of deferrals: STARTs of messages that no consumer holds and that are delivered later.
 
-Rule 1: messages that fall due together share a marker, so that a hundred thousand of them are a few hundred markers.
-Rule 2: no clock, no client.
+Rule 1: messages that fall due together share a marker, so that 100,000 messages need only a few hundred markers.
+Rule 2: no clock, no Kafka client.
 
 Source: docs/protocol.md, "What a consumer does with a record".
 """
@@ -30,14 +30,14 @@ def deferrals(
     defer_ms: Callable[[int], int],
 ) -> list[Marker]:
     """
-    Return the STARTs of what is handed out later.
+    Return the STARTs of the deferred messages.
 
     Args:
-        records: What was fetched.
-        admissions: The verdict on each.
-        portion: Which of them are deferred, and which postponed.
+        records: Fetched records.
+        admissions: The verdict on each record.
+        portion: States which records are deferred, and which suspects are postponed.
         consumer_id: Written into the markers.
-        defer_ms: Returns how long the next suspect that must wait is deferred, milliseconds; takes its crowd.
+        defer_ms: Returns the delay of the next postponed suspect, milliseconds; its argument is the suspect's `crowd`.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for index in portion.deferred:

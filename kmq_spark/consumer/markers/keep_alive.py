@@ -1,12 +1,13 @@
 """
-Decide which leases are to be renewed, and which have had their time.
+Decide which leases to renew, and which have reached their limit.
 
-Rule 1: a lease is renewed when a third of it has passed, so that two attempts may fail.
-Rule 2: one KEEPALIVE covers all leases of one length on a queue partition, as soon as one of them is due.
-Rule 3: no lease is renewed beyond its limit, so that a handler that hangs does not hold its message for ever.
-Rule 4: a renewal counts from when it was sent, and only once it is durable.
+Rule 1: a lease is renewed after a third of its length, so that two attempts may fail.
+Rule 2: as soon as one lease is due, one KEEPALIVE renews all leases of the same length on that queue partition.
+Rule 3: no lease is renewed beyond its limit, so that a handler that hangs does not hold its message forever.
+Rule 4: a renewal counts from the time when it was sent, and only after it is durable.
 
-Source: SQS `ChangeMessageVisibility` with its bound of 12 hours; kafka-mq-go renews one message a marker, unbounded.
+Source: SQS `ChangeMessageVisibility` with its bound of 12 hours. kafka-mq-go writes one KEEPALIVE per message, without
+a bound.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.leases import Lease
 
 RENEW_AFTER = 1 / 3
-"""Share of the lease after which it is renewed."""
+"""Share of the lease length after which a lease is renewed."""
 
 
 class Renewal(NamedTuple):
-    """One KEEPALIVE to be written."""
+    """One KEEPALIVE to write."""
 
     queue_partition: int
     leases: tuple[Lease, ...]
@@ -31,16 +32,16 @@ class Renewal(NamedTuple):
     duration: float
 
     def offsets(self) -> list[int]:
-        """Return what is held now; a settled message does not come back by a KEEPALIVE after its END."""
+        """Return the offsets held now. If one is settled meanwhile: a KEEPALIVE after an END has no effect."""
         return [offset for lease in self.leases for offset in list(lease.held)]
 
     def durable(self, now: float) -> None:
         """
-        Extend the leases that are still ours.
+        Extend the leases that have not ended.
 
         Args:
-            now: Monotonic seconds. After the end of a lease its messages may have been decided before the renewal was
-                written, so it does not count.
+            now: Monotonic seconds. A lease that has ended is not extended: the tracker may have decided its messages
+                before the renewal was written.
         """
         for lease in self.leases:
             if not lease.fate and now <= lease.expires_at:
@@ -49,15 +50,15 @@ class Renewal(NamedTuple):
 
 def renewals(leases: Iterable[Lease], now: float) -> Iterator[Renewal]:
     """
-    Yield the KEEPALIVEs that are due.
+    Yield the renewals that are due.
 
     Args:
         leases: The open leases.
         now: Monotonic seconds.
 
     Yields:
-        At most one a queue partition and length of lease; its leases are marked as renewed at *now*, whether it
-        succeeds or not: a failed one is tried again after another third.
+        At most one renewal per queue partition and lease length. Its leases get `renewed_at` = *now*, even if it fails
+        later: a failed renewal is tried again after another third.
     """
     alike: dict[tuple[int, float], list[Lease]] = {}
     for lease in leases:

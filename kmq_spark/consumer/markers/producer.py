@@ -1,11 +1,11 @@
 """
-Send markers, tell their fate once, and send those again that must not be lost.
+Send markers, report the result of each once, and resend those that must not be lost.
 
-Rule 1: a message's markers go to the markers partition equal to its queue partition.
-Rule 2: a START or a KEEPALIVE is sent once: its time has passed when it fails.
-Rule 3: an END or a release is sent again as long as the consumer lives: late is better than never, and one that the
-tracker does not know is ignored.
-Rule 4: an idempotent producer that has failed for good is replaced; what it had not delivered counts as failed.
+Rule 1: the markers of a message are written to the markers partition with the number of its queue partition.
+Rule 2: a START or a lease renewal is sent once: when it fails, it is too late to send it again.
+Rule 3: an END or a release is resent until it is durable or the consumer closes. A late marker is still useful, and the
+tracker ignores one for a message that is not in flight.
+Rule 4: after a fatal error the idempotent producer is replaced. The markers that it had not delivered count as failed.
 
 Source: librdkafka INTRODUCTION.md, "Idempotent Producer", for what a fatal error is.
 """
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOG_APPEND_TIME = 2
-"""The kind of a time stamp that the broker has given; any other is the clock of this host, and not to be used."""
+"""Timestamp type `LogAppendTime`, set by the broker. Any other type is from this host's clock and must not be used."""
 
 RETRY_PAUSE_S = 0.2
-"""Pause before failed markers are sent again; the client has retried for `delivery.timeout.ms` already."""
+"""Pause before failed markers are resent. The client has already retried for `delivery.timeout.ms`."""
 
 METADATA_TIMEOUT_S = 5.0
-"""How long the broker may take to tell the partitions of a grown topic."""
+"""Timeout of a metadata request after the topic has gained partitions."""
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A marker on its way; `number` is 0 for one that is sent once."""
+    """A marker without a delivery report. `number` is 0 if the marker is sent only once."""
 
     marker: Marker
     on_report: OnReport | None = None
@@ -57,7 +57,7 @@ class _Pending:
 
 class MarkerProducer:
     """
-    Sends markers; safe for many threads, reports are served by whoever calls `serve`.
+    Producer of markers. Thread-safe. The thread that calls `serve` serves the delivery reports.
 
     Args:
         config: librdkafka settings of the producer.
@@ -65,7 +65,7 @@ class MarkerProducer:
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        """Make the client; nothing is sent yet."""
+        """Create the client; send nothing."""
         self._config = dict(config)
         self._topic = topic
         self._producer = make_client(Producer, self._config)
@@ -79,12 +79,12 @@ class MarkerProducer:
 
     @property
     def client(self) -> Producer:
-        """The client, for metadata, and to be left alone in a child process."""
+        """The client, for metadata requests. A forked child process must not use it."""
         return self._producer
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a marker that must not be lost has no report yet."""
+        """Whether a marker of `send_until_durable` has no final result yet."""
         return bool(self._unreported)
 
     def send(self, marker: Marker, on_report: OnReport) -> None:
@@ -93,13 +93,14 @@ class MarkerProducer:
 
         Args:
             marker: START or KEEPALIVE.
-            on_report: Called once, when it is durable (None) or has failed, by this thread or one that serves reports;
-                with it the append time of the marker, epoch milliseconds, broker clock, 0 where it is not known.
+            on_report: Called once as `on_report(error, appended_at_ms)`, by this thread or by one that serves reports.
+                The error is None if the marker is durable. The append time is in epoch milliseconds, broker clock; 0 if
+                unknown.
         """
         self._produce(_Pending(marker, on_report))
 
     def send_until_durable(self, marker: Marker) -> None:
-        """Send a marker, again when it fails; an error that no repetition mends is kept for `wait`."""
+        """Send a marker, and resend it while it fails with a retriable error. `wait` raises any other error."""
         with self._lock:
             self._last_number += 1
             number = self._last_number
@@ -107,7 +108,7 @@ class MarkerProducer:
         self._produce(_Pending(marker, number=number))
 
     def serve(self, timeout: float) -> None:
-        """Serve reports for at most *timeout* seconds, and send again what has failed."""
+        """Serve delivery reports for at most *timeout* seconds, then resend failed markers."""
         self._producer.poll(timeout)
         if self._is_broken:
             self._replace()
@@ -117,14 +118,14 @@ class MarkerProducer:
 
     def wait(self, timeout: float) -> None:
         """
-        Wait until every marker of `send_until_durable` so far is durable; another thread serves the reports.
+        Wait until every marker of `send_until_durable` so far is durable. Another thread must serve the reports.
 
         Args:
             timeout: Seconds.
 
         Raises:
             KmqError: A marker could not be written; the first such error since the last call.
-            KafkaClientError: It took longer.
+            KafkaClientError: It took longer than *timeout*.
         """
         left = self.wait_for_reports(timeout)
         with self._lock:
@@ -140,13 +141,13 @@ class MarkerProducer:
 
     def wait_for_reports(self, timeout: float) -> int:
         """
-        Wait until every marker of `send_until_durable` so far is durable or has failed for good.
+        Wait until every marker of `send_until_durable` so far is durable or has failed permanently.
 
         Args:
             timeout: Seconds.
 
         Returns:
-            How many are neither by then.
+            Count of markers that are neither after *timeout*.
         """
         with self._lock:
             last = self._last_number
@@ -154,7 +155,7 @@ class MarkerProducer:
             return sum(number <= last for number in self._unreported)
 
     def close(self) -> None:
-        """Drop what has not left yet: nobody would own its retries."""
+        """Drop the markers that are not sent yet: after `close`, no thread would resend them."""
         self._producer.purge()
         self._producer.flush(1.0)
 
@@ -176,7 +177,7 @@ class MarkerProducer:
                 self._on_delivery(pending, error.args[0])
 
     def _learn_partitions(self) -> bool:
-        """Ask the broker for the topic anew: the queue has grown, and its consumer has seen that before this client."""
+        """Refresh the topic metadata: partitions were added, and the consumer has seen them before this client."""
         try:
             self._producer.list_topics(self._topic, timeout=METADATA_TIMEOUT_S)
         except KafkaException:
@@ -209,7 +210,7 @@ class MarkerProducer:
             self._lock.notify_all()
 
     def _replace(self) -> None:
-        """Make a new client after a fatal error; the old one reports what it had not delivered while it is flushed."""
+        """Replace the client after a fatal error. The old client's flush reports its undelivered markers as failed."""
         logger.warning("the producer of markers failed for good and is replaced", extra={"action": "producer_replaced"})
         old, self._producer = self._producer, make_client(Producer, self._config)
         old.purge()

@@ -1,13 +1,14 @@
 """
-Write the STARTs of a batch and commit its position: one after the other, or in one Kafka transaction.
+Write the STARTs of a batch and commit its offsets: one after the other, or in one Kafka transaction.
 
-Rule 1: a position is committed only once the START of everything before it is durable.
-Rule 2: in one transaction, a consumer that dies between the two has done neither: nothing is fetched again that was
-started, so nothing is done twice for it. It costs a transaction a batch, and what dies in one holds up the readers of
-its markers partitions, and the next owner of its queue partitions, until the broker aborts it.
-Rule 3: one thread, the receiving one.
+Rule 1: an offset is committed only when the STARTs of all messages before it are durable.
+Rule 2: with one transaction, a consumer that dies before the commit leaves neither STARTs nor offsets. So no message
+that was started is fetched again, and no message is processed twice for this reason. The cost is one transaction per
+batch. If a process dies in a transaction, the readers of its markers partitions and the next owner of its queue
+partitions wait until the broker aborts the transaction.
+Rule 3: only the receiving thread uses this module.
 
-Source: KIP-447, whose group metadata keeps a member that was thrown out of the group from committing.
+Source: KIP-447; its group metadata prevents a commit by a member that was removed from the group.
 """
 
 from __future__ import annotations
@@ -38,38 +39,38 @@ if TYPE_CHECKING:
     Start = tuple[Marker, OnReport]
 
 ATTEMPTS = 3
-"""Transactions tried for one batch: what the group refuses it refuses again, and fetching again is cheap."""
+"""Most transactions for one batch. The group would reject a rejected commit again, and fetching again is cheap."""
 
 MIN_TRANSACTION_TIMEOUT_MS = 1_000
-"""librdkafka takes no shorter one."""
+"""Minimum that librdkafka accepts."""
 
 
 class StartWriter(Protocol):
-    """How STARTs and positions are written."""
+    """Interface for writing STARTs and committing offsets."""
 
     commits_positions: bool
-    """Whether the position behind a batch is committed with its STARTs; else that is the caller's."""
+    """Whether `send` also commits the offsets after the batch. Otherwise the caller commits them."""
 
     def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:
         """
         Send the STARTs of a batch.
 
         Args:
-            batch: Expects as many reports as there are STARTs.
-            starts: Its STARTs, deferrals among them, and what hears of each.
-            owned: Queue partitions that are ours now.
+            batch: The batch; `Batch.expect` was called with the count of *starts*.
+            starts: Its STARTs, including deferrals, each with its delivery callback.
+            owned: Queue partitions that are assigned now.
         """
 
     def clients(self) -> tuple[object, ...]:
-        """Return the clients that a child process must leave alone."""
+        """Return the Kafka clients that a forked child process must not use."""
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Close the producer, if this writer owns one; an open transaction is not committed."""
 
 
 class PlainStarts:
     """
-    STARTs first; the position follows once they are durable.
+    Writer of STARTs without a transaction. The caller commits the offsets when the STARTs are durable.
 
     Args:
         markers: Sends the STARTs.
@@ -78,32 +79,32 @@ class PlainStarts:
     commits_positions = False
 
     def __init__(self, markers: MarkerProducer) -> None:
-        """Keep the client; it is another's."""
+        """Keep the producer of markers; the caller owns it."""
         self._markers = markers
 
-    def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:  # noqa: ARG002  # as above
-        """Send the STARTs; reports come later."""
+    def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:  # noqa: ARG002  # part of `StartWriter`
+        """Send the STARTs; their reports arrive later."""
         for marker, on_report in starts:
             self._markers.send(marker, on_report)
 
     def clients(self) -> tuple[object, ...]:
-        """Return nothing: they are another's."""
+        """Return no clients: the caller owns the producer."""
         return ()
 
     def close(self) -> None:
-        """Do nothing: they are another's."""
+        """Do nothing: the caller owns the producer."""
 
 
 class TransactionalStarts:
     """
-    STARTs and position in one transaction, written before `send` returns.
+    Writer of STARTs and offsets in one transaction, which ends before `send` returns.
 
     Args:
-        config: librdkafka settings of a transactional producer, for nobody else.
-        consumer: Its group metadata goes with the positions.
+        config: librdkafka settings of a transactional producer. No other producer may use its transactional id.
+        consumer: Client of the consumer group; its group metadata is sent with the offsets.
         topic: Queue topic.
         markers_topic: Markers topic.
-        timeout_ms: Bound on each call, and on how old a START may be when it is committed.
+        timeout_ms: Timeout of each call, and greatest age of a START at its commit, milliseconds.
     """
 
     commits_positions = True
@@ -111,7 +112,7 @@ class TransactionalStarts:
     def __init__(
         self, config: Mapping[str, Any], consumer: Consumer, *, topic: str, markers_topic: str, timeout_ms: int
     ) -> None:
-        """Prepare; the producer is made by the first batch."""
+        """Store the values. The first batch creates the producer."""
         self._config = dict(config)
         self._consumer = consumer
         self._topic = topic
@@ -120,7 +121,7 @@ class TransactionalStarts:
         self._producer: TransactionalProducer | None = None
 
     def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:
-        """Write all of it, or nothing; `batch` has heard of it when this returns."""
+        """Write all STARTs and offsets, or none. All delivery callbacks are called before this method returns."""
         if not starts:
             return
         error: KmqError | None = None
@@ -128,22 +129,22 @@ class TransactionalStarts:
         try:
             self._send(batch, [marker for marker, _ in starts], owned, appended_at_ms)
         except KmqError as failure:
-            # What this producer left open, the next one ends.
+            # The next producer with this transactional id aborts the transaction that this one left open.
             self.close()
             error = failure
         except BaseException:
-            # An interrupt in the middle of it: whether it was committed is not known, and its batch is fetched again.
+            # Interrupted: it is unknown whether the transaction was committed. The batch is fetched again.
             self.close()
             raise
         for (_, on_report), at_ms in zip(starts, appended_at_ms, strict=True):
             on_report(error, at_ms)
 
     def clients(self) -> tuple[object, ...]:
-        """Return the producer, where there is one."""
+        """Return the producer, if one is open."""
         return () if self._producer is None else (self._producer.client,)
 
     def close(self) -> None:
-        """Give up the producer."""
+        """Close the producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
@@ -204,24 +205,24 @@ def transactional_starts(
     timeout_ms: int,
 ) -> Callable[[Consumer], TransactionalStarts]:
     """
-    Return what makes the transactional form, from a consumer's client.
+    Return a function that creates the transactional writer from the client of the consumer group.
 
     Args:
-        topics: Names of its queue.
+        topics: Topic names of the queue.
         consumer_id: Part of the transactional id.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
-        timeout_ms: How long a START may take.
+        timeout_ms: Longest time for a START to become durable, milliseconds.
     """
     config = transactional_producer_config(
         bootstrap_servers,
         f"{topics.consumer_transactional_id(consumer_id)}.starts",
         consumer_id,
         extra,
-        # What dies in a transaction holds others up for this long, and for the broker's scan after it.
+        # If this process dies in a transaction, others wait for this time plus the broker's abort scan.
         transaction_timeout_ms=max(MIN_TRANSACTION_TIMEOUT_MS, timeout_ms),
     )
-    # The receiver waits for its START.
+    # No linger: the receiving thread waits for the STARTs.
     config["linger.ms"] = 0
     return lambda consumer: TransactionalStarts(
         config, consumer, topic=topics.queue_topic, markers_topic=topics.markers_topic, timeout_ms=timeout_ms
@@ -234,7 +235,7 @@ def _note_append_time(appended_at_ms: list[int], index: int, error: KafkaError |
 
 
 class _TooOftenError(Exception):
-    """The batch is given up; its transaction is aborted."""
+    """The batch reached its limit of attempts or time; its transaction is aborted."""
 
 
 def _places(topic: str, positions: Mapping[int, int]) -> list[TopicPartition]:

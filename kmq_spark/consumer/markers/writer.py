@@ -1,12 +1,12 @@
 """
-Write what a consumer's handlers have settled, and keep alive what they hold, in a thread of its own.
+Write the markers of settled messages and renew the leases of held messages, in a background thread.
 
-Rule 1: what was settled is gathered for a few milliseconds and leaves as one END a queue partition.
-Rule 2: releases leave as one KEEPALIVE a queue partition and delay, rejections as one END a reason, extensions as one
-KEEPALIVE a length.
-Rule 3: renewals and ENDs come from this one thread, so that no renewal overtakes the release of its message.
+Rule 1: acknowledgements are collected for a few milliseconds and written as one END per queue partition.
+Rule 2: releases are written as one KEEPALIVE per queue partition and delay, rejections as one END per reason,
+extensions as one KEEPALIVE per lease length.
+Rule 3: this one thread sends all renewals, releases and ENDs, so that no renewal overtakes the release of its message.
 
-Source: kafka-mq-go `queue/consumer.go` writes one marker a message, each awaited; that is what made it slow.
+Source: kafka-mq-go `queue/consumer.go` writes one marker per message and waits for each, which makes it slow.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_S = 0.02
-"""Longest sleep while nothing is held."""
+"""Longest wait between two rounds while no message is held."""
 
 FLUSH_S = 0.001
-"""Longest sleep while somebody waits for a flush."""
+"""Longest wait between two rounds while a thread waits for a flush."""
 
 EXPIRED = "expired"
-"""Reason of an END of a message whose time to live was over."""
+"""Reason in the END of an expired message."""
 
 SWEEP_S = 0.1
-"""How often leases are looked through for renewal and for their end; the shortest lease is ten times that."""
+"""Interval at which leases are checked for renewal and for their end. The shortest lease is ten times as long."""
 
 
 class MarkerWriter:
     """
-    The thread that writes ENDs, releases and renewals of one consumer.
+    The thread that writes the ENDs, releases and renewals of one consumer.
 
     Args:
-        producer: Sends them; its reports are served here.
+        producer: Sends the markers; this thread serves its delivery reports.
         leases: The consumer's leases and outboxes.
-        consumer_id: Name of the consumer, told in every marker.
-        ack_linger_ms: How long settled messages are gathered.
-        keep_alive: Whether held messages are renewed.
+        consumer_id: Name of the consumer, written into every marker.
+        ack_linger_ms: Longest time that settled messages are collected before their marker is sent.
+        keep_alive: Whether to renew the leases of held messages.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class MarkerWriter:
         ack_linger_ms: int,
         keep_alive: bool,
     ) -> None:
-        """Prepare; `start` starts the thread."""
+        """Store the values; `start` starts the thread."""
         self._producer = producer
         self._leases = leases
         self._consumer_id = consumer_id
@@ -84,14 +84,14 @@ class MarkerWriter:
 
     def flush(self, timeout: float) -> None:
         """
-        Wait until everything settled before this call is durable.
+        Wait until the markers of all messages settled before this call are durable.
 
         Args:
             timeout: Seconds.
 
         Raises:
             KmqError: A marker could not be written; the first such error since the last flush.
-            KafkaClientError: It took longer; the markers are written as soon as the broker is back.
+            KafkaClientError: It took longer than *timeout*; the markers are sent as soon as the broker is reachable.
         """
         until = time.monotonic() + timeout
         self._wait_for_round(timeout)
@@ -99,13 +99,13 @@ class MarkerWriter:
 
     def write_out(self, timeout: float) -> bool:
         """
-        Wait until everything settled before this call is durable, and leave errors to the next `flush`.
+        Wait until the markers of all messages settled before this call are durable. The next `flush` raises errors.
 
         Args:
             timeout: Seconds.
 
         Returns:
-            False where it took longer.
+            False if it took longer than *timeout*.
         """
         until = time.monotonic() + timeout
         self._wait_for_round(timeout)
@@ -113,7 +113,7 @@ class MarkerWriter:
 
     def _wait_for_round(self, timeout: float) -> None:
         with self._round_done:
-            # The round that runs now may have passed a partition already; the one after it passes all.
+            # The round that runs now may have processed a partition already. The next round processes all.
             wanted = self._rounds + 2
             self._flushing += 1
             try:
@@ -123,10 +123,10 @@ class MarkerWriter:
 
     def close(self, timeout: float) -> None:
         """
-        Write what is left and end the thread.
+        Write the remaining markers and end the thread.
 
         Args:
-            timeout: Seconds for the last markers.
+            timeout: Seconds to wait for the last markers.
 
         Raises:
             KmqError: As `flush`.
@@ -144,7 +144,7 @@ class MarkerWriter:
             try:
                 self._round(began_at)
             except Exception:
-                # Without this thread no END is written and every message comes again: go on with the next round.
+                # The thread must not end: without it no END is written, and every message is redelivered.
                 logger.exception("cannot write markers", extra={"action": "marker_round_failed"})
             with self._round_done:
                 self._rounds += 1
@@ -217,7 +217,7 @@ class MarkerWriter:
             failpoint("consumer.release-sent")
 
     def _sweep(self, now: float) -> None:
-        """Let go of what has ended, renew what is due."""
+        """Remove ended leases, and renew the leases that are due."""
         for lease in self._leases.expire(now):
             _log_lost(lease)
         if self._keep_alive:
@@ -230,7 +230,7 @@ class MarkerWriter:
         for lease in leases:
             alike.setdefault(lease.duration_s, []).append(lease)
         for duration_s, found in alike.items():
-            # From when the first was asked for: the end here must not come after the end on the broker.
+            # Counted from the earliest request: the lease must not end locally after it ends on the broker.
             sent_at = min([lease.renewed_at for lease in found])
             self._renew(Renewal(queue_partition, tuple(found), sent_at, duration_s), is_extension=True)
             failpoint("consumer.extension-sent")
@@ -240,13 +240,13 @@ class MarkerWriter:
         left = len(parts)
 
         def on_report(error: KmqError | None, _appended_at_ms: int) -> None:
-            # Reports are served by the writer's thread alone, so counting needs no lock.
+            # Only the writer's thread serves reports, so the count needs no lock.
             nonlocal left
             left -= 1
             if error is not None:
                 logger.warning("keep-alive failed: %s", error, extra={"action": "keep_alive_failed"})
                 if is_extension and left >= 0 and error.retriable:
-                    # Nobody else would try again where keep-alive is off; until then the old length holds.
+                    # Try again: with keep-alive off, nothing else would. Until then the old lease end applies.
                     self._leases.outbox(renewal.queue_partition).extended.extend(
                         [lease for lease in renewal.leases if lease.held and lease.expires_at > time.monotonic()]
                     )

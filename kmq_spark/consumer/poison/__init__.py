@@ -1,1 +1,1 @@
-"""Handing out messages that may kill their process one at a time."""
+"""Isolate poison messages: deliver messages that may crash their process separately."""

@@ -1,14 +1,16 @@
 """
-Say what becomes of each fetched record: handed out, handed out alone, deferred, or passed over.
+Admission policy: decide for each fetched record whether to deliver it, isolate it, defer it, or skip it.
 
-Rule 1: no clock, no client: a record's headers and its append time decide, and who reads.
-Rule 2: records are taken strictly in their order: a portion is a prefix of what was fetched, so that one position says
-what is done; the rest waits unstarted.
-Rule 3: a suspect is handed out with its like only, and alone once the deliveries that are left are needed for that.
-Rule 4: headers are untrusted; what cannot be read counts as absent.
-Rule 5: a record without headers of ours never comes here, unless one of its neighbours has some.
+Rule 1: no clock, no Kafka client. The decision depends on the record's headers, its append time, and the consumer's
+logical queue and group.
+Rule 2: records are taken strictly in order. A portion is a prefix of the fetched records, so that one offset states what
+is done. The remaining records wait and are not started.
+Rule 3: a suspect is delivered only together with other suspects. It is delivered alone when only its last deliveries,
+which are reserved for this, remain.
+Rule 4: headers are untrusted. A header that cannot be read counts as absent.
+Rule 5: a batch in which no record has headers is not checked here, unless the consumer has a logical queue.
 
-Source: docs/protocol.md, headers; KAFKA-17541 for suspects: Kafka's share groups halve the batch instead.
+Source: docs/protocol.md, headers. KAFKA-17541 for suspects: Kafka's share groups halve the batch instead.
 """
 
 from __future__ import annotations
@@ -40,30 +42,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 DUE_STEP_MS = 100
-"""Due instants are rounded up to this, so that messages of one moment share a marker."""
+"""Due times are rounded up to a multiple of this, so that messages that fall due together share a marker."""
 
 ALONE_DELIVERIES = 2
-"""The last two deliveries of a suspect are isolated: one is enough against a bad neighbour, one is a reserve."""
+"""
+Reserve the last two deliveries of a suspect for isolated processing. One protects it from another message that crashes
+the process; the second is spare.
+"""
 
 CROWD = 32
-"""Suspects that go together before: about the root of the thousand that a worker that dies may leave behind."""
+"""
+Largest group of suspects that are delivered together before that: about the square root of the 1,000 messages that a
+worker may hold when it dies.
+"""
 
 _READ = frozenset(
     {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, MAX_DELIVERIES, NOT_BEFORE_MS, ORIGIN, QUEUE}
     | {SILENT_COUNT, TTL_MS}
 )
-"""Headers that are read here."""
+"""Headers that this module reads."""
 
 
 class Stamped(Protocol):
-    """A record, as far as it matters here."""
+    """The part of a record that this module uses."""
 
     def timestamp(self) -> tuple[int, int]:
-        """Return the kind of the time stamp, and epoch milliseconds."""
+        """Return the timestamp type, and epoch milliseconds."""
 
 
 class Verdict(Enum):
-    """What becomes of a record."""
+    """What the consumer does with a record."""
 
     HAND_OUT = "hand out"
     HAND_OUT_ALONE = "hand out alone"
@@ -76,11 +84,11 @@ class Admission(NamedTuple):
     The verdict on one record.
 
     Attributes:
-        verdict: What becomes of it.
-        delivery_count: Deliveries, the one that it is fetched for included.
-        due_at_ms: Of a deferral: when it falls due, epoch milliseconds, broker clock.
-        expires_at_ms: When its time to live is over, epoch milliseconds, broker clock; None where it has none.
-        crowd: Of a suspect: how many of the same number may be handed out together, 1 for alone.
+        verdict: What the consumer does with it.
+        delivery_count: Count of deliveries, including this one.
+        due_at_ms: For a deferral: when it falls due, epoch milliseconds, broker clock.
+        expires_at_ms: When the message expires, epoch milliseconds, broker clock; None if it has no TTL.
+        crowd: For a suspect: largest group of suspects with the same value that may be delivered together; 1 for alone.
     """
 
     verdict: Verdict
@@ -96,23 +104,23 @@ _NOT_OURS = Admission(Verdict.PASS_OVER)
 
 class Door:
     """
-    Which records a consumer takes, and how.
+    The admission policy of a consumer.
 
     Args:
-        queue: Logical queue; empty for the messages that name none.
-        group: Group of the consumer; empty for the one that every queue has.
-        isolate_after: Deliveries without a word after which a message is a suspect; 0 for never.
+        queue: Logical queue; empty for the messages without one.
+        group: Group of the consumer; empty for the queue's default group.
+        isolate_after: Count of silent deliveries after which a message is a suspect; 0 for never.
     """
 
     def __init__(self, queue: str = "", group: str = "", isolate_after: int = 0) -> None:
-        """Take the names; they were checked before."""
+        """Store the values. The caller has checked the names."""
         self._queue = queue.encode()
         self._group = group.encode()
         self._isolate_after = isolate_after
 
     @property
     def is_open(self) -> bool:
-        """Whether a record without headers is handed out as it is."""
+        """Whether a record without headers is delivered: true for a consumer without a logical queue."""
         return not self._queue
 
     def admit(self, headers: Iterable[tuple[str, bytes | None]] | None, record: Stamped) -> Admission:
@@ -120,13 +128,13 @@ class Door:
         Return the verdict on a record.
 
         Args:
-            headers: Of the record, as Kafka's client gives them, None for none.
-            record: For its append time, where one is needed.
+            headers: Headers of the record, as Kafka's client returns them; None for none.
+            record: The record; provides the append time.
         """
         ours = {name: value for name, value in headers or () if name in _READ}
         if not ours:
             return _NOT_OURS if self._queue else _PLAIN
-        # A copy without the name of a group is one of the queue's own group; a first copy is for everybody.
+        # A copy without a group name belongs to the queue's default group. A first copy is for all groups.
         group = ours.get(GROUP) or (b"" if ORIGIN in ours else self._group)
         if (ours.get(QUEUE) or b"") != self._queue or group != self._group:
             return _NOT_OURS
@@ -134,7 +142,7 @@ class Door:
         due_at_ms = _due_at_ms(ours, record)
         if due_at_ms is not None:
             return Admission(Verdict.DEFER, delivery_count, due_at_ms)
-        # The tracker writes both. A producer may, too: what that costs the others is bounded, see `isolation`.
+        # The tracker writes both headers. A producer can forge them; `Isolation` limits the effect on other messages.
         silent_count = (ORIGIN in ours and read_number(ours.get(SILENT_COUNT))) or 0
         ends_at_ms = expires_at_ms_of(ours, record.timestamp()[1])
         if not 0 < self._isolate_after <= silent_count:
@@ -145,20 +153,21 @@ class Door:
 
 def crowd_of(delivery_count: int, max_deliveries: int) -> int:
     """
-    Return how many suspects like this one may be handed out together.
+    Return how many suspects like this one may be delivered together.
 
     Args:
-        delivery_count: Deliveries, the one at hand included.
-        max_deliveries: Limit of deliveries; 0 where it is not known, or where there is none.
+        delivery_count: Count of deliveries, including this one.
+        max_deliveries: Limit of deliveries; 0 if it is unknown or there is none.
 
     Returns:
-        1 where the deliveries that are left are needed for handing it out alone: it never dies of a neighbour.
+        `CROWD`; or 1 if the remaining deliveries are reserved for isolated processing. So another message alone never
+        causes its dead letter.
     """
     return CROWD if max_deliveries - delivery_count >= ALONE_DELIVERIES else 1
 
 
 def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
-    """Return when a delayed message falls due, never early; None where it is not delayed."""
+    """Return when a delayed message falls due, rounded up; None if it is not delayed."""
     delay_ms, at_ms = read_number(ours.get(DELAY_MS)), read_number(ours.get(NOT_BEFORE_MS))
     if delay_ms is None and at_ms is None:
         return None
@@ -168,24 +177,24 @@ def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
 
 
 class Turn(Enum):
-    """What is done with a suspect that is the next to be handed out."""
+    """What to do with a suspect that is next in order."""
 
     ALONE = "alone"
-    """It is handed out, alone or with its like."""
+    """Deliver it, alone or with other suspects."""
     WAIT = "wait"
-    """It waits, with all that comes after it, until nothing is held."""
+    """Wait until nothing is held; the records after it wait too."""
     DEFER = "defer"
-    """It is deferred, the others go on."""
+    """Defer it, and continue with the other messages."""
 
 
 class Room(NamedTuple):
     """
-    What may be handed out.
+    Room for messages to deliver.
 
     Attributes:
         max_messages: Most messages.
-        max_bytes: Most bytes of their values.
-        is_empty: Whether nothing is held: then one message is handed out, however large.
+        max_bytes: Most bytes of their values, keys and headers.
+        is_empty: Whether nothing is held. If so, one message of any size is allowed.
     """
 
     max_messages: int
@@ -196,14 +205,14 @@ class Room(NamedTuple):
 @dataclass(slots=True)
 class Portion:
     """
-    What becomes of the first records of those that were fetched.
+    A prefix of the fetched records, and what to do with each record. The lists contain indexes of records.
 
     Attributes:
-        taken_count: How many it speaks of; the rest waits.
-        handed: Which are handed out.
-        deferred: Which are deferred until their time.
-        postponed: Suspects that are deferred because it is not their turn.
-        is_suspect: Whether what is handed out are suspects.
+        taken_count: Length of the prefix; the remaining records wait.
+        handed: Records to deliver now.
+        deferred: Records to defer until they are due.
+        postponed: Suspects to defer because it is not their turn.
+        is_suspect: Whether the records to deliver are suspects.
         is_waiting: Whether a suspect is next and waits until nothing is held.
     """
 
@@ -217,11 +226,11 @@ class Portion:
 
 def count_that_fits(sizes: Sequence[int], room: Room) -> int:
     """
-    Return how many of the first records fit, where all of them are to be handed out.
+    Return how many of the first records fit into the room, if all of them are to be delivered.
 
     Args:
-        sizes: Bytes of each value.
-        room: What may be handed out.
+        sizes: Bytes of each record, see `batch.sizes_of`.
+        room: Room for messages.
     """
     count = min(len(sizes), room.max_messages)
     if sum(sizes[:count]) <= room.max_bytes:
@@ -232,13 +241,13 @@ def count_that_fits(sizes: Sequence[int], room: Room) -> int:
 
 def portion_of(admissions: Sequence[Admission], sizes: Sequence[int], room: Room, turn: Turn) -> Portion:
     """
-    Cut off what one batch is made of.
+    Return the prefix of the fetched records that forms one batch.
 
     Args:
-        admissions: Verdicts, in the order in which the records were fetched.
-        sizes: Bytes of each value.
-        room: What may be handed out.
-        turn: What is done with a suspect.
+        admissions: Verdicts, in fetch order.
+        sizes: Bytes of each record, see `batch.sizes_of`.
+        room: Room for messages.
+        turn: What to do with a suspect.
     """
     portion, left_bytes = Portion(), room.max_bytes
     for index, (admission, size) in enumerate(zip(admissions, sizes, strict=True)):
@@ -264,7 +273,7 @@ def portion_of(admissions: Sequence[Admission], sizes: Sequence[int], room: Room
 
 
 def _go_together(last: Admission, admission: Admission, portion: Portion) -> bool:
-    """Return whether a record may be handed out with the one before it: any with any, but suspects with their like."""
+    """Return whether a record may be delivered with the one before it. Suspects need an equal, unfilled `crowd`."""
     if last.verdict is not admission.verdict:
         return False
     return not portion.is_suspect or (last.crowd == admission.crowd and len(portion.handed) < admission.crowd)

@@ -1,15 +1,17 @@
 """
-Give suspects their turn: apart from the others, and for a bounded share of the time.
+Schedule suspects: separately from other messages, and for a bounded share of the time.
 
-A suspect is a message whose deliveries repeatedly ended without an answer, as they do when a handler kills its process.
-What is held beside it then loses a delivery, too.
+A suspect is a message whose deliveries repeatedly ended silently, as when a handler kills its process. Each such crash
+also costs a delivery of every other message that the process holds.
 
-Rule 1: a suspect goes when nothing else is held. The others are let finish for it, `FIRST_PAUSE_S` at first; where that
-was not enough, they go on, and the next pause is twice as long, up to `MAX_PAUSE_S`.
-Rule 2: a turn (its pause included) or a pause without one that took t seconds is followed by `REST_FACTOR` · t seconds
-in which suspects go only where nothing else is held and no other message waits.
-Rule 3: suspects that must wait are deferred, each until its turn, so that many do not come back at once.
-Rule 4: no clock is read here, callers pass *now*, monotonic seconds.
+Rule 1: a suspect is delivered when nothing else is held. For this, the consumer starts no other messages and waits until
+the held ones end: a pause, `FIRST_PAUSE_S` at first. If that was not enough, other messages continue, and the next pause
+is twice as long, up to `MAX_PAUSE_S`.
+Rule 2: a turn is a pause and the delivery that follows. After a turn of t seconds, or a pause of t seconds without
+delivery, the suspects rest for `REST_FACTOR` · t seconds. During a rest, suspects are delivered only while nothing else
+is held and no other message waits.
+Rule 3: suspects that must wait are deferred, each until its own turn, so that not all return at once.
+Rule 4: this module reads no clock. Callers pass *now*, monotonic seconds.
 
 Source: KAFKA-17541.
 """
@@ -25,32 +27,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REST_FACTOR = 6
-"""Suspects get 1/7 of the time: the other messages are promised 80 % of their rate."""
+"""Length of a rest in turns. Suspects get 1/7 of the time; other messages must keep 80 % of their rate."""
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
-"""How long others are let finish. Where handlers always take longer than that, a suspect waits for a quiet moment."""
+"""
+First and longest pause in which other messages finish. If handlers always take longer, a suspect waits until nothing
+else is held by chance.
+"""
 
 GUESSED_TURN_S = 0.05
-"""How long the turn of a suspect is thought to take before the first one."""
+"""Assumed length of a turn until the first turn is measured."""
 
 MAX_DEFER_S = 120
-"""Longest deferral: the others may be done long before."""
+"""Longest deferral of a suspect: the other messages may end long before."""
 
 
 class Held(Protocol):
-    """A message, as far as it matters here."""
+    """The part of a message that this module uses."""
 
     @property
     def is_held(self) -> bool:
-        """Whether it is neither settled nor lost."""
+        """Whether it is not settled and its lease has not ended."""
 
 
 class Isolation:
-    """Whether suspects are out, or waited for, and from when on they may be again."""
+    """State of the schedule: whether suspects are held or the consumer pauses for one, and when the rest ends."""
 
     def __init__(self) -> None:
-        """Start with the first turn free."""
+        """Start without a rest: the first suspect may be delivered at once."""
         self._suspects: Sequence[Held] = ()
         self._began_at: float | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -59,7 +64,7 @@ class Isolation:
         self._turn_s = GUESSED_TURN_S
 
     def is_pausing(self, now: float) -> bool:
-        """Whether others are let finish, for a suspect that is next."""
+        """Whether the consumer pauses so that other messages finish before a suspect."""
         return self._began_at is not None and not self._suspects and now - self._began_at < self._pause_s
 
     def is_out(self, now: float) -> bool:
@@ -69,11 +74,11 @@ class Isolation:
         return bool(self._suspects)
 
     def is_resting(self, now: float) -> bool:
-        """Whether suspects have had their share of the time."""
+        """Whether the suspects rest, because they have used their share of the time."""
         return now < self._next_at
 
     def turn(self, now: float, *, is_empty: bool, others_wait: bool) -> Turn:
-        """Return what is done with suspects that are next, from whether nothing is held and whether others wait."""
+        """Return what to do with the next suspects. *is_empty*: nothing is held. *others_wait*: other messages wait."""
         if self._began_at is not None and not is_empty and not self.is_pausing(now):
             # The pause was too short.
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
@@ -83,17 +88,17 @@ class Isolation:
         return Turn.ALONE if is_empty else Turn.WAIT
 
     def pause(self, now: float) -> None:
-        """Let others finish from now on."""
+        """Begin a pause, unless one has begun."""
         if self._began_at is None:
             self._began_at = now
 
     def begin(self, suspects: Sequence[Held], now: float) -> None:
-        """Take note that suspects are handed out."""
+        """Record that *suspects* are delivered."""
         self.pause(now)
         self._suspects, self._pause_s = suspects, FIRST_PAUSE_S
 
     def end(self, now: float) -> None:
-        """Take note that no suspect is out, or waited for, any more."""
+        """Record that no suspect is held and no pause is in progress. A rest begins."""
         if self._began_at is not None:
             passed_s = now - self._began_at
             self._next_at = now + REST_FACTOR * passed_s
@@ -103,14 +108,14 @@ class Isolation:
 
     def defer_ms(self, crowd: int, now: float) -> int:
         """
-        Return how long the next suspect that must wait is deferred.
+        Return the deferral of the next suspect that must wait, and reserve its turn.
 
         Args:
-            crowd: How many of its like share a turn.
+            crowd: How many such suspects share a turn.
             now: Monotonic seconds.
 
         Returns:
-            Milliseconds; whole seconds, so that many share a marker.
+            Milliseconds, a multiple of 1,000, so that many deferrals share a marker.
         """
         free_at = max(self._booked_until, self._next_at, now)
         self._booked_until = min(free_at + (1 + REST_FACTOR) * self._turn_s / crowd, now + MAX_DEFER_S)

@@ -1,1 +1,1 @@
-"""Results and acks in one Kafka transaction."""
+"""Write results and acknowledgements in one Kafka transaction."""

@@ -1,10 +1,10 @@
 """
-Find out from the log whether a transaction was committed whose commit had no answer.
+Read from the log whether a transaction was committed, if its commit request had no response.
 
-Rule 1: the log decides: an END of the transaction that a reader of committed records sees was committed, and all of the
-transaction with it; one that such a reader passes over never was.
-Rule 2: no answer before the transaction has ended on the broker: a reader waits in front of an open one, ours or any
-other's.
+Rule 1: the log decides. If a `read_committed` consumer returns a record of the transaction, the whole transaction was
+committed. If such a consumer skips the record, the transaction was aborted.
+Rule 2: there is no result before the transaction has ended on the broker. A `read_committed` consumer waits before every
+open transaction, also before those of other producers.
 
 Source: KIP-98, "last stable offset".
 """
@@ -28,14 +28,14 @@ _PAUSE_S = 0.1
 
 def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: int, timeout_ms: int) -> bool:
     """
-    Say whether a record of an ended transaction was committed.
+    Return whether a record of an ended transaction was committed.
 
     Args:
-        config: librdkafka settings of a reader, see `settings.reader_config`.
-        topic: Where the record was written.
-        partition: Where the record was written.
-        offset: Where the record was written, from its delivery report.
-        timeout_ms: How long to wait for the transaction to end on the broker.
+        config: librdkafka settings of a consumer that only reads, see `settings.reader_config`.
+        topic: Topic of the record.
+        partition: Partition of the record.
+        offset: Offset of the record, from its delivery report.
+        timeout_ms: Longest wait for the transaction to end on the broker.
 
     Raises:
         KafkaClientError: The broker cannot be reached, or the transaction did not end in time.
@@ -49,7 +49,7 @@ def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: 
 
 
 def _wait_until_stable(config: Mapping[str, Any], place: TopicPartition, offset: int, timeout_s: float) -> None:
-    """Wait until everything up to *offset* is decided: a reader of committed records is told no end beyond that."""
+    """Wait until all transactions up to *offset* have ended: until the last stable offset is greater than *offset*."""
     deadline_s = time.monotonic() + timeout_s
     consumer = make_client(Consumer, dict(config))
     try:

@@ -1,11 +1,11 @@
 """
-What a block `with consumer.transaction()` has recorded: results to send and messages to acknowledge.
+Record the calls inside a `with consumer.transaction()` block: results to send and messages to acknowledge.
 
-Rule 1: recording sends nothing; the whole block is played at its end, again where the broker asks for it.
-Rule 2: what cannot succeed is refused while it is recorded, so that the caller sees it in the line that made it.
-Rule 3: bounded: a transaction has to fit into its time-out, and holds up the readers of its partitions.
+Rule 1: recording sends nothing. The whole block is sent at its end, and sent again if the broker requires a retry.
+Rule 2: a call that cannot succeed raises while it is recorded, so that the traceback shows the line of the caller.
+Rule 3: the size is bounded: a transaction must fit into its timeout, and readers of its partitions wait for it.
 
-Source: Kafka Streams and Flink commit results with offsets (KIP-129, KIP-447); here the ENDs take the offsets' place.
+Source: Kafka Streams and Flink commit results with offsets (KIP-129, KIP-447). Here ENDs replace the offsets.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from kmq_spark.producer.retention import KnownRetentions
 
 MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
-"""Most bytes of results: sent within seconds over a slow line, far below librdkafka's own queue."""
+"""Most bytes of results: sent within seconds over a slow network, and far below the limit of librdkafka's buffer."""
 
 MAX_TRANSACTION_RECORDS = 50_000
-"""Most results, half of what librdkafka's own queue takes."""
+"""Most results: half of the capacity of librdkafka's buffer."""
 
 _RECORD_BYTES = 64
-"""What a record takes beside key, value and headers, at most."""
+"""Upper bound of the bytes of a record besides key, value and headers."""
 
 
 class KnownTopics:
     """
-    The topics that results were sent to, with their partitions.
+    Cache of the partition counts of result topics.
 
     Args:
-        client: Returns a client with `list_topics`; it may be replaced over time.
-        bootstrap_servers: For messages alone.
-        timeout_ms: Bound on each question.
+        client: Returns a client with `list_topics`. The client may be replaced during the life of the consumer.
+        bootstrap_servers: Used only in error messages.
+        timeout_ms: Timeout of each request, milliseconds.
     """
 
     def __init__(self, client: Callable[[], Producer], bootstrap_servers: str, timeout_ms: int) -> None:
-        """Know none yet."""
+        """Start with an empty cache."""
         self._client = client
         self._bootstrap_servers = bootstrap_servers
         self._timeout_ms = timeout_ms
@@ -59,10 +59,10 @@ class KnownTopics:
 
     def check(self, topic: str, partition: int) -> None:
         """
-        Refuse a topic or partition that is not there: librdkafka would wait half a minute for it.
+        Check that a topic and partition exist. Without this check, librdkafka would wait for them half a minute.
 
         Raises:
-            TopicError: It does not exist.
+            TopicError: The topic or the partition does not exist.
             KafkaClientError: The broker cannot be reached.
         """
         if partition >= self._counts.get(topic, 0):
@@ -82,15 +82,15 @@ class KnownTopics:
 
 class Transaction:
     """
-    The results and acknowledgements of one block; made by `QueueConsumer.transaction`.
+    The results and acknowledgements of one block. Created by `QueueConsumer.transaction`.
 
     Attributes:
-        results: Recorded so far.
-        messages: Acknowledged so far, each once.
+        results: Results recorded so far.
+        messages: Messages acknowledged so far, each once.
     """
 
     def __init__(self, topics: KnownTopics, retentions: KnownRetentions) -> None:
-        """Record nothing yet."""
+        """Start without results and acknowledgements."""
         self.results: list[OutgoingRecord] = []
         self.messages: dict[int, Message] = {}
         self._topics = topics
@@ -113,25 +113,27 @@ class Transaction:
         ttl: float | timedelta | None = None,
     ) -> None:
         """
-        Record a result; it is sent when the block ends.
+        Record a result. It is sent when the block ends.
 
-        What `queue`, `delay`, `at` and `ttl` ask for is done by the consumers of a queue; readers of a topic that is
-        none see the headers and the record at once.
+        Only the consumers of a queue apply *queue*, *delay*, *at* and *ttl*. Readers of another topic see the record
+        immediately, with the headers.
 
         Args:
-            topic: Any topic, a queue's too.
+            topic: Any topic, including the topic of a queue.
             value: Payload; text is encoded as UTF-8.
-            key: Results of one key go to one partition; text is encoded as UTF-8.
-            headers: Names beginning with `kmq-` are reserved.
-            partition: Partition of the topic, chosen by key or at random by default.
+            key: All results with one key are sent to one partition; text is encoded as UTF-8.
+            headers: Names that begin with `kmq-` are reserved.
+            partition: Partition of the topic. By default the key selects it; without a key it is random.
             queue: Logical queue on this topic, as for `QueueProducer.send`.
-            delay: How long it is not handed out, seconds or a timedelta from its append time on, before the commit.
-            at: When it is handed out instead, an aware datetime or epoch seconds.
-            ttl: After which it is not handed out any more, seconds or a timedelta, from its append time on.
+            delay: Time after the append time before the message is delivered, seconds or a timedelta. The append time
+                is before the commit.
+            at: Instant before which the message is not delivered, aware datetime or epoch seconds. *delay* and *at*
+                exclude each other.
+            ttl: Time after the append time when the message expires, seconds or a timedelta.
 
         Raises:
-            ConfigError: A value has the wrong type or is out of bounds, a header is reserved, or the result would wait
-                longer than its queue keeps it.
+            ConfigError: A value has the wrong type or is out of bounds, a header name is reserved, or the delay is
+                longer than the retention of the queue.
             TopicError: The topic or the partition does not exist.
             KafkaClientError: The transaction would be too large, or the broker cannot be reached.
             UsageError: The block has ended.
@@ -160,16 +162,16 @@ class Transaction:
 
     def ack(self, message: Message) -> None:
         """
-        Record that a message is done; its END is written when the block ends, together with the results.
+        Record that a message is done. Its END is written when the block ends, together with the results.
 
-        Until then it is held, and kept alive, as any other. The same message twice is one.
+        Until then the message is held and its lease renewed as usual. A second `ack` of the same message has no effect.
 
         Args:
             message: Held by the consumer of this transaction.
 
         Raises:
-            LeaseLostError: Its lease ran out.
-            UsageError: It was settled before, or the block has ended.
+            LeaseLostError: The lease of the message ran out.
+            UsageError: The message was settled earlier, or the block has ended.
         """
         with self._lock:
             self._check_open()
@@ -177,7 +179,7 @@ class Transaction:
             self.messages[id(message)] = message
 
     def end(self) -> None:
-        """Refuse whatever comes later."""
+        """Close the transaction for recording: later calls raise UsageError."""
         with self._lock:
             self._is_over = True
 
@@ -188,7 +190,7 @@ class Transaction:
 
 
 def size_of(record: OutgoingRecord) -> int:
-    """Return about how many bytes a record takes."""
+    """Return the approximate size of a record in bytes."""
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return _RECORD_BYTES + len(record.key or b"") + len(record.value or b"") + headers
 
