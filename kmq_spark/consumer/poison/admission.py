@@ -3,8 +3,8 @@ Admission policy: decide for each fetched record whether to deliver it, isolate 
 
 Rule 1: no clock, no Kafka client. The decision depends on the record's headers, its append time, and the consumer's
 logical queue and group.
-Rule 2: records are taken strictly in order. A portion is a prefix of the fetched records, so that one offset states what
-is done. The remaining records wait and are not started.
+Rule 2: records are taken strictly in order. A portion is a prefix of the fetched records, so that one offset states
+what is done. The remaining records wait and are not started.
 Rule 3: a suspect is delivered only together with other suspects. It is delivered alone when only its last deliveries,
 which are reserved for this, remain.
 Rule 4: headers are untrusted. A header that cannot be read counts as absent.

@@ -4,8 +4,8 @@ Schedule suspects: separately from other messages, and for a bounded share of th
 A suspect is a message whose deliveries repeatedly ended silently, as when a handler kills its process. Each such crash
 also costs a delivery of every other message that the process holds.
 
-Rule 1: a suspect is delivered when nothing else is held. For this, the consumer starts no other messages and waits until
-the held ones end: a pause, `FIRST_PAUSE_S` at first. If that was not enough, other messages continue, and the next pause
+Rule 1: a suspect is delivered when nothing else is held. For this the consumer pauses: it starts no other messages and
+waits for the held ones, `FIRST_PAUSE_S` at first. If that was not enough, other messages continue, and the next pause
 is twice as long, up to `MAX_PAUSE_S`.
 Rule 2: a turn is a pause and the delivery that follows. After a turn of t seconds, or a pause of t seconds without
 delivery, the suspects rest for `REST_FACTOR` · t seconds. During a rest, suspects are delivered only while nothing else
@@ -32,8 +32,8 @@ REST_FACTOR = 6
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 """
-First and longest pause in which other messages finish. If handlers always take longer, a suspect waits until nothing
-else is held by chance.
+First and longest pause in which other messages finish. If handlers always take longer, a suspect waits for a
+moment when nothing else is held.
 """
 
 GUESSED_TURN_S = 0.05
@@ -98,7 +98,7 @@ class Isolation:
         self._suspects, self._pause_s = suspects, FIRST_PAUSE_S
 
     def end(self, now: float) -> None:
-        """Record that no suspect is held and no pause is in progress. A rest begins."""
+        """Record that no suspect is held or waited for any more. If this ends a turn or a pause, a rest begins."""
         if self._began_at is not None:
             passed_s = now - self._began_at
             self._next_at = now + REST_FACTOR * passed_s

@@ -3,8 +3,8 @@ Read from the log whether a transaction was committed, if its commit request had
 
 Rule 1: the log decides. If a `read_committed` consumer returns a record of the transaction, the whole transaction was
 committed. If such a consumer skips the record, the transaction was aborted.
-Rule 2: there is no result before the transaction has ended on the broker. A `read_committed` consumer waits before every
-open transaction, also before those of other producers.
+Rule 2: there is no result before the transaction has ended on the broker. A `read_committed` consumer waits at every
+open transaction, also at those of other producers.
 
 Source: KIP-98, "last stable offset".
 """

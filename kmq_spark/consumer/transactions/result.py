@@ -1,14 +1,16 @@
 """
-Write results and ENDs in one Kafka transaction: a message's results appear if and only if it is done.
+Write results and ENDs in one Kafka transaction: the results of a message appear if and only if the message is done.
 
-Rule 1: an END counts if it was appended before the TICK that would have its message redelivered, whenever it is
-committed: the tracker reads no marker behind an open transaction. So it is enough to know, between the last delivery
-report and the commit, that no lease has run out; what happens to this process after that changes nothing.
-Rule 2: during a commit its messages are in nobody's hands: moved to leases of the transaction's own, which are kept
-alive as others are. A renewal counts only if it was durable before the lease ended.
-Rule 3: a commit without an answer is looked up in the log. Where that cannot be read either, the messages are let go:
-redelivered if nothing was written, never if it was.
-Rule 4: commits are serialised; blocks of several threads may be open at once, since they only record.
+Rule 1: an END takes effect if it was appended before the TICK that would redeliver its message. The time of its commit
+does not matter, because the tracker reads no marker after the start of an open transaction. So one check is enough:
+between the last delivery report and the commit, no lease has run out. What happens to this process later changes
+nothing.
+Rule 2: during a commit no thread can settle its messages. They are moved to leases of the transaction, which keep-alive
+renews as usual. A renewal counts only if it was durable before the lease ended.
+Rule 3: if a commit has no response, its outcome is read from the log. If the log cannot be read either, the messages
+are no longer held: the tracker redelivers them if nothing was written, and never if the transaction was committed.
+Rule 4: commits run one after another. Several threads may have open blocks at the same time, because a block only
+records.
 
 Source: KIP-98, KIP-447; docs/protocol.md, "Transactions of a consumer".
 """
@@ -50,24 +52,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGEST_RECORD = 1_000_000_000
-"""Each result topic has its own limit, so the broker decides what is too large, not our client."""
+"""`message.max.bytes` of the client. Each result topic has its own limit, so the broker checks the size."""
 
 ABORT_SCAN_MS = 10_000
-"""How often the broker looks for transactions that have run out. Kafka's default."""
+"""Interval at which the broker aborts timed-out transactions (Kafka's default)."""
 
 SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 5_000, 10_000
-"""A transaction is open for milliseconds; what dies in one holds up the readers of its markers partitions until the
-broker aborts it. So its time-out is short, and fits with the broker's scan into a lease of 15 s or more."""
+"""
+Bounds of `transaction.timeout.ms`. A transaction is normally open for milliseconds. If a process dies in one, the
+readers of its markers partitions wait until the broker aborts it. So the timeout is short: together with
+`ABORT_SCAN_MS` it fits into a lease of 15 s or more.
+"""
 
 _UNKNOWN = "the outcome of its transaction is unknown"
 
 
 class _RefusedError(Exception):
-    """The broker refuses a result, and would again."""
+    """The broker rejected a result, and would reject it again."""
 
 
 class _Commit:
-    """One transaction on its way: what it holds, and what is known of it."""
+    """One transaction during its commit: its results, its leases, and its known state."""
 
     def __init__(self, transaction: Transaction) -> None:
         self.results = transaction.results
@@ -79,7 +84,7 @@ class _Commit:
         self.began_at = time.monotonic()
 
     def take(self, messages: list[Message], table: LeaseTable) -> None:
-        """Move messages to leases of our own; on an error those taken so far have been given back."""
+        """Move messages to leases of this transaction. After an error, `restore` moves those taken so far back."""
         taken: dict[int, tuple[Lease, float, list[Message]]] = {}
         try:
             for message in messages:
@@ -95,7 +100,7 @@ class _Commit:
             table.open([lease for lease, _ in self.leases])
 
     def check_leases(self) -> None:
-        """Raise where a lease has ended: its message may be, or become, somebody else's."""
+        """Raise LeaseLostError if a lease has ended: its message may be redelivered to another consumer."""
         now = time.monotonic()
         for lease, messages in self.leases:
             if lease.expires_at < now:
@@ -107,23 +112,23 @@ class _Commit:
                 raise LeaseLostError(message)
 
     def note_written(self, error: KafkaError | None, sent: KafkaMessage) -> None:
-        """Keep where a record of this transaction lies."""
+        """Store topic, partition and offset of a record of this transaction, from its delivery report."""
         if error is None:
             self.written_at = (sent.topic() or "", sent.partition() or 0, sent.offset() or 0)
 
     def settle(self) -> None:
-        """All is written."""
+        """The transaction is committed: clear the leases, so that no message is held."""
         for lease, _ in self.leases:
             lease.held.clear()
 
     def restore(self) -> None:
-        """Nothing is written: the messages are held as before, under the leases that were kept alive meanwhile."""
+        """Nothing was written: the messages are held again, under the leases that keep-alive renewed meanwhile."""
         for lease, messages in self.leases:
             for message in messages:
                 message._leave_transaction(lease)  # noqa: SLF001  # private to the package: not for handlers
 
     def let_go(self) -> None:
-        """Nobody knows: hold the messages no more, and renew them no more."""
+        """The outcome is unknown: end the leases, so that the messages are neither held nor renewed."""
         for lease, messages in self.leases:
             lease.end(_UNKNOWN)
             lease.held.clear()
@@ -136,17 +141,17 @@ class ResultTransactions:
     The transactions of one consumer.
 
     Args:
-        topics: Names of the consumer's queue.
-        consumer_id: Told in the ENDs, and part of the transactional id.
+        topics: Topic names of the consumer's queue.
+        consumer_id: Written into the ENDs; also part of the transactional id.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
         leases: The consumer's leases.
-        markers: The consumer's producer of markers, asked for metadata.
+        markers: The consumer's producer of markers, used for metadata requests.
         lease_ms: Length of a lease.
-        timeout_ms: Bound on each call to the broker.
+        timeout_ms: Timeout of each request to the broker, milliseconds.
     """
 
-    def __init__(  # noqa: PLR0917  # whose transactions they are, and where
+    def __init__(  # noqa: PLR0917  # the identity of the consumer, and its parts
         self,
         topics: QueueTopics,
         consumer_id: str,
@@ -157,7 +162,7 @@ class ResultTransactions:
         lease_ms: int,
         timeout_ms: int,
     ) -> None:
-        """Prepare; the producer is made by the first commit."""
+        """Store the values. The first commit creates the producer."""
         self._markers_topic = topics.markers_topic
         self._leases = leases
         self._consumer_id = consumer_id
@@ -177,10 +182,10 @@ class ResultTransactions:
     @contextlib.contextmanager
     def block(self, check_usable: Callable[[], None]) -> Iterator[Transaction]:
         """
-        Record what the body does, then commit it; an exception of the body drops it all.
+        Record the calls of the body, then commit them. An exception of the body discards them.
 
         Args:
-            check_usable: Raises where the consumer is closed or belongs to another process.
+            check_usable: Raises if the consumer is closed or was created in another process.
 
         Raises:
             KmqError: As `QueueConsumer.transaction`.
@@ -203,7 +208,7 @@ class ResultTransactions:
             self._thread.is_open = False
 
     def close(self, timeout: float) -> None:
-        """Wait for a commit that is under way, at most *timeout* seconds, and give up the producer."""
+        """Wait for a running commit, at most *timeout* seconds, then close the producer."""
         if self._committing.acquire(timeout=timeout):
             try:
                 self._drop_producer()
@@ -211,7 +216,7 @@ class ResultTransactions:
                 self._committing.release()
 
     def after_fork(self) -> tuple[object, ...]:
-        """Return the client that a child process must leave alone."""
+        """Return the Kafka client that a forked child process must not use."""
         return () if self._producer is None else (self._producer.client,)
 
     def _commit(self, commit: _Commit, messages: list[Message]) -> None:
@@ -222,7 +227,7 @@ class ResultTransactions:
             self._drop_producer()
             self._resolve(commit, error)
         except BaseException:
-            # Ctrl+C, for one: nobody looks into the log now.
+            # For example Ctrl+C: the outcome is not read from the log, which could block.
             self._drop_producer()
             (commit.let_go if commit.is_committing else commit.restore)()
             raise
@@ -285,7 +290,7 @@ class ResultTransactions:
                 yield OutgoingRecord(self._markers_topic, queue_partition, None, encode_marker(marker), [])
 
     def _resolve(self, commit: _Commit, error: KmqError) -> None:
-        """Find out what was written; return where it was all, raise where it was nothing or nobody knows."""
+        """Find out whether the transaction was committed. Return if it was; raise if not, or if that is unknown."""
         is_written = self._is_written(commit, error) if commit.is_committing else False
         if isinstance(error, FencedError):
             self._note_fenced(commit, error)
@@ -315,12 +320,13 @@ class ResultTransactions:
         raise error
 
     def _is_written(self, commit: _Commit, error: KmqError) -> bool | None:
-        """Ask the log; None where it does not answer in time."""
+        """Read the outcome from the log; None if the log cannot be read in time."""
         if commit.written_at is None:
             return None
         try:
             if not isinstance(error, FencedError):
-                # Ends what is open under our name on the broker. A producer that was fenced is ended already.
+                # A new producer with this transactional id aborts the open transaction. If the producer was fenced, the
+                # transaction has ended already.
                 self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
             return is_committed(self._reading, *commit.written_at, self._timeout_ms)
         except KmqError as failure:
@@ -328,7 +334,7 @@ class ResultTransactions:
             return None
 
     def _note_fenced(self, commit: _Commit, error: FencedError) -> None:
-        """Tell another consumer of our name from a broker that gave up a transaction, which looks the same."""
+        """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""
         if time.monotonic() - commit.began_at < self._transaction_timeout_s:
             message = (
                 f"cannot commit a transaction as {self._consumer_id}: another consumer of this consumer_id has taken "
@@ -347,7 +353,7 @@ class ResultTransactions:
         return TransactionError(message, code=error.name(), nothing_written=True)
 
     def _drop_producer(self) -> None:
-        """Give up the producer: the next one fences it, which ends whatever it left open."""
+        """Close the producer. The next one fences it, which aborts a transaction that it left open."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
@@ -357,11 +363,11 @@ _REFUSALS = frozenset(
     {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "INVALID_TIMESTAMP", "TOPIC_AUTHORIZATION_FAILED",
      "POLICY_VIOLATION", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"}
 )  # fmt: skip
-"""What the broker would say again."""
+"""Names of errors that a retry of the same result would cause again."""
 
 
 def transaction_timeout_ms(lease_ms: int) -> int:
-    """Return the `transaction.timeout.ms` of a consumer with such leases."""
+    """Return the `transaction.timeout.ms` for a consumer with leases of *lease_ms*, milliseconds."""
     return max(SHORTEST_TIMEOUT_MS, min(LONGEST_TIMEOUT_MS, lease_ms - ABORT_SCAN_MS))
 
 
@@ -377,5 +383,5 @@ def transactional_config(
         max_message_bytes=LARGEST_RECORD,
         transaction_timeout_ms=transaction_timeout_ms(lease_ms),
     )
-    # A transaction is flushed as a whole: waiting for a fuller batch would only be waiting.
+    # No linger: the commit flushes the whole transaction at once, so waiting for a fuller batch gains nothing.
     return {**config, "linger.ms": 0}
