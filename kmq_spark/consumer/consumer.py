@@ -307,7 +307,8 @@ class QueueConsumer:
 
         Raises:
             LeaseLostError: A lease ran out before the commit; nothing was written.
-            TransactionError: The commit failed. If `nothing_written` is true, the messages are still held.
+            TransactionError: The commit failed. If `nothing_written` is true, the messages are still held. Otherwise
+                the outcome is unknown; do not retry.
             FencedError: Another consumer with the same `consumer_id` writes transactions.
             UsageError: This thread has an open block already, the consumer is closed, or it was created in another
                 process.
@@ -319,7 +320,7 @@ class QueueConsumer:
         Wait until the marker of every message settled so far is durable.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Raises:
             KmqError: A marker could not be written; its messages will be delivered again.
@@ -343,7 +344,7 @@ class QueueConsumer:
 
     def close(self, timeout: float = 30.0) -> None:
         """
-        Release the held messages, write the last markers, commit, and leave the consumer group.
+        Commit offsets, leave the consumer group, release the held messages, and write the last markers.
 
         A second call does nothing.
 

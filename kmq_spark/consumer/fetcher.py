@@ -134,8 +134,8 @@ class Fetcher:
         Return the end offset of partition 0 of any topic. Any thread may call it, but not after `close`.
 
         Raises:
-            KmqError: The topic does not exist, the client may not read it, or the broker does not answer within
-                *timeout* seconds.
+            KmqError: The topic does not exist, the client has no permission to read it, or the broker does not answer
+                within *timeout* seconds.
         """
         try:
             _, end = self.client.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)

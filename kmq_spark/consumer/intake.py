@@ -389,7 +389,7 @@ class Intake:
 
     @staticmethod
     def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
-        """Return how many records to check next: doubled each time that no record was for delivery now."""
+        """Return how many records to check next: more each time that none was to be delivered; `CROWD` for suspects."""
         if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
             return CROWD
         return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)

@@ -6,7 +6,7 @@ logs nothing.
 
 Rule 1: offsets expire when a group has had no members for `offsets.retention.minutes`. All messages that the group
 acknowledged are then older than that. If no message in the topic is older, no acknowledged message can be repeated: log
-one INFO line. Otherwise, and if this client may not read the brokers' setting, log one WARNING.
+one INFO line. Otherwise, or if this client has no permission to read the brokers' setting, log one WARNING.
 Rule 2: best effort. The check delays the first batch of an assignment by one request, and never fails that batch.
 
 Source: KIP-211.

@@ -6,7 +6,7 @@ Rule 2: with `prefetch`, the next batches are fetched and their STARTs sent whil
 releases the messages that were not returned, without counting the delivery.
 Rule 3: one thread at a time.
 Rule 4: if an exception ends `receive` early, at any step (Ctrl+C, a signal handler), the messages that its caller did
-not get are returned to the queue. Only `give_back` does this; if it fails, the next `receive` calls it first.
+not get are fetched again or released. Only `give_back` does this. If it fails, the next `receive` calls it first.
 
 Source: KIP-1206 for the strict limit; RabbitMQ's prefetch, and its warning about the prefetched messages of a dead
 consumer.
@@ -103,9 +103,9 @@ class Receiver:
 
     def give_back(self) -> None:
         """
-        Return every fetched message that no caller has to the queue.
+        Undo the fetch of every message that was not returned to a caller.
 
-        Messages whose offset is not committed are fetched again; the others are released without counting the delivery.
+        Messages whose offset is not committed are fetched again. The others are released without counting the delivery.
 
         Raises:
             KmqError: Seeking back failed; the next `receive` tries again.

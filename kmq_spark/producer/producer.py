@@ -99,7 +99,8 @@ class QueueProducer:
                 send buffer is full.
             extra: librdkafka settings.
             producer_id: Id under which a later process resumes where this one ended; 1 to 100 characters of A-Z a-z
-                0-9 . _ -. Only one process may use it at a time: a second process fences the first (FencedError).
+                0-9 . _ -. Only one process may use it at a time: a second process fences the first, whose calls then
+                raise FencedError.
             commit_every_ms: With *producer_id*: longest time that a message waits for its commit, 1 to 3,600,000.
             commit_every: With *producer_id*: most messages in one transaction, 1 to 100,000.
             transaction_timeout_ms: With *producer_id*: time after which the broker aborts the open transaction of a
@@ -225,7 +226,8 @@ class QueueProducer:
             KafkaClientError: The message is too large, or the client's send buffer stayed full for *timeout_ms*.
             KmqError: An earlier message without a callback has failed; this message was not sent.
             FencedError: A newer producer with this *producer_id* has taken over; uncommitted messages are not sent.
-            UsageError: The producer is closed or was created in another process.
+            UsageError: The producer is closed, was created in another process, or has no *producer_id* for a
+                *position*.
         """
         # Checked inline before the call: a function call that does nothing costs a twentieth of a send.
         if self._is_closed or self._pid != os.getpid():
@@ -292,7 +294,7 @@ class QueueProducer:
 
         Args:
             position: Current source position. Needed if the source advanced past records that produced no message.
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Raises:
             FencedError: A newer producer with this *producer_id* has taken over; uncommitted messages are not sent.
@@ -310,7 +312,7 @@ class QueueProducer:
         Wait until every message sent so far is durable. With a *producer_id*, wait until it is committed.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Raises:
             KmqError: A message without a callback has failed; the first such error since the last call.
@@ -335,7 +337,7 @@ class QueueProducer:
         Send the remaining messages, then disconnect. A second call does nothing.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Raises:
             KmqError: As `flush`. Messages that are not durable by then are dropped.

@@ -1,8 +1,8 @@
 """
 Read the retention of a queue's topics, to reject a delay that is longer.
 
-Rule 1: best effort. A topic that does not exist, or whose settings this client may not read, counts as a topic without
-a retention limit.
+Rule 1: best effort. A topic that does not exist, or whose settings this client has no permission to read, counts as a
+topic without a retention limit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def shortest_retention(
     Return the shortest `retention.ms` among topics.
 
     Args:
-        topics: Topic names. A topic that does not exist, or whose settings this client may not read, is skipped.
+        topics: Topic names. A topic that does not exist, or whose settings this client has no permission to read, is
+            skipped.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
         timeout_ms: Timeout of the call, milliseconds.

@@ -121,7 +121,7 @@ class MarkerProducer:
         Wait until every marker of `send_until_durable` so far is durable. Another thread must serve the reports.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Raises:
             KmqError: A marker could not be written; the first such error since the last call.
@@ -144,7 +144,7 @@ class MarkerProducer:
         Wait until every marker of `send_until_durable` so far is durable or has failed permanently.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Returns:
             Count of markers that are neither after *timeout*.

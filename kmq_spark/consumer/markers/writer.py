@@ -87,7 +87,7 @@ class MarkerWriter:
         Wait until the markers of all messages settled before this call are durable.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Raises:
             KmqError: A marker could not be written; the first such error since the last flush.
@@ -102,7 +102,7 @@ class MarkerWriter:
         Wait until the markers of all messages settled before this call are durable. The next `flush` raises errors.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, seconds.
 
         Returns:
             False if it took longer than *timeout*.

@@ -5,8 +5,7 @@ Rule 1: no clock, no Kafka client. The decision depends on the record's headers,
 logical queue and group.
 Rule 2: records are taken strictly in order. A portion is a prefix of the fetched records, so that one offset states
 what is done. The remaining records wait and are not started.
-Rule 3: a suspect is delivered only together with other suspects. It is delivered alone when only its last deliveries,
-which are reserved for this, remain.
+Rule 3: a suspect is delivered only together with other suspects, and alone in its last `ALONE_DELIVERIES` deliveries.
 Rule 4: headers are untrusted. A header that cannot be read counts as absent.
 Rule 5: a batch in which no record has headers is not checked here, unless the consumer has a logical queue.
 
@@ -160,8 +159,8 @@ def crowd_of(delivery_count: int, max_deliveries: int) -> int:
         max_deliveries: Limit of deliveries; 0 if it is unknown or there is none.
 
     Returns:
-        `CROWD`; or 1 if the remaining deliveries are reserved for isolated processing. So another message alone never
-        causes its dead letter.
+        `CROWD`; or 1 for the last `ALONE_DELIVERIES` deliveries. So a message does not become a dead letter because
+        another message crashes the process.
     """
     return CROWD if max_deliveries - delivery_count >= ALONE_DELIVERIES else 1
 

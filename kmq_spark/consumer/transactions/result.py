@@ -3,8 +3,8 @@ Write results and ENDs in one Kafka transaction: the results of a message appear
 
 Rule 1: an END takes effect if it was appended before the TICK that would redeliver its message. The time of its commit
 does not matter, because the tracker reads no marker after the start of an open transaction. So one check is enough:
-between the last delivery report and the commit, no lease has run out. What happens to this process later changes
-nothing.
+after the last delivery report and before the commit, no lease may have run out. What happens to this process later
+changes nothing.
 Rule 2: during a commit no thread can settle its messages. They are moved to leases of the transaction, which keep-alive
 renews as usual. A renewal counts only if it was durable before the lease ended.
 Rule 3: if a commit has no response, its outcome is read from the log. If the log cannot be read either, the messages
