@@ -120,8 +120,8 @@ class Limits(NamedTuple):
         lease_s: Length of a lease, seconds.
         max_lease_s: Longest total time that keep-alive holds a message, seconds.
         start_timeout_s: Longest time for a START to become durable, seconds.
-        max_in_flight: Most messages held at once.
-        max_in_flight_bytes: Most bytes of their values, keys and headers. A single message is always allowed.
+        max_in_flight: Maximum number of messages held at once.
+        max_in_flight_bytes: Maximum bytes of their values, keys and headers. A single message is always allowed.
     """
 
     lease_s: float

@@ -76,8 +76,8 @@ def limits_of(
         max_lease_ms: Longest total time that keep-alive holds a message; None for ten leases or 12 h, whichever is
             less.
         start_timeout_ms: Longest time for a START to become durable; None for half a lease or 10 s, whichever is less.
-        max_in_flight: Most messages held at once.
-        max_in_flight_bytes: Most bytes of their values, keys and headers.
+        max_in_flight: Maximum number of messages held at once.
+        max_in_flight_bytes: Maximum bytes of their values, keys and headers.
 
     Raises:
         ConfigError: A value is out of bounds.

@@ -105,8 +105,8 @@ class QueueConsumer:
                 it. By default the lease in the rules of the queue (`kmq queue alter --lease-ms`), else 30 s.
             max_lease_ms: Longest total time that keep-alive holds a message; by default ten leases or 12 h, whichever
                 is less. After that, a handler that hangs loses its message.
-            max_in_flight: Most messages held at once.
-            max_in_flight_bytes: Most bytes of values, keys and headers held at once. A single message may be larger.
+            max_in_flight: Maximum number of messages held at once.
+            max_in_flight_bytes: Maximum bytes of values, keys and headers held at once. A single message may be larger.
             prefetch: Batches that `receive` fetches ahead, each of at most *max_messages* messages. Faster, but other
                 consumers cannot process prefetched messages. `close` releases the unused ones without counting the
                 delivery. With 0, the consumer holds only what `receive` returned.
@@ -206,7 +206,7 @@ class QueueConsumer:
         Receive messages. Each is held until it is settled or its lease ends.
 
         Args:
-            max_messages: Most messages to return, at least 1.
+            max_messages: Maximum number of messages to return, at least 1.
             timeout: Seconds to wait for the first message; 0 polls once.
             lease: Length of the leases of these messages, seconds or a timedelta, 1 second to 12 hours; by default the
                 consumer's `lease_ms`. Keep-alive renews them with the same length, up to `max_lease_ms`.
@@ -259,8 +259,8 @@ class QueueConsumer:
             concurrency: Number of handler threads.
             retry_delay_ms: Delay before redelivery after the handler raised, at most 12 hours. The queue's backoff is
                 added to it.
-            drain_timeout_ms: Longest wait for running handlers at a stop. After that, their messages are released.
-            max_batch: Most messages fetched at once.
+            drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released.
+            max_batch: Maximum number of messages fetched at once.
             metrics_port: Port on which to serve Prometheus metrics during the run; needs the extra `metrics`. 0 selects
                 a free port.
             metrics_host: Address to listen on for metrics; loopback by default.

@@ -104,7 +104,7 @@ class Fetcher:
         Fetch the records that are available. Wait only for the first one.
 
         Args:
-            max_records: Most records to return, at least 1.
+            max_records: Maximum number of records to return, at least 1.
             timeout: Seconds to wait for the first record.
             at_least: If the stash has records, but fewer than this, fetch more without waiting.
 

@@ -53,7 +53,7 @@ waits for another consumer of the closing thread does not.
 """
 
 MAX_PASSED = 1_000
-"""Most records checked at once after records of other logical queues or groups, which cost little to skip."""
+"""Maximum number of records checked at once after records of other logical queues or groups. Skipping costs little."""
 
 LOOK_FAR = 2_000
 """
@@ -117,7 +117,7 @@ class Intake:
 
     @property
     def max_in_flight(self) -> int:
-        """Most messages held at once."""
+        """Maximum number of messages held at once."""
         return self._limits.max_in_flight
 
     @property
@@ -150,7 +150,7 @@ class Intake:
         Fetch the records that are available, and send STARTs for those to deliver now or later.
 
         Args:
-            max_messages: Most messages to deliver; `room` limits them further.
+            max_messages: Maximum number of messages to deliver; `room` limits them further.
             timeout: Seconds to wait for the first record.
             lease_s: Length of the leases, seconds; None for the consumer's default.
 

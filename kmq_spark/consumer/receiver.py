@@ -68,7 +68,7 @@ class Receiver:
         Receive messages.
 
         Args:
-            max_messages: Most messages to return.
+            max_messages: Maximum number of messages to return.
             timeout: Seconds to wait for the first message.
             lease_s: Length of their leases, seconds; None for the consumer's default.
 

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 2_000
-"""Most messages fetched at once. Larger batches bring no further gain."""
+"""Maximum number of messages fetched at once. Larger batches bring no further gain."""
 
 MAX_BATCHES_UNDER_WAY = 4
-"""Most batches whose STARTs have no report yet. With more, messages would only be held longer."""
+"""Maximum number of batches whose STARTs have no report yet. With more, messages would only be held longer."""
 
 POLL_S = 0.1
 """Longest wait of the receiving thread, and so the longest delay until it sees a signal."""
@@ -99,9 +99,9 @@ class Worker:
         handler: Called with each message.
         concurrency: Number of handler threads.
         retry_delay_ms: Delay before redelivery after the handler raised, without the queue's backoff.
-        drain_timeout_ms: Longest wait for running handlers at a stop. After that, their messages are released while the
+        drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released while the
             handlers still run.
-        max_batch: Most messages fetched at once.
+        max_batch: Maximum number of messages fetched at once.
     """
 
     def __init__(

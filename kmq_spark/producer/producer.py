@@ -102,7 +102,7 @@ class QueueProducer:
                 0-9 . _ -. Only one process may use it at a time: a second process fences the first, whose calls then
                 raise FencedError.
             commit_every_ms: With *producer_id*: longest time that a message waits for its commit, 1 to 3,600,000.
-            commit_every: With *producer_id*: most messages in one transaction, 1 to 100,000.
+            commit_every: With *producer_id*: maximum number of messages in one transaction, 1 to 100,000.
             transaction_timeout_ms: With *producer_id*: time after which the broker aborts the open transaction of a
                 dead process, 1,000 to 900,000. Consumers cannot read past that transaction until then, or until a
                 process uses the id again.

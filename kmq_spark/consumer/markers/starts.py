@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Start = tuple[Marker, OnReport]
 
 ATTEMPTS = 3
-"""Most transactions for one batch. The group would reject a rejected commit again, and fetching again is cheap."""
+"""Maximum number of transactions per batch. A commit that the group rejects fails again; fetching again is cheap."""
 
 MIN_TRANSACTION_TIMEOUT_MS = 1_000
 """Minimum that librdkafka accepts."""

@@ -191,8 +191,8 @@ class Room(NamedTuple):
     Room for messages to deliver.
 
     Attributes:
-        max_messages: Most messages.
-        max_bytes: Most bytes of their values, keys and headers.
+        max_messages: Maximum number of messages.
+        max_bytes: Maximum bytes of their values, keys and headers.
         is_empty: Whether nothing is held. If so, one message of any size is allowed.
     """
 

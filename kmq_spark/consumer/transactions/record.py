@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from kmq_spark.producer.retention import KnownRetentions
 
 MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
-"""Most bytes of results: sent within seconds over a slow network, and far below the limit of librdkafka's buffer."""
+"""Maximum bytes of results: sent within seconds over a slow network, and far below the limit of librdkafka's buffer."""
 
 MAX_TRANSACTION_RECORDS = 50_000
-"""Most results: half of the capacity of librdkafka's buffer."""
+"""Maximum number of results: half of the capacity of librdkafka's buffer."""
 
 _RECORD_BYTES = 64
 """Upper bound of the bytes of a record besides key, value and headers."""
