@@ -99,8 +99,8 @@ class Worker:
         handler: Called with each message.
         concurrency: Number of handler threads.
         retry_delay_ms: Delay before redelivery after the handler raised, without the queue's backoff.
-        drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released while the
-            handlers still run.
+        drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released while
+            the handlers still run.
         max_batch: Maximum number of messages fetched at once.
     """
 
