@@ -1,5 +1,5 @@
 """
-Write the ledger under `spark-submit` or as a Databricks job: `kmq ledger run`, whose arguments it takes.
+Write the ledger under `spark-submit` or as a Databricks job. Takes the arguments of `kmq ledger run`.
 
     ./spark-submit.sh jobs/ledger.py --config conf/local.toml --trigger available-now orders
 """

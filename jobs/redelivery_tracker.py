@@ -1,5 +1,5 @@
 """
-Run the redelivery tracker under `spark-submit` or as a Databricks job: `kmq tracker run`, whose arguments it takes.
+Run the redelivery tracker under `spark-submit` or as a Databricks job. Takes the arguments of `kmq tracker run`.
 
     ./spark-submit.sh jobs/redelivery_tracker.py --config conf/local.toml orders emails
 """

@@ -1,12 +1,11 @@
 """
-Look at the dead letters of a queue, send them back, end them.
+List, redrive and purge the dead letters of a queue.
 
-Rule 1: a dead-letter topic is a log of work like any other: what is done with is told by ENDs in the redrive topic, and
-a letter without one is open.
-Rule 2: what is meant is said: ids, a filter, or all of them; there is no default that touches everything.
-Rule 3: nothing is removed before its END is committed.
+Rule 1: An END in the redrive topic closes a dead letter (redriven or purged). A dead letter without an END is open.
+Rule 2: The caller selects dead letters explicitly: by ids, by a filter, or all of them. No default selects all.
+Rule 3: A record is deleted only after its END is committed.
 
-Source: SQS StartMessageMoveTask; RabbitMQ's shovel; Kafka's share groups (KIP-932) have no redrive.
+Source: SQS StartMessageMoveTask; RabbitMQ's shovel. Kafka's share groups (KIP-932) have no redrive.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["DeadLetter", "DeadLetterFilter", "RedriveSummary", "list_dead_letters", "purge", "redrive"]
 
 MAX_IDS = 100_000
-"""Ids in one call: more are a filter."""
+"""Most ids in one call; use a filter to select more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where to, and how long."""
+    """Broker address, timeout and librdkafka settings of one call."""
 
     bootstrap_servers: str
     timeout_ms: int
@@ -64,20 +63,20 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """What a caller means, checked."""
+    """The dead letters that the caller selected, validated."""
 
     ids: tuple[tuple[int, int], ...]
     where: DeadLetterFilter
     limit: int | None
 
     def letters(self, log: DeadLetterLog, closed: ClosedRanges, summary: RedriveSummary) -> Iterator[DeadLetter]:
-        """Yield the open letters that are meant."""
+        """Yield the selected letters that are open. Count selected ids that are closed or missing in *summary*."""
         if not self.ids:
             for letter in log.letters(log.bounds(closed)):
                 if not closed.is_closed(letter.partition, letter.offset) and self.where.matches(letter):
                     yield letter
             return
-        log.bounds(closed)  # for its check
+        log.bounds(closed)  # raises TopicError where the dead-letter topic was created again
         for name, found in log.by_ids(self.ids):
             if closed.is_closed(*parse_id(name)):
                 summary.done_before += 1
@@ -98,23 +97,23 @@ def list_dead_letters(
     extra: Mapping[str, str] | None = None,
 ) -> Iterator[DeadLetter]:
     """
-    Read the dead letters that are neither redriven nor purged.
+    Read the open dead letters: those that are neither redriven nor purged.
 
     Args:
         queue: Name of the queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        where: Which ones; a `DeadLetterFilter`, or its parts by name.
-        ids: Only these, `partition:offset`; ids that are not there are passed over.
-        limit: Most letters to give, at least 1.
-        timeout_ms: How long the broker may take to answer.
+        where: A `DeadLetterFilter`, or its fields by name. None, without *ids*: all.
+        ids: Only these dead letters, as `partition:offset`. Ids that are closed or not in the topic are skipped.
+        limit: Most letters to yield, at least 1. None: no limit.
+        timeout_ms: Bound on each call to the broker, milliseconds.
         extra: librdkafka settings.
 
     Yields:
-        A partition after the other, oldest first.
+        The dead letters, partition by partition, oldest first in each.
 
     Raises:
         ConfigError: A value is not allowed.
-        TopicError: The queue does not exist or does not fit.
+        TopicError: The queue does not exist, or its topics have wrong settings.
         KafkaClientError: The broker cannot be reached.
     """
     selection = _selection(ids, where, limit, everything=where is None and not ids)
@@ -141,28 +140,29 @@ def redrive(
     """
     Send dead letters back to their queue, each exactly once.
 
-    A call that was cut short, by whatever, is simply made again: what it had committed is done, the rest is not.
+    After an interrupted call, call again: letters that the first call committed are closed and are not sent again.
 
     Args:
-        queue: Name of the queue, or `queue@group`: that group's dead letters, and to it alone they go back.
+        queue: Name of the queue, or `queue@group`. The dead letters of a group are sent to that group alone.
         bootstrap_servers: Comma-separated `host:port`.
-        ids: These, `partition:offset`.
-        where: Those that a filter lets through: a `DeadLetterFilter`, or its parts by name.
-        everything: All of them.
-        to: Another queue or `queue@group` to send them to.
-        limit: Most letters to redrive, at least 1.
-        dry_run: Only count; nothing is written.
-        timeout_ms: How long the broker may take to answer.
+        ids: The dead letters to redrive, as `partition:offset`.
+        where: The dead letters that match this filter: a `DeadLetterFilter`, or its fields by name.
+        everything: Whether to redrive all open dead letters.
+        to: Another queue or `queue@group` to send them to. None: *queue*.
+        limit: Most letters to redrive, at least 1. None: no limit.
+        dry_run: Count only; write nothing.
+        timeout_ms: Bound on each call to the broker, milliseconds.
         extra: librdkafka settings.
 
     Returns:
-        What was done. Records that are no messages, or whose payload is gone, are left and told.
+        What was done. Dead letters that are not messages, or have no payload, are not redriven; the summary names
+        them.
 
     Raises:
         ConfigError: A value is not allowed, or not exactly one of *ids*, *where* and *everything* is given.
-        TopicError: A topic is missing or does not fit.
-        FencedError: Another redrive or purge of the queue began meanwhile; what is committed stands.
-        KafkaClientError: The broker cannot be reached; run it again.
+        TopicError: A topic is missing or has wrong settings.
+        FencedError: Another redrive or purge of the queue has started. Committed letters stay redriven.
+        KafkaClientError: The broker cannot be reached; call again.
     """
     selection = _selection(ids, where, limit, everything=everything)
     target = QueueTopics.parse(queue if to is None else to)
@@ -188,7 +188,9 @@ def purge(
     extra: Mapping[str, str] | None = None,
 ) -> RedriveSummary:
     """
-    End dead letters for good, and let the broker remove what lies below the lowest that is still open.
+    Close dead letters without redriving them, then delete records from the dead-letter topic.
+
+    In each partition the broker deletes the records below the lowest open dead letter.
 
     Args:
         queue: As for `redrive`.
@@ -244,7 +246,7 @@ def _end_letters(
         extra=place.extra,
     )
     with closing(redriver):
-        # Older redrives are fenced by now: what is not told as done here is not done by them either.
+        # Older redrives are fenced by now, so none of them can close a letter after this read.
         closed = log.closed(redrive_partition_count)
         redriver.end(_meant(selection, log, closed, summary, is_purge=to is None), summary)
     return summary
@@ -253,7 +255,7 @@ def _end_letters(
 def _meant(
     selection: _Selection, log: DeadLetterLog, closed: ClosedRanges, summary: RedriveSummary, *, is_purge: bool
 ) -> Iterator[DeadLetter]:
-    """Yield what is to be done, count what cannot be."""
+    """Yield the letters to close. Count those that cannot be redriven in *summary*."""
 
     def possible() -> Iterator[DeadLetter]:
         for letter in selection.letters(log, closed, summary):
@@ -266,7 +268,7 @@ def _meant(
 
 
 def _first(letters: Iterator[DeadLetter], limit: int | None) -> Iterator[DeadLetter]:
-    """Yield the first ones, and ask for none beyond them."""
+    """Yield at most *limit* letters, and do not read the iterator beyond them."""
     for given, letter in enumerate(letters, 1):
         yield letter
         if given == limit:
@@ -274,7 +276,7 @@ def _first(letters: Iterator[DeadLetter], limit: int | None) -> Iterator[DeadLet
 
 
 def _remove_done(place: _Place, layout: QueueLayout) -> None:
-    """Let the broker remove what lies below the lowest open letter of each partition."""
+    """Delete the records below the lowest open letter of each partition."""
     log = place.log(layout)
     closed = log.closed(layout.redrive_partition_count)
     bounds = log.bounds(closed)
@@ -290,7 +292,7 @@ def _remove_done(place: _Place, layout: QueueLayout) -> None:
             wanted.append(TopicPartition(topic, partition, lowest))
     if not wanted:
         return
-    admin = place.admin()  # kept: a client that is collected never answers
+    admin = place.admin()  # keeps a reference: the futures of a garbage-collected client never complete
     futures = admin.delete_records(wanted, request_timeout=place.timeout_ms / 1000)
     for future in futures.values():
         try:
@@ -300,7 +302,7 @@ def _remove_done(place: _Place, layout: QueueLayout) -> None:
 
 
 def _selection(ids: Sequence[str], where: Where | None, limit: int | None, *, everything: bool) -> _Selection:
-    """Check what a caller means."""
+    """Validate the caller's selection."""
     given = [
         name
         for name, is_given in (("ids", bool(ids)), ("where", where is not None), ("everything", everything))

@@ -1,9 +1,9 @@
 """
-Which dead letters a caller means.
+Select dead letters with a filter.
 
-Rule 1: a filter's parts must all hold; a part that is not given always holds.
+Rule 1: A letter matches when every field of the filter that is set matches. A field that is None matches every letter.
 
-Source: SQS' redrive and RabbitMQ's shovel know all or nothing; users of both asked for a filter.
+Source: SQS' redrive and RabbitMQ's shovel move all messages or none; their users asked for a filter.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 def parse_id(text: str) -> MessageId:
     """
-    Read the name of a dead letter.
+    Parse the id of a dead letter.
 
     Args:
         text: `partition:offset`.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: *text* is not of that form.
     """
     found = MessageId.parse(text) if isinstance(text, str) else None
     if found is None:
@@ -45,15 +45,18 @@ def parse_id(text: str) -> MessageId:
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
     """
-    Which dead letters are meant: those for which every part that is given holds.
+    A filter of dead letters. A letter matches when every field that is set matches.
 
     Attributes:
-        reason: In the reason; with `*` (any text) or `?` (one character) it is a pattern of the whole reason.
-        key: Equal to the key; a text is compared as UTF-8.
-        origin: `partition:offset` of the first copy.
-        queue: Equal to the logical queue.
-        dead_before: Appended to the dead-letter topic before this instant, epoch milliseconds or an aware `datetime`.
-        dead_after: Appended there at this instant or later.
+        reason: Text that the reason contains. With `*` (any text) or `?` (one character): a pattern that the whole
+            reason matches.
+        key: The message key; a `str` is compared as UTF-8.
+        origin: `partition:offset` of the first copy in the queue topic.
+        queue: The logical queue.
+        dead_before: Append time in the dead-letter topic is before this instant: epoch milliseconds or an aware
+            `datetime`.
+        dead_after: Append time in the dead-letter topic is at or after this instant: epoch milliseconds or an aware
+            `datetime`.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -67,7 +70,7 @@ class DeadLetterFilter:
     dead_after: int | datetime | None = None
 
     def __post_init__(self) -> None:
-        """Check the values: a filter that can match nothing is a mistake, and told as one."""
+        """Check the values. A filter that cannot match any letter is an error."""
         for name in ("reason", "queue", "origin"):
             if not isinstance(value := getattr(self, name), str | None) or value == "":
                 message = f"filter {name} is not allowed: got {value!r}, a text that is not empty; leave it out"
@@ -84,11 +87,11 @@ class DeadLetterFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it lets everything through."""
+        """Whether no field is set, so that every letter matches."""
         return all(getattr(self, each.name) is None for each in fields(self))
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Return whether a dead letter is meant."""
+        """Return whether a dead letter matches."""
         key = self.key.encode() if isinstance(self.key, str) else self.key
         before, after = _instant("dead_before", self.dead_before), _instant("dead_after", self.dead_after)
         return (
@@ -103,13 +106,13 @@ class DeadLetterFilter:
 
 def filter_of(where: DeadLetterFilter | Mapping[str, object] | None) -> DeadLetterFilter:
     """
-    Return a filter for what a caller gave.
+    Return the filter that the caller's argument describes.
 
     Args:
-        where: A filter, the parts of one by name, or None for one that lets everything through.
+        where: A filter, its fields by name, or None for a filter that matches every letter.
 
     Raises:
-        ConfigError: A part is unknown, or a value is not allowed.
+        ConfigError: A field is unknown, or a value is not allowed.
     """
     if isinstance(where, DeadLetterFilter):
         return where
@@ -123,11 +126,11 @@ def filter_of(where: DeadLetterFilter | Mapping[str, object] | None) -> DeadLett
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
             message = f"unknown part of a filter: got {name!r}; {hint}"
             raise ConfigError(message)
-    return DeadLetterFilter(**(where or {}))  # type: ignore[arg-type]  # its own check tells a wrong type
+    return DeadLetterFilter(**(where or {}))  # type: ignore[arg-type]  # its `__post_init__` rejects a wrong type
 
 
 def _instant(name: str, value: object) -> int | None:
-    """Return epoch milliseconds."""
+    """Validate an instant and return it as epoch milliseconds; None for None."""
     if value is None:
         return None
     if isinstance(value, datetime):
@@ -142,7 +145,7 @@ def _instant(name: str, value: object) -> int | None:
 
 
 def _is_in(wanted: str, reason: str) -> bool:
-    # No `[`: our own reasons name places as `orders[0]@7`.
+    # Not `fnmatch`: it reads `[` as a character class, and our reasons contain places such as `orders[0]@7`.
     if "*" not in wanted and "?" not in wanted:
         return wanted in reason
     pattern = re.escape(wanted).replace(r"\*", ".*").replace(r"\?", ".")

@@ -1,10 +1,10 @@
 """
-Read a dead-letter topic as the log it is: the letters, and the ENDs that say which of them are done.
+Read the dead letters of a queue, and the ENDs in its redrive topic that close them.
 
-Rule 1: `read_committed`, no group: looking changes nothing.
-Rule 2: the letters of one reading are those that were there when it began, so that what dies again meanwhile does not
-keep it going for ever.
-Rule 3: who sends anything fences older redrives first and reads the ENDs afterwards: then nobody can add to them.
+Rule 1: Reads use `read_committed` and join no consumer group. They change nothing in Kafka.
+Rule 2: A read ends where the topic ended when the read began. Letters that are appended later, such as redriven
+messages that fail again, do not extend it.
+Rule 3: A redrive or purge fences older ones first and reads the ENDs after that. Then no other process can add an END.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_AT_ONCE = 500
-"""Records taken from the client together; dead letters may be large, and a limit ends most readings early."""
+"""Most records in one `consume` call. It is small: dead letters may be large, and a limit ends most reads early."""
 
 
 class DeadLetterLog:
@@ -44,29 +44,30 @@ class DeadLetterLog:
     Args:
         layout: The queue's topics, checked.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: How long nothing may arrive before reading is an error.
+        timeout_ms: Longest wait for a record, milliseconds; then the read fails.
         extra: librdkafka settings.
     """
 
     def __init__(
         self, layout: QueueLayout, *, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Keep what is needed; nothing is read yet."""
+        """Store the settings; read nothing yet."""
         self._topics = layout.topics
         self._partitions = range(layout.dead_letter_partition_count)
         self._timeout_ms = timeout_ms
-        # No group is joined and nothing committed, but librdkafka wants a name, and ACLs may be given for it.
+        # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
         self._config = reader_config(bootstrap_servers, self._topics.redrive_id, new_client_id("redrive"), extra)
 
     def closed(self, redrive_partition_count: int) -> ClosedRanges:
         """
-        Read which letters are done.
+        Read the redrive topic and return the closed letters (redriven or purged).
 
         Args:
-            redrive_partition_count: Partitions of the redrive topic; 0 where there is none: then none are.
+            redrive_partition_count: Partitions of the redrive topic. 0 where the topic does not exist: then no letter
+                is closed.
 
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time.
+            KafkaClientError: The broker cannot be reached, or no record arrived in time.
         """
         closed = ClosedRanges()
         if not redrive_partition_count:
@@ -75,7 +76,7 @@ class DeadLetterLog:
             try:
                 marker = decode_marker(record.value())
             except WireError as error:
-                # Nothing was said of any letter, so none is taken for done.
+                # A record that cannot be read closes no letter.
                 logger.warning(
                     "%s[%s]@%s is no marker and is passed over: %s",
                     self._topics.redrive_topic, record.partition(), record.offset(), error,
@@ -87,11 +88,12 @@ class DeadLetterLog:
 
     def bounds(self, closed: ClosedRanges) -> dict[int, tuple[int, int]]:
         """
-        Return first offset and end of each partition, now.
+        Return the first offset and the end offset of each partition at this moment.
 
         Raises:
             KafkaClientError: The broker cannot be reached.
-            TopicError: More letters are done than there are: the dead-letter topic was made anew.
+            TopicError: An END names an offset past the end of the dead-letter topic: that topic was deleted and
+                created again.
         """
         consumer = make_client(Consumer, self._config)
         try:
@@ -110,10 +112,10 @@ class DeadLetterLog:
 
     def letters(self, bounds: Mapping[int, tuple[int, int]]) -> Generator[DeadLetter]:
         """
-        Yield the letters between these bounds, done or not, a partition after the other, oldest first.
+        Yield the letters between these bounds, open and closed, partition by partition, oldest first in each.
 
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time.
+            KafkaClientError: The broker cannot be reached, or no record arrived in time.
         """
         consumer = make_client(
             Consumer, {**self._config, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
@@ -128,10 +130,10 @@ class DeadLetterLog:
 
     def by_ids(self, ids: Sequence[tuple[int, int]]) -> Iterator[tuple[str, DeadLetter | None]]:
         """
-        Yield the letters of these ids, ascending within a partition; None for one that is not there.
+        Yield each id and its letter, ascending within a partition; None where the topic has no such letter.
 
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time.
+            KafkaClientError: The broker cannot be reached, or no record arrived in time.
         """
         wanted: dict[int, list[int]] = {}
         for partition, offset in sorted(set(ids)):
@@ -155,7 +157,7 @@ class DeadLetterLog:
 
     def _records(self, consumer: Consumer, partition: int, end: int) -> Iterator[Message]:
         while True:
-            # `consume` waits until it has all it was asked for: ask for one, then for what is there.
+            # `consume(n)` waits for n records: wait for one record, then take those that the client has buffered.
             records = consumer.consume(1, self._timeout_ms / 1000)
             if not records:
                 message = (
@@ -173,7 +175,7 @@ class DeadLetterLog:
                     yield record
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
                     return
-                # Other errors pass by themselves, or the time-out above tells of them.
+                # Other errors are transient; if not, the timeout above raises.
 
     def _letter(self, record: Message) -> DeadLetter:
         headers = cast("Headers", record.headers() or [])

@@ -1,12 +1,13 @@
 """
-Send dead letters back or end them, exactly once: the messages and their ENDs in one Kafka transaction.
+Redrive or purge dead letters exactly once: the messages and their ENDs are in one Kafka transaction.
 
-Rule 1: a letter and its END commit together or not at all, so the log itself says what is done.
-Rule 2: opening fences every older redrive of the queue; the ENDs are read after that. So a crash anywhere and a second
-run send nothing twice, and of two that run at once the older ends.
-Rule 3: what cannot be sent is told and stays where it is.
+Rule 1: A redriven message and its END commit together or not at all. So the redrive topic states which letters are
+closed.
+Rule 2: Opening a `Redriver` fences every older redrive and purge of the queue. The ENDs are read after that. So a run
+after a crash sends no message twice. When two run at once, the older one fails with `FencedError`.
+Rule 3: A letter that cannot be sent stays open, and the summary names it.
 
-Source: KIP-98; the tracker does the same with redeliveries (redelivery.py).
+Source: KIP-98. The tracker does the same with redeliveries (`tracker/sender/redelivery.py`).
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
 TRANSACTION_TIMEOUT_MS = 60_000
 
 LARGEST_RECORD = 1_000_000_000
-"""The broker decides what is too large, not our client: librdkafka's upper bound."""
+"""The broker limits the size of a record, not the client: this is librdkafka's upper bound of `message.max.bytes`."""
 
 MOST_NAMED = 100
-"""Letters that a summary names one by one; the others are counted."""
+"""Most letters, and most reasons, that a summary names; the others are only counted."""
 
 
 @dataclass(slots=True)
 class RedriveSummary:
     """
-    What a redrive or a purge did, or, of a dry run, would do.
+    The result of a redrive or a purge; for a dry run, the result that it would have.
 
     Attributes:
         done: Letters redriven or purged.
-        by_reason: How many of them, by reason.
-        done_before: Letters asked for by id that an earlier run has redriven or purged.
-        left: Letters that cannot be redriven and stay where they are.
-        left_because: Why, by id, of the first 100 of them.
-        missing: Ids that are not in the dead-letter topic.
-        transactions: Transactions committed; 0 of a dry run.
-        is_dry_run: Whether nothing was written.
+        by_reason: Number of these letters by reason: the first 100 reasons, the others together under `…`.
+        done_before: Letters selected by id that an earlier run redrove or purged.
+        left: Letters that cannot be redriven and stay open.
+        left_because: Why, by id, for the first 100 of them.
+        missing: Selected ids that are not in the dead-letter topic.
+        transactions: Committed transactions; 0 for a dry run.
+        is_dry_run: Whether this was a dry run, which writes nothing.
     """
 
     done: int = 0
@@ -71,7 +72,7 @@ class RedriveSummary:
     is_dry_run: bool = False
 
     def count(self, letters: Iterable[DeadLetter]) -> None:
-        """Count letters that are done."""
+        """Count letters as redriven or purged."""
         for letter in letters:
             self.done += 1
             known = letter.reason in self.by_reason or len(self.by_reason) < MOST_NAMED
@@ -79,7 +80,7 @@ class RedriveSummary:
             self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
 
     def leave(self, letter: DeadLetter, why: str) -> None:
-        """Count a letter that stays."""
+        """Count a letter that stays open."""
         self.left += 1
         if len(self.left_because) < MOST_NAMED:
             self.left_because[letter.id] = why
@@ -87,13 +88,13 @@ class RedriveSummary:
 
 class Redriver:
     """
-    Ends dead letters of one queue, under its one transactional id.
+    Redrives or purges dead letters of one queue, under the transactional id of its redrive.
 
     Args:
         layout: The queue's topics, checked.
         redrive_partition_count: Partitions of the redrive topic.
-        to: Where redriven messages go, None for a purge.
-        to_partition_count: Partitions of that queue topic.
+        to: The queue or group that gets the redriven messages; None for a purge.
+        to_partition_count: Partitions of the queue topic of *to*.
         bootstrap_servers: Comma-separated `host:port`.
         timeout_ms: Bound on each call to the broker.
         extra: librdkafka settings.
@@ -127,27 +128,27 @@ class Redriver:
             max_message_bytes=LARGEST_RECORD,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
         )
-        # A transaction is flushed as a whole: waiting for a fuller batch would only be waiting.
+        # Each transaction is flushed as a whole, so lingering only adds latency.
         config["linger.ms"] = 0
-        # The broker judges a whole batch by the topic's limit, and refuses it whole.
+        # The broker compares a whole batch with the topic's `max.message.bytes`, and rejects the whole batch.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
         self._producer = TransactionalProducer(config, timeout_ms, role="redrive")
 
     def close(self) -> None:
-        """Give up what is open; a transaction that is not committed by now never will be."""
+        """Close the producer and abort its open transaction."""
         self._producer.close()
 
     def end(self, letters: Iterable[DeadLetter], summary: RedriveSummary) -> None:
         """
-        Send these letters back, or end them without: as many transactions as they need.
+        Redrive or purge these letters, in as many transactions as they need.
 
         Args:
-            letters: Open ones; with `to`, such as can be redriven. Read as they are needed.
-            summary: Counts what is committed.
+            letters: Open letters, read lazily. For a redrive: only letters that can be redriven.
+            summary: Updated after each commit.
 
         Raises:
-            FencedError: Another redrive or purge of the queue has begun; what is committed so far stands.
-            KafkaClientError: It did not succeed; run it again.
+            FencedError: Another redrive or purge of the queue has started. Committed letters stay closed.
+            KafkaClientError: A transaction failed; run it again.
         """
         try:
             for chunk in _chunks(letters):
@@ -190,7 +191,7 @@ class Redriver:
             summary.leave(letter, "too large: the broker refuses it; raise max.message.bytes of the queue topic")
 
     def _send_back(self, to: QueueTopics, index: int, letter: DeadLetter, refusals: Refusals) -> bool:
-        """Send a letter, unless the broker has refused it or a smaller one."""
+        """Send a letter unless the broker has rejected it, or one at most as large; return whether it was sent."""
         record = redriven_record(letter, self._topics, to, self._to_partition_count)
         header_bytes = sum(len(name) + len(value or b"") for name, value in record.headers)
         size = len(record.key or b"") + len(record.value or b"") + header_bytes

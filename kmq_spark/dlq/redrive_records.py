@@ -1,9 +1,9 @@
 """
-What a redrive writes: dead letters in, records of one transaction out.
+Build the records that a redrive writes: dead letters in, the records of one transaction out.
 
-Rule 1: no client here; values in, values out.
-Rule 2: key, value and foreign headers of a message go back as they are, byte for byte, in their order.
-Rule 3: every letter that is done with gets exactly one END, in the redrive topic.
+Rule 1: This module uses no Kafka client: values in, values out.
+Rule 2: Key, value and application headers of a message are kept byte for byte, headers in their order.
+Rule 3: Every letter that is closed gets exactly one END, in the redrive topic.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from kmq_spark.wire.dead_letter import DeadLetter
 
 BY_KEY = -1
-"""Partition of a record that the client may choose by its key."""
+"""Partition number that lets the client's partitioner choose by the key."""
 
 
 def redriven_record(letter: DeadLetter, topics: QueueTopics, to: QueueTopics, partition_count: int) -> OutgoingRecord:
     """
-    Return the message that a dead letter becomes again.
+    Return the queue message for a dead letter.
 
     Args:
-        letter: One that can be redriven.
-        topics: Of the queue that it died in.
-        to: Of the queue, or the group, that it goes to.
-        partition_count: Partitions of the topic that it goes to.
+        letter: A dead letter that can be redriven.
+        topics: Topics of the queue that dead-lettered it.
+        to: Topics of the queue, or the group, that receives it.
+        partition_count: Partitions of the receiving queue topic.
     """
     headers = redrive_headers(letter.headers, group=to.group)
     if to.queue_topic != topics.queue_topic:
-        # They name a place in another topic: here this copy is the first.
+        # Both headers describe a place in another topic. In this topic the new record is the first copy.
         headers = [(name, value) for name, value in headers if name not in {ORIGIN, FIRST_SENT_MS}]
         return OutgoingRecord(to.queue_topic, BY_KEY, letter.key, letter.value, headers)
     home = letter.origin.queue_partition if letter.origin is not None else BY_KEY
-    # Where its key put it once: a partition count may have changed since.
+    # Use the partition of the first copy, since the partition count may have changed and the key may map elsewhere.
     return OutgoingRecord(to.queue_topic, home if home < partition_count else BY_KEY, letter.key, letter.value, headers)
 
 
@@ -50,14 +50,14 @@ def closing_records(
     letters: Iterable[DeadLetter], topics: QueueTopics, outcome: Outcome, redrive_partition_count: int, writer_id: str
 ) -> Iterator[OutgoingRecord]:
     """
-    Return the ENDs of letters that are done with.
+    Yield the END markers that close these letters.
 
     Args:
-        letters: Of one transaction.
-        topics: Of the queue.
-        outcome: ACKED where they were redriven, EXPIRED where they were purged.
+        letters: The letters of one transaction.
+        topics: Topics of the queue.
+        outcome: ACKED for a redrive, EXPIRED for a purge.
         redrive_partition_count: Partitions of the redrive topic.
-        writer_id: Who writes them.
+        writer_id: Client id of this redrive or purge, written as the marker's `consumer_id`.
     """
     offsets: dict[int, list[int]] = {}
     for letter in letters:
@@ -65,6 +65,7 @@ def closing_records(
     for partition, of_partition in offsets.items():
         for ranges in cut_ranges(of_partition):
             marker = Marker(MarkerType.END, partition, ranges, outcome=outcome, consumer_id=writer_id)
-            # The dead-letter topic may have grown since the redrive topic was made: the marker names its partition.
+            # The dead-letter topic may have more partitions than the redrive topic. The marker itself contains the
+            # partition of the letter.
             place = partition % redrive_partition_count
             yield OutgoingRecord(topics.redrive_topic, place, None, encode_marker(marker), [])
