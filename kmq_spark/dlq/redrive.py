@@ -135,7 +135,7 @@ class Redriver:
         self._producer = TransactionalProducer(config, timeout_ms, role="redrive")
 
     def close(self) -> None:
-        """Close the producer and abort its open transaction."""
+        """Drop unsent records. An open transaction is never committed: the next producer, or the broker, aborts it."""
         self._producer.close()
 
     def end(self, letters: Iterable[DeadLetter], summary: RedriveSummary) -> None:

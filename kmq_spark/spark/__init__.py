@@ -1,1 +1,1 @@
-"""The only importer of pyspark and pandas: source, state function, session; knows no Kafka client."""
+"""The Spark session of the tracker and of the ledger, and the daemon of its Python workers. Imports no Kafka client."""

@@ -1,8 +1,8 @@
 """
-PySpark's daemon of Python workers, without a traceback for each worker whose reader has gone.
+Run PySpark's daemon of Python workers, without the tracebacks that it prints when a query stops.
 
-When a query stops, the JVM closes the pipes of its workers. The daemon prints a `BrokenPipeError` with its traceback
-for each of them, in normal work. Everything else that it prints passes.
+When a query stops, the JVM closes the pipes of its workers. For each worker the daemon then prints a `BrokenPipeError`
+with a traceback, although nothing is wrong. This module drops these tracebacks and passes on all other output.
 
 Source: `pyspark/daemon.py`, `worker`; Spark's setting `spark.python.daemon.module`.
 """
@@ -19,40 +19,40 @@ HEADS = (
     "PySpark daemon failed to flush the output to the worker process:",
     "Exception ignored in",
 )
-"""How such a text begins."""
+"""How the first line of such a traceback begins."""
 
 LINKS = ("", "During handling of the above exception, another exception occurred:")
-"""What stands between two of them."""
+"""Lines that the daemon prints between two such tracebacks."""
 
 
 class QuietStderr:
     """
-    A stderr that drops the tracebacks of a `BrokenPipeError`, and those that are cut short by the end of the process.
+    A stderr that drops the tracebacks of a `BrokenPipeError`, and tracebacks cut off by the end of the process.
 
     Args:
-        stream: Where the rest goes.
+        stream: Receives all other output.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        """Begin with nothing held back."""
+        """Begin without buffered lines."""
         self._stream = stream
         self._line = ""
         self._held: list[str] = []
         self._has_dropped = False
 
     def write(self, text: str) -> int:
-        """Take a text; a line passes once it is known that it is of no such traceback."""
+        """Take a text. A line is passed on as soon as it cannot belong to such a traceback."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._take(line)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is not held back."""
+        """Flush the stream. Lines that may belong to such a traceback stay buffered."""
         self._stream.flush()
 
     def __getattr__(self, name: str) -> object:
-        """Return what a stream has besides."""
+        """Return any other attribute of the stream."""
         return getattr(self._stream, name)
 
     def _take(self, line: str) -> None:

@@ -1,8 +1,9 @@
 """
-The Spark session of the tracker: settings that matter, each with its reason.
+Start the Spark session, with the settings that matter and the reason for each.
 
-Rule 1: what a checkpoint pins (shuffle partitions, state store) is set in code: no cluster default can change it.
-Rule 2: nothing here knows a queue; one session runs several.
+Rule 1: Settings that a checkpoint fixes (shuffle partitions, state store) are set in code. No cluster default can
+change them.
+Rule 2: This module knows no queue: one session runs the trackers of several queues.
 
 Measured on two cores with 8 markers partitions; see docs/design.md.
 """
@@ -25,71 +26,76 @@ _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyste
 
 _HADOOP_FILES = "org.apache.hadoop.fs.LocalFileSystem"
 _BARE_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-"""The same, but that a file's mode is set by Java's file API instead of a `chmod` process for each."""
+"""Like `_HADOOP_FILES`, but it sets file modes with Java's file API instead of a `chmod` process for each file."""
 
 _MOUNTED_STORES = ("/Volumes/", "/Workspace/", "/dbfs/")
-"""Where Databricks shows object stores as folders: a rename there is none, so its own checkpoint manager must stay."""
+"""
+Paths where Databricks mounts object stores as folders. A rename is not atomic there, so the checkpoint manager of
+Databricks must stay in use.
+"""
 
 _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
 def streaming_settings(state_partitions: int) -> dict[str, str]:
     """
-    Return the SQL settings that every tracker query runs with.
+    Return the SQL settings of every tracker query.
 
     Args:
-        state_partitions: Tasks and state stores of one query; pinned by the first run of its checkpoint.
+        state_partitions: Number of tasks and state stores of a query. The first run of a checkpoint fixes it.
     """
     return {
         "spark.sql.shuffle.partitions": str(state_partitions),
-        # Adaptive execution is off for stateful queries anyway; saying so keeps the partition count what it says.
+        # Spark disables adaptive execution for stateful queries anyway. Off here too, it cannot change the number of
+        # partitions.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-        # Without it every batch uploads whole RocksDB snapshots.
+        # Without it every batch uploads full RocksDB snapshots.
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        # A batch that is run again decides otherwise than at first (`decide_from`), so no file of the first run may
-        # ever be taken for one of the second. Version 2 names each commit of state by an id that the commit log holds;
-        # with version 1 a snapshot that was uploaded while a batch waited for its broker would outlive that batch.
+        # A batch that runs again may decide differently (`decide_from`), so the second run must never use a file of the
+        # first. Version 2 gives each commit of the state an id, which the commit log contains. With version 1, a
+        # snapshot that was uploaded while the batch waited for the broker stays in use after that batch has failed.
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-        # When snapshots are uploaded and what is older is removed. A commit of version 2 names all commits since the
-        # last snapshot, in a string of at most 64 KiB: of 863 batches, which is a minute and a half of short ones.
+        # How often Spark uploads snapshots and removes older ones. With version 2 each commit contains the ids of all
+        # commits since the last snapshot, in a string of at most 64 KiB: 863 batches, or 90 s of short batches.
         "spark.sql.streaming.stateStore.maintenanceInterval": "10s",
-        # One state row is one whole partition's table: a state that is sent again with each Arrow chunk must not be.
+        # A state row is the whole table of a markers partition, and Spark sends it again with each Arrow chunk. So all
+        # rows of a batch must fit into one chunk.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
         # No batch without new markers: an idle queue costs nothing.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
-        # A query that waits for a lost broker may not hear that it is to stop; by default that is waited for, for ever.
+        # A query that waits for an unreachable broker may not react to `stop()`, which by default waits without limit.
         "spark.sql.streaming.stopTimeout": "15s",
-        # Batches to keep for a restart; 100 by default, and each costs files.
+        # Batches whose checkpoint files are kept for a restart: the default of 100 keeps more files than are needed.
         "spark.sql.streaming.minBatchesToRetain": "10",
-        # The trigger is as short as possible, so "falling behind" is the normal state, not worth a warning a batch.
+        # Progress reports kept in memory, 100 by default: the tracker reads only the newest one.
         "spark.sql.streaming.numRecentProgressUpdates": "20",
     }
 
 
 def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> dict[str, str]:
     """
-    Return the settings that must stand before the JVM starts (local mode; `spark-submit.sh` passes its own).
+    Return the settings that must be set before the JVM starts, for local mode; `spark-submit.sh` passes its own.
 
     Args:
-        jars: Connector jars from the lock file; empty where the cluster has them.
-        driver_memory: Heap of the driver, which in local mode also runs the tasks.
+        jars: Connector jars from the lock file; empty where the cluster provides them.
+        driver_memory: Heap size of the driver. In local mode the driver also runs the tasks.
     """
     settings = {
         "spark.driver.memory": driver_memory,
-        # `query.stop()` during foreachBatch otherwise overflows the stack of a regex in the log formatter.
+        # -Xss: otherwise `query.stop()` during foreachBatch overflows the stack in a regex of the log formatter.
         "spark.driver.extraJavaOptions": f"-Xss16m -XX:+UseSerialGC {_LOG_FLAG}",
         "spark.ui.enabled": "false",
-        # A bar that is drawn anew in every batch would be most of the log.
+        # The progress bar is printed again in every batch and would fill the log.
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # Unix sockets instead of loopback TCP between the JVM and the Python workers: less time in each batch.
+        # Unix sockets between the JVM and the Python workers are faster than loopback TCP.
         "spark.python.unix.domain.socket.enabled": "true",
-        # PySpark's own, but without a traceback for each worker whose query has stopped.
+        # PySpark's daemon, without a traceback for each worker when a query stops.
         "spark.python.daemon.module": "kmq_spark.spark.python_daemon",
-        # Secrets must not reach the UI, the event log or error messages.
+        # Keep secrets out of the UI, the event log and error messages.
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key",
     }
     if jars:
@@ -99,22 +105,22 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
 
 def delta_settings(*, is_local: bool = True) -> dict[str, str]:
     """
-    Return the settings that make Delta's tables and SQL known: before the session starts, and for the ledger's alone.
+    Return the settings for Delta's tables and SQL. Only the ledger needs them, before its session starts.
 
     Args:
-        is_local: Whether the machine is one of two or four cores, and not a cluster whose defaults fit it.
+        is_local: Whether Spark runs on one small machine (two or four cores). Spark's defaults fit a cluster.
     """
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # Days are UTC days, and what is shown is UTC.
+        # The ledger's days and displayed times are UTC.
         "spark.sql.session.timeZone": "UTC",
     }
     if is_local:
         settings |= {
-            # The snapshot of a small table is otherwise put together by 50 tasks, most of them empty.
+            # By default 50 tasks build the snapshot of a table; for a small table most of them are empty.
             "spark.databricks.delta.snapshotPartitions": "2",
-            # VACUUM lists the folders of the days in as many tasks as this, or in 200.
+            # VACUUM lists the folders of the days in this many tasks; the default is 200.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
             "spark.sql.shuffle.partitions": "4",
         }
@@ -123,31 +129,33 @@ def delta_settings(*, is_local: bool = True) -> dict[str, str]:
 
 def local_checkpoint_settings(checkpoint_dir: str, session: SparkSession | None = None) -> dict[str, str]:
     """
-    Return settings that make a checkpoint on a local disk right, and faster; empty for any other file system.
+    Return settings that make a checkpoint on a local disk correct and faster; empty for any other file system.
 
-    The file system must replace a file by a rename, as POSIX does: a batch that is run again after a crash decides
-    otherwise than at first (`decide_from`). What PySpark finds first, Hive's, does not: it leaves the first file, and
-    Spark's manager says nothing. And it must be a `LocalFileSystem`: anything else Hadoop refuses where Spark's
-    maintenance uploads a snapshot of the state, which then only a line at level WARN tells.
+    A rename must replace an existing file, as in POSIX. A batch that runs again after a crash may decide differently
+    (`decide_from`), and its files must replace those of the first run. The local file system that PySpark finds first
+    is Hive's. Its rename keeps the existing file, and Spark's checkpoint manager reports no error.
+
+    The file system must also be a `LocalFileSystem`. Hadoop refuses any other one when Spark's maintenance task uploads
+    a snapshot of the state, and only a log line at level WARN reports that.
 
     Args:
-        checkpoint_dir: A path without scheme is local, but for Databricks' own, which are object stores below.
-        session: Where the settings go; it may have a file system that is faster still.
+        checkpoint_dir: Checkpoint folder. A path without scheme is local, except the mount points of Databricks.
+        session: Session that gets the settings. If its JVM has a faster local file system, that one is used.
     """
     url = urlparse(checkpoint_dir)
     if url.scheme == "file" or (not url.scheme and not url.path.startswith(_MOUNTED_STORES)):
         return {
-            # Renames through Java's own file API instead of Hadoop's FileContext, which forks twice for each file.
+            # Renames with Java's file API. Hadoop's FileContext starts two processes for each file.
             "spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES,
             "fs.file.impl": _BARE_FILES if session is not None and _has_bare_files(session) else _HADOOP_FILES,
-            # Else whoever asked for the local file system first has chosen for everybody.
+            # Otherwise the first request for `file:` fixes the class for the whole JVM.
             "fs.file.impl.disable.cache": "true",
         }
     return {}
 
 
 def _has_bare_files(session: SparkSession) -> bool:
-    """Return whether the one JVM that reads and writes checkpoints has the file system that forks nothing."""
+    """Return whether Spark runs in one JVM, and that JVM has the file system that starts no `chmod` processes."""
     context = session.sparkContext
     master = context.master or ""
     if master != "local" and not master.startswith("local["):
@@ -167,14 +175,14 @@ def build_session(
     Return the running session, or start one.
 
     Args:
-        app_name: Shown by Spark; never holds settings or secrets.
+        app_name: Name that Spark displays. Must not contain secrets.
         master: Spark master such as `local[2]`; None leaves it to `spark-submit`.
-        settings: More Spark settings, over none of ours by default.
-        log_level: Level of the JVM's log.
+        settings: Spark settings; none by default.
+        log_level: Log level of the JVM.
     """
     from pyspark.sql import SparkSession as Session  # noqa: PLC0415  # importing this module must not start loading Spark
 
-    # The workers must run this interpreter: another one on the PATH may lack pyarrow.
+    # The workers must use this interpreter: another `python3` on the PATH may not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = Session.builder.appName(app_name)
     if master is not None:

@@ -1,7 +1,7 @@
 """
-How far a tracker that starts has read: what is left of the log that it must know before it decides anything.
+Log the progress of a starting tracker through the part of the markers topic that it reads before it decides anything.
 
-Rule 1: a line every few seconds while there is something left, and one at the end: the tracker is ready.
+Rule 1: One log line every `TELL_EVERY_S` while markers are left to read, and one when the tracker is ready.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TELL_EVERY_S = 2.0
 
 class CatchUp:
     """
-    Follows one start of a tracker.
+    The progress of one start of a tracker.
 
     Args:
-        queue: For the log.
-        decide_from: Marker offset by partition, where the log ended when the tracker started.
-        began_s: When the start began, monotonic seconds; now by default.
+        queue: Name for the log lines.
+        decide_from: End offset of each markers partition when the tracker started.
+        began_s: When the start began, monotonic seconds; None: now.
 
     Attributes:
-        is_over: Whether all of that is read.
+        is_over: Whether every partition is read up to *decide_from*.
     """
 
     def __init__(self, queue: str, decide_from: Mapping[int, int], began_s: float | None = None) -> None:
-        """Begin with nothing read."""
+        """Begin with no marker read."""
         self._began_s = time.monotonic() if began_s is None else began_s
         self._queue = queue
         self._decide_from = decide_from
@@ -44,7 +44,7 @@ class CatchUp:
         self.is_over = False
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
-        """Take note of a batch."""
+        """Update the progress from the outcomes of a batch, and log it when that is due."""
         if self.is_over:
             return
         for outcome in outcomes:

@@ -1,10 +1,12 @@
 """
-The folder of one query's checkpoint, on any file system that Spark's JVM can write: its topic's id, and its removal.
+Manage the checkpoint folder of one query, on any file system that Spark's JVM can write.
 
-Rule 1: nothing is deleted: a checkpoint that cannot be used is renamed.
-Rule 2: where the folder cannot be renamed, an error in the log says what to move away.
+The folder contains the id of the markers topic. A folder that cannot be used is renamed.
 
-Source: Hadoop's `FileSystem`, which Spark itself writes checkpoints with.
+Rule 1: Nothing is deleted: a checkpoint that cannot be used is renamed.
+Rule 2: If the folder cannot be renamed, a log line at level ERROR states which folder to move away.
+
+Source: Hadoop's `FileSystem`, with which Spark itself writes checkpoints.
 """
 
 from __future__ import annotations
@@ -25,27 +27,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOPIC_ID_FILE = "kmq-topic-id"
-"""Beside Spark's own files: the id of the markers topic that the checkpoint is of."""
+"""File in the checkpoint folder that contains the id of the markers topic to which the checkpoint belongs."""
 
 
 class CheckpointFolder:
     """
-    One query's checkpoint folder; it may not exist.
+    The checkpoint folder of one query; it may not exist.
 
     Args:
-        path: A path without scheme is local.
-        spark: Session whose JVM knows the file systems that are not local; None: local file systems only.
+        path: Path or URL of the folder. A path without scheme is local.
+        spark: Session whose JVM reads and writes file systems that are not local; None: local file systems only.
     """
 
     def __init__(self, path: str, spark: SparkSession | None = None) -> None:
-        """Keep what is needed; nothing is read yet."""
+        """Store the path; read nothing yet."""
         self._path = path
         self._spark = spark
         url = urlparse(path)
         self._local = Path(url.path if url.scheme else path) if self._is_local(url.scheme) else None
 
     def topic_id(self) -> str:
-        """Return the id of the markers topic that the checkpoint is of; empty where there is none, or it is unknown."""
+        """Return the id of the checkpoint's markers topic; empty where it is not known."""
         try:
             if self._local is not None:
                 file = self._local / TOPIC_ID_FILE
@@ -56,7 +58,7 @@ class CheckpointFolder:
             return ""
 
     def has_batches(self) -> bool:
-        """Return whether a batch was committed there: without one it says nothing of what was read."""
+        """Return whether a batch was committed: without one the checkpoint does not prove that markers were read."""
         try:
             if self._local is not None:
                 return any(file.name.isdigit() for file in (self._local / "commits").glob("*"))
@@ -66,7 +68,7 @@ class CheckpointFolder:
             return False
 
     def note_topic_id(self, topic_id: str) -> None:
-        """Write the id of the markers topic that the checkpoint is of from now on."""
+        """Write the id of the markers topic to which the checkpoint belongs from now on; empty: write nothing."""
         if not topic_id or self.topic_id() == topic_id:
             return
         try:
@@ -83,7 +85,7 @@ class CheckpointFolder:
         Rename the folder, so that the next start begins with an empty one.
 
         Returns:
-            Its new name; None where there is nothing to rename, or it cannot be renamed from here.
+            The new name; None where the folder does not exist or cannot be renamed.
         """
         try:
             aside = self._renamed()
@@ -119,7 +121,7 @@ class CheckpointFolder:
 
 
 class _HadoopFolder:
-    """The same on a file system of Hadoop; raises what py4j and PySpark raise."""
+    """A folder on one of Hadoop's file systems; raises the exceptions of py4j and PySpark."""
 
     def __init__(self, path: str, spark: SparkSession | None) -> None:
         if spark is None or spark.sparkContext._jvm is None:  # noqa: SLF001  # no other way to Hadoop's file systems

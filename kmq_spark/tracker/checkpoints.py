@@ -1,8 +1,8 @@
 """
-Checkpoints that are damaged, or of a topic that is gone: tell them from other failures.
+Recognize query failures whose cause is a damaged checkpoint, or a checkpoint of a topic that was deleted.
 
-Rule 1: starting with an empty checkpoint is always right: the state is rebuilt from the markers topic, and nothing is
-decided before the log was read to its end (`ResumePoint.decide_from`).
+Rule 1: It is always correct to start with an empty checkpoint. The tracker rebuilds its state from the markers topic
+and decides nothing before it has read the log to its end (`ResumePoint.decide_from`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAMAGE_MARKS = (
     "log file was malformed",
     "batch metadata",
     "BATCH_METADATA",
-    # What lies below them.
+    # The exceptions that cause them.
     "ChecksumException",
     "Checksum error",
     "checksum mismatch",
@@ -36,10 +36,10 @@ DAMAGE_MARKS = (
     "JsonEOFException",
     "Unexpected end-of-input",
     "Stream is corrupted",
-    # Our own blob.
+    # Our own decoder of the state.
     "StateError",
 )
-"""Texts in the error of a query whose checkpoint is damaged; none of them is in the error of a lost broker."""
+"""Texts in the error of a query whose checkpoint is damaged. The error of a lost broker connection contains none."""
 
 
 READERS = (
@@ -52,17 +52,20 @@ READERS = (
     "StateStoreChangelog",
     "RocksDBFileManager",
 )
-"""Classes of Spark that read a checkpoint: an exception thrown below them needs no text, and often has none."""
+"""
+Spark's classes that read a checkpoint. An exception that is thrown below one of them means damage, whatever its text:
+often it has none.
+"""
 
 TOPIC_SHRANK = "offset was changed from"
-"""What Spark's Kafka source says of a partition that ends before the place where the checkpoint stands."""
+"""Text of the error of Spark's Kafka source when a partition ends before the offset in the checkpoint."""
 
 FRAMES = 12
-"""How far below such a class a reader of bytes may stand."""
+"""Stack frames searched for such a class: the exception may be thrown this many calls below it."""
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Return whether an error of a query says that its checkpoint cannot be read."""
+    """Return whether the error of a query means that its checkpoint cannot be read."""
     seen: BaseException | None = error
     while seen is not None:
         texts = [f"{type(seen).__name__}: {seen}", *_told_by_java(seen)]
@@ -73,17 +76,17 @@ def is_damaged(error: BaseException) -> bool:
 
 
 def is_of_another_topic(error: BaseException) -> bool:
-    """Return whether a query stopped since its topic is shorter than its checkpoint says: it was made anew."""
+    """Return whether the topic is shorter than the checkpoint states: the topic was deleted and created again."""
     return any(TOPIC_SHRANK in text for text in (str(error), *_told_by_java(error)))
 
 
 def _told_by_java(error: BaseException) -> list[str]:
-    """Return what the Java exceptions behind an error of PySpark say; nothing where there are none."""
+    """Return the texts of the Java exceptions behind an error of PySpark; empty where there are none."""
     return [str(throwable.toString()) for throwable in _throwables(error)]
 
 
 def _deepest_frames(error: BaseException) -> list[str]:
-    """Return the classes that stood nearest to the first cause."""
+    """Return the classes of the top stack frames of the root cause."""
     throwables = _throwables(error)
     if not throwables:
         return []
@@ -91,8 +94,8 @@ def _deepest_frames(error: BaseException) -> list[str]:
 
 
 def _throwables(error: BaseException) -> list[Any]:
-    """Return the chain of Java exceptions behind an error of PySpark, the first cause last."""
-    # PySpark keeps it here, since 3.4, and offers no other way to it.
+    """Return the chain of Java exceptions behind an error of PySpark, the root cause last."""
+    # Since version 3.4 PySpark keeps it in this attribute; there is no public one.
     throwable = getattr(error, "_origin", None)
     found: list[Any] = []
     while throwable is not None:

@@ -1,9 +1,9 @@
 """
-The state function of the tracker: marker rows of one markers partition in, decisions and a status row out.
+The state function of the tracker: marker rows of one markers partition in; decision rows and a status row out.
 
-Rule 1: importable by name from the Python workers, so that Spark sends its name and not its code.
-Rule 2: only a translation: bytes to markers (`wire`), the rules (`core.fold`), arrays to rows. No rule lives here.
-Rule 3: a record that cannot be read becomes a row, never an exception.
+Rule 1: The Python workers import this module by name, so that Spark sends the function's name and not its code.
+Rule 2: This module only translates: bytes to markers (`wire`) and arrays to rows. All rules are in `core.fold`.
+Rule 3: A record that cannot be read becomes a row, never an exception.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Status
 
-# The worker is forked for each task from a daemon that imported this module: frozen objects are not copied by the
-# collector in every fork.
+# Each worker is a fork of a daemon that has imported this module. The garbage collector skips frozen objects, so a fork
+# does not copy the memory pages that they are in.
 gc.freeze()
 
 ROW_STATUS, ROW_REDELIVER, ROW_DEAD_LETTER, ROW_UNREADABLE = 0, 1, 2, 3
 
 STATE_SCHEMA = "state binary"
-"""One binary column: array and map state crash the PySpark 4.2 worker."""
+"""One binary column, since array and map columns in the state crash the worker of PySpark 4.2."""
 
 OUTPUT_SCHEMA = (
     "marker_partition int, row_kind byte, queue_partition int, message_offset long, delivery_count int, "
@@ -46,9 +46,9 @@ OUTPUT_SCHEMA = (
 )
 """
 Rows of the tracker's query, by `row_kind`:
-0 status: `detail` is the status of the partition as JSON, once a partition and batch;
-1 redeliver, 2 dead-letter: one decision, `detail` the reason of a dead letter;
-3 unreadable: `message_offset` is the *marker* offset of a record that is no marker, `detail` says why.
+0 status: one row a partition and batch; `detail` is the partition's status as JSON.
+1 redeliver, 2 dead-letter: one decision; `detail` is the reason of a dead letter, or the error of the failed delivery.
+3 unreadable: `message_offset` is the *marker* offset of a record that is not a marker; `detail` is the reason.
 Columns that a kind does not use are -1, false or null.
 """
 
@@ -64,15 +64,15 @@ _INT_COLUMNS = (
 
 
 class StateHandle(Protocol):
-    """What we use of Spark's `GroupState`, whose constructor and class name differ between versions."""
+    """The part of Spark's `GroupState` that is used here. Its constructor and class name differ between versions."""
 
     @property
     def exists(self) -> bool:
-        """True where the group has state."""
+        """Whether the group has a state."""
 
     @property
     def get(self) -> tuple[Any, ...]:
-        """The state, one value a column."""
+        """The state, one value per column."""
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803  # Spark's name
         """Replace the state."""
@@ -81,16 +81,17 @@ class StateHandle(Protocol):
 @dataclass(frozen=True, slots=True)
 class FoldSettings:
     """
-    What the state function needs beyond the rows; sent to the workers with the query.
+    The settings of the state function; Spark sends them to the workers with the query.
 
     Attributes:
-        markers_topic: For error texts.
-        local_rules: Rules of the tracker, but for where TICKs begin to decide; RULES markers go before them.
+        markers_topic: Name for error texts.
+        local_rules: Rules from the tracker's settings. RULES markers in the log override them; `decide_from` replaces
+            their `decide_from_marker_offset`.
+        decide_from: Marker offset by markers partition; TICKs below it decide nothing. A partition that is not listed
+            is new: its TICKs decide from offset 0 on.
         rules_at_start: Rules of the queue in force where a rebuild begins, by markers partition.
-        clock_at_start: The clock where a rebuild begins, by markers partition.
-        signing: How the trackers of the queue sign, by markers partition.
-        decide_from: Marker offset by markers partition; TICKs below it decide nothing. Partitions that are not named
-            are new: they decide from 0.
+        signing: The signing key, and the offset from which it applies, by markers partition.
+        clock_at_start: The partition's clock where a rebuild begins, by markers partition.
     """
 
     markers_topic: str
@@ -101,7 +102,7 @@ class FoldSettings:
     clock_at_start: dict[int, ClockStart] = field(default_factory=dict)
 
     def rules(self, marker_partition: int) -> Rules:
-        """Return the rules of one markers partition."""
+        """Return the tracker's rules for one markers partition."""
         return replace(self.local_rules, decide_from_marker_offset=self.decide_from.get(marker_partition, 0))
 
 
@@ -112,10 +113,10 @@ def fold_rows(
     Fold the new marker rows of one markers partition into its state.
 
     Args:
-        key: The markers partition.
-        frames: Rows `marker_offset: long`, `appended_at_ms: long`, `value: binary`; in several frames, in no order.
-        state: One binary column, see `core.fold.PartitionState`.
-        settings: Of the query.
+        key: The grouping key: the number of the markers partition.
+        frames: Rows `marker_offset: long`, `appended_at_ms: long`, `value: binary`, in several frames, in any order.
+        state: One binary column, a serialized `core.state.PartitionState`.
+        settings: Settings of the query.
 
     Yields:
         One frame with the columns of `OUTPUT_SCHEMA`.
@@ -141,7 +142,7 @@ def fold_rows(
 def output_frame(
     marker_partition: int, decisions: Decisions, status: Status, unreadable: list[tuple[int, str]]
 ) -> pd.DataFrame:
-    """Return the rows of one partition and batch: its status, its decisions, its unreadable records."""
+    """Return the rows of one partition and batch: the status, the decisions, the unreadable records, in this order."""
     decided_count, unreadable_count = len(decisions.message_offset), len(unreadable)
     row_count = 1 + decided_count + unreadable_count
     decided = slice(1, 1 + decided_count)

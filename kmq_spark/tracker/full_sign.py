@@ -1,9 +1,10 @@
 """
-Back-pressure, the tracker's side: say so where too much of a queue is in flight.
+Back-pressure, the tracker's side: publish that too many messages of a queue are in flight.
 
-Rule 1: the tracker writes the record `<queue>#full` of the topic `kmq.queues` when a markers partition holds more than
-the queue's `max_in_flight`, and again every `RENEW_S`. It removes the record when each holds less than `CLEAR` of that.
-Rule 2: best effort: without the topic, or the right to it, there is no back-pressure, and everything else goes on.
+Rule 1: When more messages than the queue's `max_in_flight` are in flight in a markers partition, the tracker writes the
+record `<queue>#full` to the topic `kmq.queues`, and again every `RENEW_S`. It removes the record when every full
+partition is below `CLEAR` of the limit.
+Rule 2: Best effort: without the topic, or the right to write to it, there is no back-pressure. Nothing else changes.
 
 The consumers' side is `consumer/full_watch.py`.
 """
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLEAR = 0.9
-"""Share of `max_in_flight` below which a full partition is full no more."""
+"""Share of `max_in_flight` below which a full partition is no longer full."""
 
 RENEW_S = 20.0
-"""A third of what a record counts for, see `consumer/full_watch.py`."""
+"""A third of the time for which a record counts, see `consumer/full_watch.py`."""
 
 MAKE_TOPIC_TIMEOUT_MS = 3_000
 
@@ -47,19 +48,20 @@ WARN_INTERVAL_S = 60.0
 
 class FullSign:
     """
-    The tracker's side: says whether its queue is full.
+    Publishes whether a queue is full.
 
     One thread calls `keep`; another may call `observe`.
 
     Args:
-        topics: Names of the queue.
-        reader: Reads the rules of the queue; somebody else calls its `look`.
-        local_max_in_flight: Limit of a queue without rules, messages per markers partition.
+        topics: Topic names of the queue.
+        reader: Reads the rules of the queue. The owner of the reader calls its `look`; this class does not.
+        local_max_in_flight: Limit of a queue that has no rules, messages per markers partition.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
 
     Attributes:
-        is_ready: Whether `observe` got the present state; `keep` does nothing before.
+        is_ready: Whether the tracker has read the log to its end, so that the counts are current. Before that `keep`
+            does nothing.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class FullSign:
         bootstrap_servers: str,
         extra: Mapping[str, str],
     ) -> None:
-        """Make no client: most queues are never full."""
+        """Store the settings. Create no client: most queues are never full."""
         self._topics = topics
         self._reader = reader
         self._local_max_in_flight = local_max_in_flight
@@ -86,16 +88,16 @@ class FullSign:
 
     @property
     def is_full(self) -> bool:
-        """Whether a markers partition holds too much."""
+        """Whether a markers partition is full."""
         return bool(self._full)
 
     def observe(self, outcomes: Sequence[PartitionOutcome]) -> None:
-        """Take in what a batch says."""
-        # A new dict: another thread may go through the old one.
+        """Update the numbers of messages in flight from the outcomes of a batch."""
+        # Replace the dict: another thread may be iterating over the old one.
         self._in_flight = self._in_flight | {outcome.marker_partition: outcome.status.in_flight for outcome in outcomes}
 
     def keep(self) -> None:
-        """Write, renew or remove the record where that is due; call it about once a second."""
+        """Write, renew or remove the record if that is due; call it about once a second."""
         if not self.is_ready:
             return
         if self._has_failed:
@@ -139,7 +141,7 @@ class FullSign:
             self._fail(error)
 
     def _make_topic(self) -> bool:
-        """Make the topic where the queue is full and no rules were ever written; return whether it may be there."""
+        """Create the missing topic if the queue is full; return whether the topic may exist now."""
         if not self._full or time.monotonic() - self._warned_s < WARN_INTERVAL_S:
             return False
         try:
@@ -155,7 +157,7 @@ class FullSign:
             self._fail(error.str())
 
     def _fail(self, cause: object) -> None:
-        """Take a new producer for the next time, `RENEW_S` from now."""
+        """Log a failure, at most once a minute. The next write, `RENEW_S` from now, uses a new producer."""
         self._has_failed = True
         if time.monotonic() - self._warned_s < WARN_INTERVAL_S:
             return

@@ -1,8 +1,9 @@
 """
-The metrics of the trackers of one process: what they folded, and now and then a look at the topics.
+The metrics of the trackers of one process: what they folded, and what a periodic check of the topics finds.
 
-Rule 1: a scrape reads values that lie ready; the broker is asked by a thread, however often somebody scrapes.
-Rule 2: metrics never fail a tracker: what cannot be read is left out, and logged once a minute.
+Rule 1: A scrape reads stored values. A background thread sends the requests to the broker, however often Prometheus
+scrapes.
+Rule 2: Metrics never fail a tracker: a value that cannot be read is left out, with a log line once a minute.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WARN_INTERVAL_S = 60.0
 
 
 class Watched(Protocol):
-    """What is used of a tracker."""
+    """The part of a tracker that the metrics use."""
 
     on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None
     snapshot_lag: int
@@ -47,32 +48,32 @@ class Watched(Protocol):
 
     @property
     def committed_at_s(self) -> float:
-        """When it last committed, epoch seconds; 0 before the first."""
+        """Time of the tracker's last offset commit, epoch seconds; 0 before the first."""
 
     @property
     def tick_late_s(self) -> float | None:
-        """For how long a TICK is wanted that is not in the log, seconds."""
+        """For how long a TICK has been due that is not in the log, seconds; None before the first start."""
 
     @property
     def is_full(self) -> bool | None:
-        """Whether a markers partition holds more than the queue's `max_in_flight`; None before the first start."""
+        """Whether a markers partition is full (more than `max_in_flight`); None before the first start."""
 
     @property
     def batch_s(self) -> float | None:
-        """How long the newest batch took, seconds."""
+        """Duration of the newest batch without its pause, seconds; None before the first batch."""
 
 
 class TrackerMetrics:
     """
-    The numbers of some trackers.
+    The metrics of several trackers.
 
     Args:
-        trackers: Whose; their `on_batch` is taken.
-        settings: Address of the brokers, interval.
+        trackers: The trackers; their `on_batch` is replaced.
+        settings: Broker addresses and the interval of the checks.
     """
 
     def __init__(self, trackers: Sequence[Watched], settings: Settings) -> None:
-        """Listen to the trackers; nothing is asked yet."""
+        """Register with the trackers; send no request to the broker yet."""
         self._trackers = trackers
         self._settings = settings
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class TrackerMetrics:
             tracker.on_batch = self._adding(tracker.queue)
 
     def samples(self) -> list[Sample]:
-        """Return all samples, the histogram apart."""
+        """Return all samples except the histogram."""
         found: list[Sample] = []
         with self._lock:
             for tracker in self._trackers:
@@ -97,11 +98,11 @@ class TrackerMetrics:
         return found
 
     def lateness(self) -> list[tuple[tuple[str, ...], Histogram]]:
-        """Return the lateness of redeliveries, by queue."""
+        """Return the histogram of the redeliveries' lateness, by queue label."""
         return [((self._labels[queue],), numbers.lateness) for queue, numbers in self._numbers.items()]
 
     def health(self) -> str:
-        """Return what is wrong: a tracker that does not commit, for one; empty where all run."""
+        """Return what is wrong, such as a tracker that does not commit; empty where all trackers run."""
         now_s = time.time()
         found = []
         for tracker in self._trackers:
@@ -115,7 +116,7 @@ class TrackerMetrics:
         return "; ".join(found)
 
     def watch(self) -> None:
-        """Look at the topics until stopped."""
+        """Check the topics periodically until `stop`."""
         with ExitStack() as stack:
             inspectors = {queue: stack.enter_context(self._inspector(queue)) for queue in self._numbers}
             while not self._stopping.is_set():
@@ -127,12 +128,16 @@ class TrackerMetrics:
                 self._stopping.wait(self._settings.metrics.interval_ms / 1000)
 
     def stop(self) -> None:
-        """Ask `watch` to end."""
+        """Make `watch` end."""
         self._stopping.set()
 
     def look(self, queue: str, inspector: QueueInspector) -> None:
         """
-        Take what the topics alone can tell.
+        Read from the topics the numbers that the tracker does not know, and store them.
+
+        Args:
+            queue: Name of the queue, or `queue@group`.
+            inspector: Reads the topics of this queue.
 
         Raises:
             KmqError: The broker cannot be reached, or does not answer in time.
@@ -167,7 +172,11 @@ class TrackerMetrics:
         return QueueInspector(queue, **self._settings.kafka.reach())
 
     def _oldest_start_s(self, queue: str, inspector: QueueInspector, needed: dict[int, int]) -> float | None:
-        """Return when the oldest message in flight was started: the append time of the START still needed."""
+        """
+        Return when the oldest message in flight was started, epoch seconds; None where none is known.
+
+        That is the append time of the oldest START that is still needed. *needed* is its offset by markers partition.
+        """
         wanted = {p: [offset] for p, offset in needed.items() if self._starts.get((queue, p), (-1, None))[0] != offset}
         if wanted:
             topic, timeout_ms = inspector.topics.markers_topic, self._settings.kafka.timeout_ms
@@ -193,10 +202,17 @@ class TrackerMetrics:
 @contextmanager
 def serving_metrics(trackers: Sequence[Watched], settings: Settings) -> Iterator[TrackerMetrics | None]:
     """
-    Serve the metrics of trackers for the time of a block; nothing where no port is set.
+    Serve the metrics of trackers over HTTP inside a `with` block. Does nothing if no port is set.
+
+    Args:
+        trackers: The trackers.
+        settings: Port and host of the server, interval of the checks.
+
+    Yields:
+        The metrics; None if no port is set.
 
     Raises:
-        ConfigError: `prometheus-client` is not installed, or the port cannot be listened on.
+        ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
     """
     if not settings.metrics.port:
         yield None
@@ -214,7 +230,7 @@ def serving_metrics(trackers: Sequence[Watched], settings: Settings) -> Iterator
 
 
 def _is_lease(value: bytes | None) -> bool:
-    """Return whether a marker is a START that handed messages out; a deferral's age is no sign of trouble."""
+    """Return whether a marker is a START that is not a deferral: an old deferral is no sign of a problem."""
     try:
         marker = decode_marker(value)
     except WireError:

@@ -1,12 +1,14 @@
 """
-The tracker without Spark, once: read the markers that matter, decide at a TICK written now, send, end.
+Run the tracker once, without Spark: write a TICK, read the markers that are needed, decide, send, exit.
 
-For places with no Spark of their own to drive (serverless jobs, cron): what is read is what a tracker whose checkpoint
-is lost reads, from the oldest marker that is still needed.
+This is for environments without a long-running Spark job (serverless jobs, cron). It reads the same markers as a
+tracker that has lost its checkpoint: from the oldest marker that is still needed.
 
-Rule 1: the rules, the sender and the clock are the tracker's own; it is a tracker like any other, and fences others.
-Rule 2: nothing is kept but the group's offsets and their metadata, in Kafka; no checkpoint is read or written.
-Rule 3: at most `max_markers_per_batch` markers are held at a time.
+Rule 1: It uses the rules, the sender and the clock of the streaming tracker. It is a tracker like any other: it fences
+the others, and they fence it.
+Rule 2: Its only stored state is the offsets of the tracker's consumer group and their metadata, in Kafka. It reads and
+writes no checkpoint.
+Rule 3: It has at most `max_markers_per_batch` markers in memory at a time.
 """
 
 from __future__ import annotations
@@ -42,19 +44,19 @@ logger = logging.getLogger(__name__)
 
 def track_once(queue: str, settings: Settings) -> TrackerStats:
     """
-    Redeliver what is overdue in a queue, and end.
+    Redeliver or dead-letter the overdue messages of a queue, and return.
 
     Args:
-        queue: Queue, or `queue@group`.
-        settings: All settings; of `[tracker]` those about Spark and its checkpoint are not used.
+        queue: Name of the queue, or `queue@group`.
+        settings: All settings. Those in `[tracker]` about Spark and its checkpoint are not used.
 
     Returns:
-        What was done, when all of it is committed.
+        What was done; all of it is committed.
 
     Raises:
         FencedError: A newer tracker of this queue has taken over.
-        TopicError: A topic is missing or does not fit.
-        KmqError: Markers were removed before they were read, or the broker does not answer; run it again.
+        TopicError: A topic is missing or has wrong settings.
+        KmqError: Retention removed markers before they were read, or the broker does not answer; run it again.
     """
     layout = check_queue(queue, **settings.kafka.reach())
     sender = sender_of(settings, queue, layout)
@@ -74,7 +76,7 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
 
 
 def _tick(settings: Settings, layout: QueueLayout, key: bytes) -> None:
-    """Write a TICK to every markers partition: what is overdue by the broker's clock falls due there."""
+    """Write a TICK to every markers partition, at which messages that are overdue on the broker's clock are decided."""
     ticker = ticker_of(settings, layout, key)
     ticker.start()
     try:
@@ -111,7 +113,7 @@ def _fold_and_send(
 
 
 def _folded(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
-    """Fold what was read of one partition, as the tracker's state function does."""
+    """Fold the markers of one partition, as the tracker's state function does; return the new state and the outcome."""
     result = fold(before, log.markers, rules)
     unreadable = tuple(UnreadableRecord(*each) for each in log.unreadable)
     return result.state, PartitionOutcome(log.marker_partition, result.status, result.decisions, unreadable)

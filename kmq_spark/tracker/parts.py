@@ -1,7 +1,9 @@
 """
-What every form of the tracker is put together from: the rules of a queue, its sender, its ticker.
+Build the parts of a tracker from the settings: the rules of a queue, its sender, its ticker.
 
-Rule 1: wiring only, from settings to parts; nothing here connects.
+The streaming tracker and `track_once` share them.
+
+Rule 1: This module only builds objects; no function here connects to a broker.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ if TYPE_CHECKING:
 
 def rules_of(settings: Settings, queue: str) -> Rules:
     """
-    Return the rules of a tracker: what its settings say of a queue, or of a group as `queue@group`.
+    Return the rules of a queue, or of a group given as `queue@group`, from the tracker's settings.
 
-    They hold where the queue has no rules of its own (`kafka/queue_rules.py`).
+    They apply only if the queue has no rules of its own (`kafka/queue_rules.py`).
     """
     local = queue_rules_of(settings.for_queue(queue), version=1)
     return Rules(max_decisions_per_tick=settings.tracker.max_decisions_per_tick).under(local)
 
 
 def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> RulesReader:
-    """Return the reader of a queue's rules, not yet connected."""
+    """Return a reader of the queue's rules, not connected yet."""
     kafka = settings.kafka
     reading = reader_config(
         kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
@@ -43,7 +45,7 @@ def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> Rule
 
 
 def full_sign_of(settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader) -> FullSign:
-    """Return what says whether a queue is full; somebody else looks with the reader."""
+    """Return the object that publishes whether a queue is full. It does not call `look` of the reader."""
     kafka, limit = settings.kafka, settings.for_queue(queue).max_in_flight
     return FullSign(layout.topics, rules_reader, limit, kafka.bootstrap_servers, plain(kafka.extra))
 
@@ -51,7 +53,7 @@ def full_sign_of(settings: Settings, queue: str, layout: QueueLayout, rules_read
 def sender_of(
     settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader | None = None
 ) -> RedeliverySender:
-    """Return the sender of a queue, not yet open; it closes the reader of rules, of its own where none is given."""
+    """Return the sender of a queue, not open yet. It closes *rules_reader*; None: it gets a reader of its own."""
     kafka, tracker = settings.kafka, settings.tracker
     limits = SenderLimits(
         timeout_ms=kafka.timeout_ms,
@@ -72,7 +74,7 @@ def sender_of(
 
 
 def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Ticker:
-    """Return the ticker of a queue, not yet started; with the key by which its TICKs are signed, empty for none."""
+    """Return the ticker of a queue, not started yet. It signs its TICKs with *key*; empty for no signatures."""
     kafka = settings.kafka
     asking = admin_config(kafka.bootstrap_servers, new_client_id("ends"), plain(kafka.extra))
     return Ticker(

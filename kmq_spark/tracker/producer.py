@@ -1,11 +1,13 @@
 """
-The transactional producer of one tracker, and the next one where it is over.
+The transactional producer of one tracker, and its replacement after a fatal error.
 
-Rule 1: a transaction that was certainly not committed is sent again by a new producer; its start aborts the old one.
-Rule 2: where the outcome is unknown the failure is raised: whoever decides reads the log to its end first.
-Rule 3: a newer tracker keeps the queue: no producer is made once it has signed the group's offsets.
+Rule 1: A transaction that was certainly not committed is sent again by a new producer. `init_transactions` of the new
+producer aborts the old transaction.
+Rule 2: If the outcome is unknown, the error is raised. The tracker must read the log to its end before it decides
+again.
+Rule 3: A newer tracker keeps the queue. Once it has signed the group's offsets, the older one creates no producer.
 
-Source: KIP-98, KIP-588 for why a time-out looks like fencing.
+Source: KIP-98; KIP-588 for why a transaction timeout looks like fencing.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEW_PRODUCERS = 3
-"""How many new producers one transaction may take: each needs a broker that answers."""
+"""Most replacement producers for one transaction. Each one needs a broker that answers."""
 
 CLAIM_WAIT_S = 2.0
-"""How long a tracker that was shut out waits for its successor to sign the group's offsets."""
+"""How long a fenced producer waits for a newer tracker to sign the group's offsets."""
 
 
 class TrackerProducer:
@@ -39,11 +41,11 @@ class TrackerProducer:
     Runs the transactions of one tracker.
 
     Args:
-        config: librdkafka settings, `transactional.id` among them.
-        timeout_ms: Bound on each call to the broker.
-        positions: Reads the positions of the tracker's group.
-        tracker_id: Who signs them.
-        queue: For messages.
+        config: librdkafka settings of the producer, including `transactional.id`.
+        timeout_ms: Bound on each call to the broker, milliseconds.
+        positions: Reads the committed offsets of the tracker's consumer group.
+        tracker_id: The id with which this tracker signs these offsets.
+        queue: Name for log lines and errors.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class TrackerProducer:
         tracker_id: str,
         queue: str,
     ) -> None:
-        """Keep what is needed; `take` connects."""
+        """Store the settings; `take` connects."""
         self._config = config
         self._timeout_ms = timeout_ms
         self._positions = positions
@@ -65,31 +67,32 @@ class TrackerProducer:
 
     @property
     def is_open(self) -> bool:
-        """Whether `take` was called, and `close` was not."""
+        """Whether there is a producer: `take` was called, and `close` was not called after it."""
         return self._producer is not None
 
     @property
     def current(self) -> TransactionalProducer:
-        """The producer of the open transaction; the work of `run` sends through it."""
+        """The current producer; the *work* of `run` sends with it. Raises KafkaClientError if there is none."""
         if self._producer is None:
             raise KafkaClientError("the tracker's sender is closed: got a batch; call open() first")
         return self._producer
 
     @property
     def known_ids(self) -> frozenset[str]:
-        """Ids of the trackers that had the queue up to this one, its own included."""
+        """Ids of the trackers of this queue up to and including this one."""
         return frozenset({*self._older_ids, self._tracker_id})
 
     def note_older(self, tracker_ids: Collection[str]) -> None:
-        """Take note of the trackers that had the queue before."""
+        """Add the ids of trackers that had the queue before this one."""
         self._older_ids |= set(tracker_ids)
 
     def take(self, known_ids: Collection[str]) -> None:
         """
-        Make a producer, which fences older ones and aborts what they left open.
+        Create a producer, which fences older ones and aborts their open transactions.
 
         Args:
-            known_ids: Trackers that had the queue before; whoever else has signed is newer. Empty: take over from all.
+            known_ids: Trackers that had the queue before. A tracker with another id that has signed the offsets is
+                newer. Empty: take over from every tracker.
 
         Raises:
             FencedError: A newer tracker has signed.
@@ -103,7 +106,7 @@ class TrackerProducer:
         self._producer = TransactionalProducer(self._config, self._timeout_ms)
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Close the producer. An open transaction is never committed."""
         if self._producer is not None:
             self._producer.close()
             self._producer = None
@@ -112,10 +115,20 @@ class TrackerProducer:
         self, work: Callable[[], None], positions: list[TopicPartition], group: object, progress: Callable[[], int]
     ) -> None:
         """
-        Run one transaction, with a new producer where the old one is over and has certainly not committed it.
+        Run one transaction. Replace a producer that can write no more if it has certainly not committed it.
 
-        A batch that fails instead costs a restart of the query, which takes seconds and reads the log again. Only an
+        Otherwise the batch would fail, and the query would restart and read the log again, which takes seconds. Only an
         unknown outcome needs that.
+
+        Args:
+            work: Sends the records; called again after an abort.
+            positions: Offsets to commit with the transaction; may be empty.
+            group: Group metadata, from `Consumer.consumer_group_metadata`; None without offsets.
+            progress: A number that grows when an aborted attempt has changed what *work* sends next.
+
+        Raises:
+            FencedError: A newer tracker has taken over.
+            KafkaClientError: The transaction failed, or its outcome is unknown.
         """
         for left in reversed(range(NEW_PRODUCERS + 1)):
             producer = self.current
@@ -140,10 +153,11 @@ class TrackerProducer:
 
     def _by_whom(self, error: FencedError) -> KmqError:
         """
-        Tell a newer tracker from a transaction that the broker gave up.
+        Distinguish fencing by a newer tracker from a transaction that the broker aborted; return the error to raise.
 
-        After `transaction.timeout.ms` of silence (a suspended process) the broker bumps the epoch itself, and the
-        producer sees the same error. Whoever takes over signs the group's offsets first thing: the signature decides.
+        After `transaction.timeout.ms` without activity (a suspended process), the broker increases the producer epoch
+        itself, and the producer gets the same error. A tracker that takes over first signs the group's offsets, so a
+        new signature means fencing.
         """
         deadline_s = time.monotonic() + CLAIM_WAIT_S
         while time.monotonic() < deadline_s:

@@ -1,4 +1,4 @@
-"""What a streaming query tells of its progress."""
+"""Read the progress reports of a streaming query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_to(query: StreamingQuery) -> dict[int, int]:
-    """Return the first marker offset that the last finished batch did not read, by markers partition."""
+    """Return the end offset of the last finished batch by markers partition: the first marker that it did not read."""
     progress = query.lastProgress
     if progress is None or not progress.sources:
         return {}
@@ -22,20 +22,24 @@ def read_to(query: StreamingQuery) -> dict[int, int]:
 
 
 SNAPSHOT_METRIC = "SnapshotLastUploaded."
-"""How Spark's instance metrics of a state store begin that name the newest version whose snapshot was uploaded."""
+"""Prefix of the metric, one per state store, that contains the newest version whose snapshot Spark has uploaded."""
 
 
 SNAPSHOT_LATE_BATCHES = 300
-"""Batches without a snapshot from which on something is wrong: Spark uploads one every ten seconds or so."""
+"""More batches than this without a snapshot are a problem: Spark uploads one about every ten seconds."""
 
 
 def batches_since_snapshot(query: StreamingQuery, first_batch: int) -> int:
     """
-    Return how many batches the state's oldest newest snapshot lies behind; on any file system.
+    Return how many batches ago the newest snapshot of the state was uploaded.
+
+    Of several state stores the one with the oldest snapshot counts. The number is from Spark's metrics, so it is
+    available for a checkpoint on any file system.
 
     Args:
-        query: A query.
-        first_batch: Number of the first batch since the query was started, -1 before it; Spark forgets earlier uploads.
+        query: The tracker's query.
+        first_batch: Number of the first batch since the start of the query, -1 before it. Spark does not report uploads
+            from before the start.
     """
     progress = query.lastProgress
     if progress is None or not progress.stateOperators:
@@ -50,11 +54,11 @@ def batches_since_snapshot(query: StreamingQuery, first_batch: int) -> int:
 
 def batch_s(query: StreamingQuery, rests_s: Mapping[int, float]) -> float | None:
     """
-    Return how long the newest batch worked, seconds; None before the first.
+    Return the duration of the newest batch without its pause, seconds; None before the first batch.
 
     Args:
-        query: A query.
-        rests_s: How long the newest batches rested at their end, by their number.
+        query: The tracker's query.
+        rests_s: Pauses at the end of the newest batches, seconds by batch number.
     """
     progress = query.lastProgress
     if progress is None:
