@@ -1,12 +1,12 @@
 """
-The redelivery tracker's streaming query: markers topic -> fold -> one delivery a batch.
+Build the redelivery tracker's streaming query: markers topic -> fold -> one call of *deliver* per batch.
 
-Rule 1: returns an unstarted writer; who starts, watches and stops it is `service.py`.
-Rule 2: Kafka's client is not known here: what to do with decisions is a callable that is passed in.
-Rule 3: the output of a batch is drained exactly once, first thing: an output that is not drained leaves the state of
-the batch uncommitted.
+Rule 1: `build_query` returns a writer that is not started. `queue_tracker.py` starts, watches and stops the query.
+Rule 2: This module uses no Kafka client. The caller passes in the function that carries out the decisions.
+Rule 3: The output of a batch is read exactly once, before anything else: if it is not read to its end, Spark does not
+commit the state of the batch.
 
-Source: kmq `RedeliveryTracker`, kafka-mq-go `redelivery/`; the shape is Spark's arbitrary stateful operator.
+Source: kmq `RedeliveryTracker`, kafka-mq-go `redelivery/`; Spark's arbitrary stateful operator.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class MarkersSource:
     """
-    Where the markers are read from.
+    The settings of Spark's Kafka source for the markers topic.
 
     Attributes:
-        bootstrap_servers: `host:port`, comma-separated.
+        bootstrap_servers: Comma-separated `host:port`.
         topic: Markers topic.
-        starting_offsets: First marker offset by partition for a query without checkpoint; every partition is named.
-        group_id_prefix: Prefix of the consumer groups that Spark makes up, for ACLs.
-        max_markers_per_batch: Bound on one batch.
-        extra: Java client keys without the `kafka.` prefix, such as `security.protocol`.
-        fail_on_removed: Whether markers that were removed before they were read stop the query.
+        starting_offsets: First marker offset of every partition, for a query without checkpoint.
+        group_id_prefix: Prefix of the names that Spark generates for its consumer groups; ACLs need it.
+        max_markers_per_batch: Most markers in one batch.
+        extra: Settings of the Java client without the `kafka.` prefix, such as `security.protocol`.
+        fail_on_removed: Whether the query fails if retention removed markers before they were read.
     """
 
     bootstrap_servers: str
@@ -73,16 +73,17 @@ class MarkersSource:
             "startingOffsets": json.dumps({self.topic: {str(p): o for p, o in self.starting_offsets.items()}}),
             "maxOffsetsPerTrigger": str(self.max_markers_per_batch),
             "groupIdPrefix": self.group_id_prefix,
-            # An END of a transaction that was aborted must not be seen.
+            # The END of an aborted transaction must not be read.
             "kafka.isolation.level": "read_committed",
-            # Every small partition otherwise waits out the 500 ms long poll: 2400 ms -> 390 ms a batch.
+            # By default the fetch of a small partition waits 500 ms for more records. With 10 ms a batch takes 390 ms
+            # instead of 2400 ms.
             "kafka.fetch.max.wait.ms": "10",
-            # A task that lost its broker otherwise waits two minutes (spark.network.timeout) for one that is back after
-            # five seconds; the query fails instead, and is started again with new clients.
+            # By default a task that lost its broker connection waits two minutes (spark.network.timeout), even if the
+            # broker is back after five seconds. With these timeouts the query fails and restarts with new clients.
             "kafkaConsumer.pollTimeoutMs": "10000",
             "kafka.request.timeout.ms": "10000",
             "kafka.default.api.timeout.ms": "15000",
-            # A marker that retention removed before we read it may have been a START: never go on in silence.
+            # A marker that retention removed before it was read may have been a START: do not ignore that.
             "failOnDataLoss": str(self.fail_on_removed).lower(),
         }
 
@@ -92,8 +93,8 @@ def read_markers(spark: SparkSession, source: MarkersSource) -> DataFrame:
     Read the markers topic as a stream.
 
     Returns:
-        One row per record: `marker_partition: int`, `marker_offset: long`, `appended_at_ms: long` (broker clock),
-        `value: binary`; order not kept.
+        One row per record: `marker_partition: int`, `marker_offset: long`, `appended_at_ms: long` (epoch milliseconds,
+        broker clock), `value: binary`; in no defined order.
     """
     records = spark.readStream.format("kafka").options(**source.options()).load()
     return records.select(
@@ -106,11 +107,11 @@ def read_markers(spark: SparkSession, source: MarkersSource) -> DataFrame:
 
 def decide(markers: DataFrame, settings: FoldSettings) -> DataFrame:
     """
-    Fold the markers of each partition and tell what is due.
+    Fold the markers of each partition and decide which messages are due.
 
     Args:
-        markers: As `read_markers` returns them.
-        settings: Of the queue.
+        markers: Rows as `read_markers` returns them.
+        settings: Settings of the state function.
 
     Returns:
         A streaming frame with the columns of `OUTPUT_SCHEMA`.
@@ -120,7 +121,7 @@ def decide(markers: DataFrame, settings: FoldSettings) -> DataFrame:
         OUTPUT_SCHEMA,
         STATE_SCHEMA,
         "append",
-        # Time comes from TICKs in the log; Spark's own timeouts are clocks of another kind.
+        # The tracker's time is the append time of TICKs. Spark's timeouts use other clocks.
         GroupStateTimeout.NoTimeout,
     )
 
@@ -135,16 +136,19 @@ def build_query(
     trigger: Mapping[str, Any],
 ) -> DataStreamWriter:
     """
-    Put the query together, unstarted.
+    Build the query without starting it.
 
     Args:
-        markers: As `read_markers` returns them.
-        settings: Of the queue.
-        deliver: Called once a batch, on the driver, with the batch id and an outcome a markers partition; returning
-            means that all of it is done, raising fails the batch, which is then run again.
-        query_name: Shown by Spark.
+        markers: Rows as `read_markers` returns them.
+        settings: Settings of the state function.
+        deliver: Called on the driver, once per batch, with the batch id and one outcome per markers partition. When it
+            returns, all decisions are carried out. When it raises, the batch fails and runs again.
+        query_name: Name that Spark displays.
         checkpoint: Folder of this query's checkpoint.
         trigger: Keyword arguments of `DataStreamWriter.trigger`.
+
+    Returns:
+        The writer; `start` starts the query.
     """
 
     def deliver_batch(decisions: DataFrame, batch_id: int) -> None:
@@ -162,16 +166,16 @@ def build_query(
 
 def outcomes_of(table: pa.Table) -> list[PartitionOutcome]:
     """
-    Turn the rows of a batch into values of the core, one a markers partition.
+    Convert the rows of a batch to outcomes, one per markers partition.
 
     Args:
-        table: Columns of `OUTPUT_SCHEMA`.
+        table: Rows with the columns of `OUTPUT_SCHEMA`.
 
     Returns:
-        In ascending order of the markers partition.
+        The outcomes, ascending by markers partition.
     """
     columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "detail"}
-    columns["action"] = columns["row_kind"]  # the kinds of decision rows are the actions
+    columns["action"] = columns["row_kind"]  # the row kinds of decisions have the values of `DecisionAction`
     detail = table.column("detail")
     outcomes = []
     for status_row in (columns["row_kind"] == ROW_STATUS).nonzero()[0].tolist():

@@ -1,8 +1,8 @@
 """
-Where the partitions of a queue topic end, read without waiting for the broker.
+Read the end offsets of a queue topic's partitions without blocking.
 
-Rule 1: best effort: an end that cannot be read is not known, and says nothing.
-Rule 2: the end is the high watermark, open transactions included: a consumer may read those.
+Rule 1: Best effort: an end offset that cannot be read is `NOT_KNOWN`, and nothing follows from it.
+Rule 2: The end offset is the high watermark, which includes open transactions, since consumers may read these.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ TIMEOUT_S = 5.0
 
 class QueueEnds:
     """
-    Asks for the ends of a queue topic.
+    Requests the end offsets of one queue topic.
 
     Args:
-        config: librdkafka settings of an admin client; it connects with the first question.
+        config: librdkafka settings of the admin client.
         topic: The queue topic.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        """Connect lazily."""
+        """Store the settings; the first `ask` connects."""
         self._config = dict(config)
         self._topic = topic
         self._admin: AdminClient | None = None
@@ -42,11 +42,11 @@ class QueueEnds:
 
     @property
     def is_asking(self) -> bool:
-        """Whether there is a question whose answer was not taken."""
+        """Whether there is a request whose answer `take` has not returned yet."""
         return bool(self._answers)
 
     def ask(self, partition_count: int) -> None:
-        """Ask where the partitions end, from 0 on; `take` has the answer."""
+        """Request the end offsets of the partitions 0 to *partition_count* - 1; `take` returns the answer."""
         if self._admin is None:
             self._admin = make_client(AdminClient, self._config)
         places = [TopicPartition(self._topic, partition) for partition in range(partition_count)]
@@ -61,7 +61,13 @@ class QueueEnds:
         self._answers = [futures[place] for place in places]
 
     def take(self) -> tuple[int, ...] | None:
-        """Return the end of each partition, `NOT_KNOWN` where it could not be read; None before all have answered."""
+        """
+        Return the answer to `ask`, once.
+
+        Returns:
+            End offset of each partition, from 0 on; `NOT_KNOWN` where it could not be read. None without a request, and
+            before all partitions have answered.
+        """
         if not self._answers or not all(answer.done() for answer in self._answers):
             return None
         ends = tuple(NOT_KNOWN if answer.exception() else int(answer.result().offset) for answer in self._answers)

@@ -1,13 +1,14 @@
 """
-The tracker as a service: the one room where Spark and Kafka's client meet.
+Run the tracker of one queue as a service, with Spark and Kafka's client.
 
-Rule 1: wiring and supervision only; rules are in `core`, effects in `kafka`, the stream in `spark`.
-Rule 2: a failed query is started again here, with backoff and a limit; each start opens the sender anew, so it decides
-nothing before it has read the log to its end.
-Rule 3: a checkpoint that cannot be read is put aside, and the state rebuilt from the markers topic.
-Rule 4: a fenced tracker ends and is not started again: the newer one has the queue.
-Rule 5: what is wrong at the start (no broker, a topic that does not fit) is told at once; in a tracker that has run
-before the same may pass: a broker that restarts does not know its topics for a moment.
+Rule 1: This module only connects and supervises the parts. The rules are in `core`, the query is in `query.py`, the
+sending is in `sender`.
+Rule 2: A failed query is started again here, with backoff and a limit. Each start opens a new sender, so the tracker
+decides nothing before it has read the log to its end.
+Rule 3: A checkpoint that cannot be read is renamed, and the state is rebuilt from the markers topic.
+Rule 4: A fenced tracker ends and is not started again: a newer tracker has the queue.
+Rule 5: An error at the first start (no broker, a topic with wrong settings) is raised at once. After a successful start
+the same error is retried: a broker that restarts does not know its topics for a moment.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 _JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
-"""What py4j raises when nobody answers; the clients of Kafka raise neither."""
+"""What py4j raises when the JVM does not answer. Kafka's client raises neither."""
 
 SNAPSHOT_WARN_INTERVAL_S = 60.0
 
 STOP_WAIT_S = 10.0
-"""How long a stop waits for a moment between two batches: a batch that waits for a lost broker has none."""
+"""How long a stop waits for the end of the running batch. A batch that waits for an unreachable broker does not end."""
 
 
 class QueueTracker:
@@ -70,13 +71,18 @@ class QueueTracker:
     The tracker of one queue.
 
     Args:
-        spark: Session; the streaming settings are set on it.
+        spark: Session. The tracker sets the streaming settings on it.
         queue: Name of the queue, or `queue@group` for one of its groups.
         settings: All settings.
+
+    Attributes:
+        snapshot_lag: Batches since the last uploaded snapshot of the state.
+        stats: What the tracker has done since the process started.
+        on_batch: Called after each batch with its outcomes and what was sent; None for no call.
     """
 
     def __init__(self, spark: SparkSession, queue: str, settings: Settings) -> None:
-        """Keep what is needed; `run` does the work."""
+        """Store the settings; `run` does the work."""
         self._spark = spark
         self._settings = settings
         self._queue = queue
@@ -107,40 +113,41 @@ class QueueTracker:
 
     @property
     def committed_at_s(self) -> float:
-        """When it last committed, epoch seconds of this host; 0 before the first."""
+        """Time of the last offset commit, epoch seconds on this host's clock; 0 before the first."""
         return 0.0 if self._sender is None else self._sender.committed_at_epoch_s
 
     @property
     def tick_late_s(self) -> float | None:
-        """For how long a TICK is wanted that is not in the log, seconds; None before the first start."""
+        """For how long a TICK has been due that is not in the log, seconds; None before the first start."""
         return None if self._ticker is None else self._ticker.late_s()
 
     @property
     def is_full(self) -> bool | None:
-        """Whether a markers partition holds more than the queue's `max_in_flight`; None before the first start."""
+        """Whether a markers partition is full (more than `max_in_flight`); None before the first start."""
         return None if self._full_sign is None else self._full_sign.is_full
 
     @property
     def batch_s(self) -> float | None:
-        """How long the newest batch worked, seconds; None before the first."""
+        """Duration of the newest batch without its pause, seconds; None before the first batch."""
         return None if self._query is None else batch_s(self._query, self._rests_s)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the first batch was carried out; return whether it was."""
+        """Wait until the first batch is carried out; return whether it was within *timeout_s* seconds."""
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Ask `run` to end between two batches."""
+        """Make `run` end between two batches."""
         self._stopping.set()
 
     def run(self) -> None:
         """
-        Track until stopped, or until everything there is was handled (`available-now`).
+        Run until `stop` is called. With the trigger `available-now`: until all existing markers are processed.
 
         Raises:
             FencedError: A newer tracker of this queue has taken over.
-            TopicError: A topic is missing or does not fit.
-            KmqError: The query failed more often in a row than `restart_limit` allows.
+            TopicError: A topic is missing or has wrong settings.
+            KmqError: The query failed more often in a row than `restart_limit` allows, or with an error that a restart
+                cannot correct.
         """
         while not self._stopping.is_set():
             try:
@@ -161,7 +168,7 @@ class QueueTracker:
                 return
 
     def _may_pass(self, error: Exception) -> bool:
-        """Return whether starting again may help."""
+        """Return whether the error may be transient, so that a restart may help."""
         if isinstance(error, KafkaClientError):
             return error.retriable and bool(self._known_ids)
         if isinstance(error, TopicError):
@@ -171,7 +178,7 @@ class QueueTracker:
         return not isinstance(error, _JVM_IS_GONE)
 
     def _told(self, error: Exception) -> KmqError:
-        """Return what ends this tracker, in our form; Spark's own error is in the log at level DEBUG."""
+        """Return the error to raise when the tracker ends. Log the original error at level DEBUG."""
         logger.debug("the tracker of %s ends", self._queue, exc_info=error)
         if isinstance(error, KmqError):
             return error
@@ -191,12 +198,12 @@ class QueueTracker:
             extra={"action": "restart", "queue": self._queue},
         )  # fmt: skip
         self._stopping.wait(FIRST_BACKOFF_S)
-        # Redelivery must not wait for a backoff once the broker is back.
+        # End the backoff as soon as the broker is back, so that redelivery does not wait longer.
         was_away = isinstance(error, KafkaClientError) and error.code in UNREACHABLE_NAMES
         wait_for_broker(self._stopping, backoff_s - FIRST_BACKOFF_S, was_away=was_away, **self._settings.kafka.reach())
 
     def _run_once(self) -> None:
-        """Open the sender, tick, run the query until it ends."""
+        """Open the sender, start the ticker, run the query until it ends."""
         began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         reader = rules_reader_of(self._settings, self._queue, layout)
@@ -222,15 +229,20 @@ class QueueTracker:
             sender.close(is_stopped=is_done)
 
     def _check(self, resume: ResumePoint, markers_topic: str) -> None:
-        """Put a checkpoint of another topic aside; look that no marker was removed before it was read."""
+        """
+        Rename the checkpoint if it belongs to another topic.
+
+        Raises:
+            KmqError: Retention removed markers before they were read.
+        """
         folder = CheckpointFolder(self._checkpoint, self._spark)
         known_id = folder.topic_id()
         is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_another
         if self._settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
         if not is_of_topic and (known_id or resume.is_another or resume.is_anew):
-            # Spark looks at offsets alone: where the new topic is as long as the old one was, it waits forever, and
-            # where it is longer, it passes over what lies below.
+            # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
+            # if it is longer, Spark skips the markers below the checkpoint's offset.
             folder.put_aside()
         folder.note_topic_id(resume.topic_id)
 
@@ -295,13 +307,13 @@ class QueueTracker:
                 if self._first_batch < 0:
                     self._first_batch = batch_id
                 try:
-                    # The ticker first: what the next TICK should be aimed at does not depend on what is sent now.
+                    # The ticker first: the time of the next TICK does not depend on what this batch sends.
                     ticker.observe(outcomes)
                     failpoint("tracker.batch")
                     sent = sender.deliver(outcomes)
                     failpoint("tracker.delivered")
                 except BaseException as error:
-                    # Spark hands the driver a Java exception with this one's text: keep the original.
+                    # Spark wraps the text of this exception in a Java exception: keep the original.
                     self._failure = error
                     raise
                 self.stats.add(outcomes, sent)
@@ -325,18 +337,26 @@ class QueueTracker:
         return deliver
 
     def _rest_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
-        """Leave the machine to others while nothing is due: consumers write markers all the time."""
+        """
+        Pause while nothing is due, to leave the processor to other processes.
+
+        Without a pause batch follows batch, since consumers write markers all the time.
+        """
         tracker, ended_s = self._settings.tracker, time.monotonic()
         longest_s = rest_s(ended_s - self._batch_began_s, tracker.rest_ms)
         if longest_s and catch_up.is_over and tracker.trigger != "available-now":
             ticker.rest(longest_s)
         self._batch_began_s = time.monotonic()
-        # Of this batch and the one before, whose progress may be the newest that Spark tells.
+        # Keep two: Spark's newest progress report may be of this batch or of the one before it.
         before_s = self._rests_s.get(batch_id - 1, 0.0)
         self._rests_s = {batch_id - 1: before_s, batch_id: self._batch_began_s - ended_s}
 
     def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
-        """Commit where an idle queue stands; what fails there fails the tracker, which has no batch to meet it in."""
+        """
+        Do the periodic work that must not wait for a batch: look for rules, publish `full`, commit the positions.
+
+        An idle queue has no batch that would report a failure, so a failure here is kept, and `_await` raises it.
+        """
         try:
             sender.look_for_rules()
             if self._full_sign is not None:
@@ -344,7 +364,7 @@ class QueueTracker:
             sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
             self._warn_of_snapshots()
             sender.commit_read_to(read_to(query))
-        except Exception as error:  # noqa: BLE001  # raised by `_await`: this is the ticker's thread
+        except Exception as error:  # noqa: BLE001  # this is the ticker's thread; `_await` raises it in the tracker's
             self._upkeep_failure = error
 
     def _warn_of_snapshots(self) -> None:
@@ -359,7 +379,7 @@ class QueueTracker:
             )  # fmt: skip
 
     def _await(self, query: StreamingQuery, ticker: Ticker) -> None:
-        """Wait for the end of the query; stop it between two batches when asked to."""
+        """Wait for the end of the query. Stop it between two batches after `stop`, or when a helper thread failed."""
         try:
             while query.isActive and not self._stopping.is_set() and self._helper_failure(ticker) is None:
                 self._stopping.wait(0.1)
@@ -374,7 +394,7 @@ class QueueTracker:
             raise
 
     def _helper_failure(self, ticker: Ticker) -> Exception | None:
-        """Return what ended the ticker, or its upkeep; None where both work. Starting again replaces both."""
+        """Return the failure of the ticker or of `_keep_up`; None if there is none. A restart replaces both."""
         failure = self._upkeep_failure or ticker.failure
         if failure is None or isinstance(failure, (KmqError, PySparkException, Py4JError, ConnectionError)):
             return failure
@@ -390,7 +410,7 @@ class QueueTracker:
         deadline_s = time.monotonic() + STOP_WAIT_S
         while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
             time.sleep(0.01)
-        # With the gate held no batch is being carried out: whatever the stop interrupts has sent nothing.
+        # While this thread holds the gate no batch sends, so a batch that `query.stop()` interrupts has sent nothing.
         with self._batch_gate:
             query.stop()
 

@@ -1,8 +1,8 @@
 """
-The rules of a queue on the tracker's side: read from `kmq.queues`, and written to every markers partition as RULES.
+The tracker's side of the queue's rules: read them from `kmq.queues`, write them to every markers partition as RULES.
 
-Rule 1: without a record, or without the right to read it, the newest rules that the log is known to have hold.
-Rule 2: RULES are written where the log does not have the newest rules from this tracker.
+Rule 1: If the queue has no record there, or the tracker may not read it, the newest known rules from the log apply.
+Rule 2: The tracker writes RULES to each markers partition to which it has not written the newest rules itself.
 """
 
 from __future__ import annotations
@@ -28,44 +28,53 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 3.0
-"""How often a tracker looks whether the rules of its queue changed."""
+"""Time between two reads of the queue's rules."""
 
 RULES_AGAIN_S = 30.0
-"""How long a tracker waits until it writes its rules again where the log says otherwise."""
+"""How long a tracker waits after it wrote RULES until it writes them again if other rules are in force in the log."""
 
 
 class TrackerRules:
     """
-    Follows the rules of one queue for its tracker. Its methods, except `look`, are called under the sender's lock.
+    Follows the rules of one queue for its tracker. The caller holds the sender's lock, except for `look`.
 
     Args:
-        topics: Names of the queue.
-        tracker_id: Writer of the RULES.
-        local: Rules of the tracker's settings.
-        reader: Follows the rules that belong to the queue, which go before these; None for a tracker without.
+        topics: Topic names of the queue.
+        tracker_id: Id of the tracker that writes the RULES.
+        local: Rules from the tracker's settings.
+        reader: Reads the rules of the queue, which override *local*; None for a tracker that uses only its settings.
     """
 
     def __init__(self, topics: QueueTopics, tracker_id: str, local: Rules, reader: RulesReader | None) -> None:
-        """Know of no rules of the queue yet."""
+        """Begin without rules of the queue."""
         self._topics = topics
         self._tracker_id = tracker_id
         self._local = local
         self._reader = reader
         self._newest: QueueRules | None = None
-        self._ruled: dict[int, QueueRules] = {}  # the newest rules that the log has from us, by markers partition
+        self._ruled: dict[int, QueueRules] = {}  # the rules that this tracker wrote last, by markers partition
         self._ruled_at_s = self._looked_at_s = 0.0
 
     @property
     def in_force(self) -> Rules:
         """
-        The rules by which payloads are judged: the newest that are in the log, as it was written.
+        The rules for decisions that need the payload: the newest rules in the log at the time of writing.
 
-        An END is folded again under the rules in force at its place, and RULES are written here alone.
+        A rebuild folds each END again under the rules in force at its offset. These are the same rules, since only this
+        object writes RULES.
         """
         return self._local.under(self._newest)
 
     def take(self, resume: ResumePoint) -> None:
-        """Find the rules of the queue as it is opened; without a record, the newest that the log is known to have."""
+        """
+        Read the rules of the queue when the sender opens. Without a record, use the newest known rules from the log.
+
+        Args:
+            resume: Contains the rules in force where a rebuild begins, by markers partition.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached.
+        """
         self._ruled = {}
         known = [rules for rules in resume.rules.values() if rules is not None]
         self._newest = max(known, key=lambda rules: rules.version, default=None)
@@ -84,10 +93,10 @@ class TrackerRules:
 
     def look(self) -> QueueRules | None:
         """
-        Look for the rules of the queue, every `LOOK_INTERVAL_S`; a broker that does not answer is asked later.
+        Read the rules of the queue, at most every `LOOK_INTERVAL_S`. If the broker does not answer, try again later.
 
         Returns:
-            What `adopt` is to be called with; None where there are none, or it is not time yet.
+            The rules, to be passed to `adopt`; None if there are none, or the interval is not over.
         """
         if self._reader is None or time.monotonic() - self._looked_at_s <= LOOK_INTERVAL_S:
             return None
@@ -106,16 +115,16 @@ class TrackerRules:
         return None if stored is None else stored.rules
 
     def adopt(self, rules: QueueRules | None) -> None:
-        """Go by these rules from now on; None changes nothing."""
+        """Use these rules from now on; None changes nothing."""
         self._newest = rules or self._newest
 
     def records(self, partitions: Iterable[int], key: bytes) -> list[OutgoingRecord]:
         """
-        Return the RULES that the log does not have from us yet, one a markers partition.
+        Return the RULES that this tracker has yet to write, at most one per markers partition.
 
         Args:
             partitions: Markers partitions.
-            key: Signs them.
+            key: The queue's signing key; empty for no signatures.
         """
         rules = self._newest
         if rules is None:
@@ -127,16 +136,17 @@ class TrackerRules:
         ]
 
     def written(self, partitions: Iterable[int]) -> None:
-        """Take note that what `records` returned is committed."""
+        """Note that the records from `records` are committed."""
         if self._newest is not None:
             self._ruled = dict.fromkeys(partitions, self._newest)
             self._ruled_at_s = time.monotonic()
 
     def note(self, outcome: PartitionOutcome) -> None:
         """
-        Write the rules again where the log has others, long after they were written: somebody copied an older marker.
+        Have the rules written again if other rules are in force after a batch: a client copied an older RULES marker.
 
-        A batch of a tracker that catches up may not have come to our marker yet: hence not at once.
+        This applies only `RULES_AGAIN_S` after the last write. Before that, the batch of a tracker that is catching up
+        may not have reached the marker yet.
         """
         is_settled = time.monotonic() - self._ruled_at_s > RULES_AGAIN_S
         if is_settled and self._newest is not None and outcome.status.rules != self._newest:

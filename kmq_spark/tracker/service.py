@@ -1,7 +1,7 @@
 """
-Several trackers in one process: a thread each, stopped together, their metrics on one port.
+Run several trackers in one process: one thread each, stopped together, their metrics on one port.
 
-Rule 1: supervision only; one tracker is `service.QueueTracker`.
+Rule 1: This module only supervises; a single tracker is `queue_tracker.QueueTracker`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ if TYPE_CHECKING:
 
 class TrackerService:
     """
-    Several queues in one Spark application, a query, a checkpoint and a transactional id each.
+    The trackers of several queues in one Spark application. Each has its own query, checkpoint and transactional id.
 
     Args:
-        spark: Session.
-        queues: Their names, without repeats.
+        spark: Session that all trackers use.
+        queues: Names of the queues, or `queue@group`; no duplicates.
         settings: All settings.
+
+    Attributes:
+        trackers: One tracker per queue, in the order of *queues*.
     """
 
     def __init__(self, spark: SparkSession, queues: Sequence[str], settings: Settings) -> None:
-        """Make a tracker for each queue."""
+        """Create a tracker for each queue."""
         self._settings = settings
         self.trackers = [QueueTracker(spark, queue, settings) for queue in queues]
         self._ended = threading.Event()
         self._errors: list[BaseException] = []
 
     def stop(self) -> None:
-        """Ask every tracker to end between two batches; safe in a signal handler."""
+        """Make every tracker end between two batches; safe to call in a signal handler."""
         for tracker in self.trackers:
             tracker.stop()
 
     def run(self) -> None:
         """
-        Run all trackers until stopped; one that ends with an error ends the others too.
+        Run all trackers until `stop`. When one fails, stop the others.
 
         Raises:
-            KmqError: The first error of a tracker.
+            KmqError: The error of the tracker that failed first.
         """
         threads = [
             threading.Thread(target=self._run_one, args=(tracker,), name=f"kmq-tracker-{tracker.queue}")
@@ -57,7 +60,7 @@ class TrackerService:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                # In slices, so that a signal handler of the main thread gets its turn.
+                # Join with a timeout, so that signal handlers can run in the main thread.
                 while thread.is_alive():
                     thread.join(0.2)
         if self._errors:
@@ -66,6 +69,6 @@ class TrackerService:
     def _run_one(self, tracker: QueueTracker) -> None:
         try:
             tracker.run()
-        except BaseException as error:  # noqa: BLE001  # told to the main thread, which raises it
+        except BaseException as error:  # noqa: BLE001  # the main thread raises it
             self._errors.append(error)
             self.stop()

@@ -1,7 +1,7 @@
 """
-What a tracker has done, in numbers.
+Count what a tracker has done.
 
-Rule 1: counted where a batch is carried out, read by the command line and by tests.
+Rule 1: The counters change only when a batch is carried out. The command line and tests read them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ LATENESS_KEPT = 100_000
 @dataclass(slots=True)
 class TrackerStats:
     """
-    What one queue's tracker has done since this process began; read by the command line and by tests.
+    What the tracker of one queue has done since the process started.
 
     Attributes:
         batches: Batches carried out.
-        redelivered: Messages sent again.
-        expired: Messages dropped, since their time to live was over.
+        redelivered: Messages sent to the queue topic again.
+        expired: Messages dropped because their TTL had expired.
         dead_lettered: Messages sent to the dead-letter topic.
-        set_aside: Records of the markers topic that were no markers.
-        restarts: How often the query was started again.
-        lateness_ms: The newest redeliveries: append time less deadline, broker clock.
+        set_aside: Records of the markers topic that were not markers.
+        restarts: Restarts of the query.
+        lateness_ms: Lateness of the newest redeliveries, milliseconds: append time minus deadline, broker clock.
         statuses: Newest status by markers partition.
     """
 
@@ -46,7 +46,7 @@ class TrackerStats:
     statuses: dict[int, Status] = field(default_factory=dict)
 
     def add(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
-        """Count one batch."""
+        """Add the results of one batch."""
         self.batches += 1
         self.redelivered += sent.redelivered
         self.expired += sent.expired

@@ -1,17 +1,18 @@
 """
-The clock of a queue: append a TICK to a markers partition when something there may be due.
+The clock of a queue: append a TICK to a markers partition when a message there may be due.
 
-Rule 1: only the broker's append time counts; what this thread believes of the time decides when to write, never what is
-due. A wrong belief costs lateness or a TICK too many, nothing else.
-Rule 2: at most one TICK each `interval_ms` and partition, none where nothing is in flight. While the broker's clock is
-behind that of the partition (`core.clock`) there is one every `BEHIND_INTERVAL_S`, since no time passes without.
-Every `ENDS_INTERVAL_S` a partition with new STARTs gets one that carries the ends of the queue topic.
-Rule 3: no lock is held while a record is produced.
-Rule 4: a producer that met a fatal error is replaced. A thread that ends by an exception keeps it as `failure`, and the
-tracker fails its query then.
+Rule 1: Append times alone decide what is due. This thread's estimate of the broker's clock decides only when it writes
+a TICK. A wrong estimate causes a late or an unnecessary TICK, nothing else.
+Rule 2: A partition gets at most one TICK per `interval_ms`, and none while nothing is in flight. While the broker's
+clock is behind that of the partition (`core.clock`), it gets one every `BEHIND_INTERVAL_S`, since the partition's clock
+advances only with records. Every `ENDS_INTERVAL_S` a partition with new STARTs gets one with the end offsets of the
+queue topic.
+Rule 3: No lock is held while a record is produced.
+Rule 4: A producer with a fatal error is replaced. If an exception ends the thread, it is kept as `failure`, and the
+tracker then fails its query.
 
-The delivery report of a TICK carries its append time: that is how the broker's clock is known here, and why a TICK can
-be aimed at the earliest deadline instead of being thrown every so often.
+The delivery report of a TICK contains its append time. From it this thread knows the broker's clock, and can write the
+next TICK at the earliest deadline instead of at a fixed interval.
 """
 
 from __future__ import annotations
@@ -44,28 +45,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AIM_PAST_DEADLINE_MS = 2
-"""A deadline is due when it lies *below* the TICK's append time; the broker's clock is known to about a millisecond."""
+"""A TICK decides deadlines *before* its append time. The estimate of the broker's clock is right to about 1 ms."""
 
 BEHIND_INTERVAL_S = LONGEST_STEP_MS / 2000
-"""While the broker's clock is behind, a gap of more than `LONGEST_STEP_MS` between two records is lost to the clock."""
+"""
+Interval of the TICKs while the broker's clock is behind. A gap of more than `LONGEST_STEP_MS` between two records then
+does not count as time.
+"""
 
 TOLERATED_BEHIND_MS = 50
-"""What a deadline may be late by, rather than have TICKs written all the time: leaders' clocks differ by some ms."""
+"""
+How far the broker's clock may be behind before this causes additional TICKs. A deadline may be late by as much. The
+clocks of partition leaders differ by some milliseconds, which must not cause constant TICKs.
+"""
 
 MANY_DECISIONS, MANY_IN_FLIGHT = 5_000, 20_000
 """
-Of a partition, in one batch or after it: from these on it gets one or two TICKs while the decisions are sent, and as
-many from the batch's end until the next one is folded.
+Limits of one partition: decisions in a batch, messages in flight after it. From the first on, the partition gets at
+most one TICK while the batch sends its decisions, and one more until the next batch is folded; from the second on, two
+each.
 
-Each TICK decides as much again, and all those of one batch's time are in the next batch. Without a bound, of a mass
-expiry the first batch takes a second, the second four, the third all the rest, and an END or a new deadline of the
-queue waits as long. No more are needed: the batch's end brings one, at which all is due that fell due meanwhile.
+Every TICK can decide as many messages again, and the next batch contains all TICKs that were written during this one.
+When very many leases end at once and there is no limit, the first batch takes 1 s, the second 4 s, and the third
+contains all the rest; an END or a new deadline waits as long. More TICKs are not needed: the end of a batch allows one,
+which decides what has become due meanwhile.
 """
 
 LONGEST_WAIT_S = 1.0
 
 ENDS_INTERVAL_S = 5.0
-"""Between two readings of the ends of the queue topic, while something was started that no such reading covers."""
+"""Time between two reads of the queue topic's end offsets, while there are STARTs that were not compared with them."""
 
 ENDS_POLL_S = 0.05
 
@@ -74,69 +83,69 @@ REPORT_POLL_S = 0.005
 METADATA_TIMEOUT_S = 1.0
 
 REPLACE_PAUSE_S = 1.0
-"""Before another new producer where the last one met a fatal error, too."""
+"""Pause before the next replacement if the replaced producer had a fatal error, too."""
 
 WARN_INTERVAL_S = 60.0
-"""A broker that is away costs a line a minute, not one a TICK."""
+"""While the broker is unreachable, the log gets one line a minute, not one for each TICK."""
 
 
 @dataclass(slots=True)
 class _Clockwork:
-    """What is known of one markers partition."""
+    """The state of one markers partition."""
 
     next_deadline_at_ms: int | None = None
     in_flight: int = 0
     behind_ms: int = 0
-    broker_ahead_ms: float | None = None  # broker's epoch milliseconds less our monotonic ones; leaders' clocks differ
+    broker_ahead_ms: float | None = None  # broker's epoch milliseconds minus our monotonic ones; leaders' clocks differ
     last_tick_s: float = -1e9
     written_s: float = -1e9
-    most_ticks: float = math.inf  # until the next news of a batch
+    most_ticks: float = math.inf  # until the next `observe` or `batch_ends`
     ticks_left: float = math.inf
     read_to: int = 0
-    """Marker offset behind what the newest batch has read."""
+    """First marker offset that the newest batch did not read."""
     ticked_at: int = -1
-    """Marker offset of the newest TICK that is known to be in the log."""
+    """Marker offset of the newest TICK with a delivery report, -1 for none."""
     worth_reading: int = -1
-    """That of the newest one that may decide something; one for the sake of the ends alone can wait."""
-    wanted_since_s: float | None = None  # monotonic; None where it has its TICK or wants none
+    """Marker offset of the newest TICK that may decide something. A TICK that only carries end offsets can wait."""
+    wanted_since_s: float | None = None  # when a TICK became due, monotonic; None if it is in the log, or none is due
     starts: int = 0
-    """STARTs that the newest batch has counted."""
+    """Number of STARTs up to the newest batch."""
     started_below: int = 0
-    """Marker offset below which all of them lie."""
+    """Marker offset below which all these STARTs are."""
     checked_below: int = 0
-    """Marker offset below which STARTs were compared with the ends of the queue topic."""
+    """Marker offset below which STARTs were compared with the end offsets of the queue topic."""
     asked_as_of: int = -1
-    """`ticked_at` when the ends were asked for that are being read; -1 where they were not asked for this partition."""
+    """`ticked_at` at the time of the running request for end offsets; -1 if it is not for this partition."""
     queue_ends: tuple[int, ...] = ()
-    """Ends that the next TICK is to carry."""
+    """End offsets for the next TICK."""
     ends_as_of: int = 0
-    wants_tick: bool = True  # a starting tracker writes one at once: what became due while none ran is decided by it
+    wants_tick: bool = True  # a tracker that starts writes one at once, for what became due while no tracker ran
 
     @property
     def is_unchecked(self) -> bool:
-        """Whether something is in flight that may not have been compared with the ends of the queue topic."""
+        """Whether messages are in flight that may not have been compared with the end offsets of the queue topic."""
         return self.in_flight > 0 and self.checked_below < self.started_below
 
     @property
     def has_its_tick(self) -> bool:
-        """Whether its newest TICK is known to be in the log."""
+        """Whether the newest TICK is in the log, and no other one is due."""
         return self.ticked_at >= 0 and not self.wants_tick and self.wanted_since_s is None
 
     def learn(self, broker_ahead_ms: float) -> None:
-        """Take in that the broker's clock is at least so far ahead: a record that was read has that append time."""
+        """Raise the estimate of the broker's clock to a lower bound: a record that was read has that append time."""
         if self.broker_ahead_ms is not None:
             self.broker_ahead_ms = max(self.broker_ahead_ms, broker_ahead_ms)
 
 
 def _most_ticks(outcome: PartitionOutcome) -> float:
-    """Return how many TICKs may follow until the next news of a batch."""
+    """Return how many TICKs a partition may get until the next `observe` or `batch_ends`."""
     if len(outcome.decisions) >= MANY_DECISIONS:
         return 1
     return 2 if outcome.status.in_flight >= MANY_IN_FLIGHT else math.inf
 
 
 def _until_due_s(clockwork: _Clockwork, deadline_at_ms: int, now_s: float) -> float:
-    """Return in how many seconds the broker's clock is past a deadline; 0 where that is not known."""
+    """Return the seconds until the broker's clock is past a deadline; 0 where the broker's clock is not known."""
     if clockwork.broker_ahead_ms is None:
         return 0.0
     return (deadline_at_ms + AIM_PAST_DEADLINE_MS - clockwork.broker_ahead_ms) / 1000 - now_s
@@ -147,15 +156,15 @@ class Ticker(threading.Thread):
     The thread that writes TICKs.
 
     Args:
-        config: librdkafka settings of a producer.
-        markers_topic: Where the TICKs go.
-        partition_count: Markers partitions.
-        interval_ms: Shortest time between two TICKs of a partition.
-        key: By which TICKs are signed; empty for none.
-        ends: Reads the ends of the queue topic; None for TICKs without them.
+        config: librdkafka settings of the producer.
+        markers_topic: Topic that gets the TICKs.
+        partition_count: Number of its partitions.
+        interval_ms: Shortest time between two TICKs of a partition, milliseconds.
+        key: Key that signs the TICKs; empty for no signatures.
+        ends: Reads the end offsets of the queue topic; None for TICKs without end offsets.
 
     Attributes:
-        on_pause: Called about once a second from this thread, for upkeep that must go on without batches.
+        on_pause: Called about once a second from this thread, for periodic work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
     """
 
@@ -169,7 +178,7 @@ class Ticker(threading.Thread):
         *,
         ends: QueueEnds | None = None,
     ) -> None:
-        """Connect lazily; `start` begins to tick."""
+        """Create the producer, which connects in the background; `start` begins to write TICKs."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
         self._config = dict(config)
         self._producer = make_client(Producer, config)
@@ -191,14 +200,15 @@ class Ticker(threading.Thread):
         self._all_reported = threading.Event()
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
-        """Take in where the partitions stand after a batch."""
+        """Update the state of the partitions from the outcomes of a batch."""
         now_ms = time.monotonic() * 1000
         with self._lock:
             for outcome in outcomes:
                 clockwork = self._partitions.setdefault(outcome.marker_partition, _Clockwork())
                 clockwork.in_flight = outcome.status.in_flight
                 clockwork.behind_ms = outcome.status.behind_ms
-                # Without this a clock that was set forward while nothing was in flight would be found out an hour late.
+                # If the broker's clock was set forward by an hour while nothing was in flight, no TICK has reported it.
+                # Without this update the next deadline would be decided an hour late.
                 clockwork.learn(outcome.status.appended_at_ms - now_ms)
                 clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
                 clockwork.most_ticks = clockwork.ticks_left = _most_ticks(outcome)
@@ -210,7 +220,7 @@ class Ticker(threading.Thread):
         self._changed.set()
 
     def batch_ends(self) -> None:
-        """Let what is due have its TICK now: the next batch is about to look for markers and will find it."""
+        """Allow TICKs for what is due at once, without regard to the interval: the next batch is about to read them."""
         with self._lock:
             for clockwork in self._partitions.values():
                 clockwork.last_tick_s = -1e9
@@ -219,33 +229,33 @@ class Ticker(threading.Thread):
 
     def rest(self, longest_s: float) -> None:
         """
-        Wait until a TICK that may decide something is in the log and no batch has read it, at most *longest_s*.
+        Wait until the log contains an unread TICK that may decide something, at most *longest_s* seconds.
 
-        Between two TICKs nothing is decided: a batch there would cost as much as any other, for nobody.
+        Nothing is decided between two TICKs, so a batch there costs as much as any other and decides nothing.
         """
         with self._ticked:
             self._ticked.wait_for(self._may_go_on, longest_s)
 
     def wait_first_ticks(self, timeout_s: float) -> None:
         """
-        Wait until every partition has got a TICK from this thread.
+        Wait until every partition has a TICK from this thread.
 
         Raises:
-            KafkaClientError: One has not, in time.
+            KafkaClientError: A partition has none within *timeout_s* seconds.
         """
         if not self._all_reported.wait(timeout_s):
             message = f"cannot write TICKs to {self._topic} within {timeout_s:g} s; check the broker"
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
     def late_s(self) -> float:
-        """Return for how long a partition has wanted a TICK that is not in the log, seconds; the longest."""
+        """Return for how long a TICK has been due that is not in the log, seconds: the maximum over the partitions."""
         now_s = time.monotonic()
         with self._lock:
             since_s = [each.wanted_since_s for each in self._partitions.values() if each.wanted_since_s is not None]
         return max((now_s - each for each in since_s), default=0.0)
 
     def stop(self) -> None:
-        """Stop ticking and wait for the thread."""
+        """Stop the thread and wait for its end, at most 5 s."""
         self._stopping.set()
         self._changed.set()
         with self._ticked:
@@ -254,10 +264,10 @@ class Ticker(threading.Thread):
             self.join(timeout=5)
 
     def run(self) -> None:
-        """Tick until stopped; called by `start`."""
+        """Write TICKs until `stop`; `start` calls this in the new thread."""
         try:
             self._run()
-        except Exception as error:  # nothing above this thread sees it
+        except Exception as error:  # no caller could catch it: this is the thread's first function
             self.failure = error
             logger.exception("the ticker of %s ended", self._topic, extra={"action": "ticker_ended"})
             with self._ticked:
@@ -283,7 +293,7 @@ class Ticker(threading.Thread):
             self._producer.flush(2)
 
     def _look_at_ends(self, ends: QueueEnds, now_s: float) -> None:
-        """Ask for the ends of the queue topic, or give the answer to the partitions for whose TICKs it is."""
+        """Request the end offsets of the queue topic, or pass an answer on to the partitions that it is for."""
         if ends.is_asking:
             found = ends.take()
             if found is None:
@@ -295,7 +305,7 @@ class Ticker(threading.Thread):
                         clockwork.wants_tick, clockwork.asked_as_of = True, -1
         elif now_s - self._ends_asked_s >= ENDS_INTERVAL_S:
             with self._lock:
-                # The TICK is in the log before the ends are asked for: `core.fold` relies on that.
+                # `core.fold` relies on this order: the TICK is in the log before the end offsets are requested.
                 unchecked = [each for each in self._partitions.values() if each.is_unchecked and each.has_its_tick]
                 for clockwork in unchecked:
                     clockwork.asked_as_of = clockwork.ticked_at
@@ -305,7 +315,7 @@ class Ticker(threading.Thread):
                 ends.ask(partition_count)
 
     def _replace_producer(self, fatal: KafkaError) -> None:
-        """Take a new client: one that met a fatal error refuses every record from then on."""
+        """Create a new producer: after a fatal error librdkafka refuses every record."""
         now_s = time.monotonic()
         if now_s - self._replaced_at_s > WARN_INTERVAL_S:
             logger.warning(
@@ -319,7 +329,7 @@ class Ticker(threading.Thread):
         self._producer, self._fatal = make_client(Producer, self._config), None
         with self._lock:
             for clockwork in self._partitions.values():
-                # Its TICK may have been among those that failed.
+                # The partition's TICK may be among the failed records.
                 clockwork.wants_tick = clockwork.wants_tick or clockwork.wanted_since_s is not None
 
     def _may_go_on(self) -> bool:
@@ -328,7 +338,7 @@ class Ticker(threading.Thread):
         return any(each.worth_reading >= each.read_to for each in self._partitions.values())
 
     def _due(self, now_s: float) -> list[int]:
-        """Return the partitions that want a TICK now, and note that they get it."""
+        """Return the partitions for which a TICK is due now, and update their state as if it were written."""
         with self._lock:
             due = [p for p, clockwork in self._partitions.items() if self._due_in_s(clockwork, now_s) <= 0]
             for partition in due:
@@ -341,7 +351,7 @@ class Ticker(threading.Thread):
         return due
 
     def _due_in_s(self, clockwork: _Clockwork, now_s: float) -> float:
-        """Return in how many seconds a partition wants a TICK; infinity for never."""
+        """Return the seconds until the partition's next TICK is due; infinity for never."""
         rest_s = clockwork.last_tick_s + self._interval_s - now_s
         if clockwork.wants_tick:
             return rest_s
@@ -357,7 +367,7 @@ class Ticker(threading.Thread):
     def _wait_s(self, now_s: float) -> float:
         with self._lock:
             nearest_s = min((self._due_in_s(c, now_s) for c in self._partitions.values()), default=LONGEST_WAIT_S)
-        # A delivery report waits until it is polled for, and it carries the broker's clock.
+        # librdkafka calls delivery callbacks only in `poll`. They contain the broker's time, so poll soon.
         longest_s = REPORT_POLL_S if len(self._producer) else LONGEST_WAIT_S
         if self._ends is not None and self._ends.is_asking:
             longest_s = min(longest_s, ENDS_POLL_S)
@@ -379,7 +389,7 @@ class Ticker(threading.Thread):
         failpoint("ticker.tick-sent")
 
     def _report(self, sent_s: float, ends_as_of: int, error: KafkaError | None, tick: Message) -> None:
-        """Learn the broker's clock from a TICK that arrived; ask for another one where it did not."""
+        """Update the estimate of the broker's clock from a delivered TICK; request another one if delivery failed."""
         if error is not None:
             self._note_fatal(error)
             self._ask_again(tick.partition())
@@ -389,7 +399,7 @@ class Ticker(threading.Thread):
         with self._ticked:
             clockwork = self._partitions.get(tick.partition() or 0)
             if clockwork is not None:
-                # The append lies between the sending and this report; half way is off by half a round trip at most.
+                # The broker appended between send and report. The midpoint is wrong by half a round trip at most.
                 clockwork.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
                 clockwork.ticked_at = max(clockwork.ticked_at, tick.offset() or 0)
                 next_ms = clockwork.next_deadline_at_ms
@@ -407,7 +417,11 @@ class Ticker(threading.Thread):
             self._fatal = error
 
     def _look_again(self, error: KafkaException | BufferError) -> None:
-        """Learn of partitions that the topic has got since: the client looks by itself every five minutes only."""
+        """
+        Refresh the topic's metadata after the error "unknown partition"; log any other error.
+
+        The topic may have new partitions, and the client by itself refreshes its metadata only every five minutes.
+        """
         cause = error.args[0]
         if not isinstance(cause, KafkaError) or cause.code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
             self._warn(cause)
@@ -436,5 +450,5 @@ class Ticker(threading.Thread):
         try:
             on_pause()
         except KmqError as error:
-            # What matters is done with the next batch, which fails loudly; this is only for an idle queue.
+            # Not fatal: the next batch does the same work and fails if it cannot. This call is only for an idle queue.
             logger.warning("upkeep of %s failed: %s", self._topic, error)

@@ -1,1 +1,1 @@
-"""Sending what the tracker has decided, in Kafka transactions."""
+"""Carry out the tracker's decisions in Kafka transactions."""

@@ -1,8 +1,10 @@
 """
-One attempt at one transaction of redeliveries: what is sent, and what the broker says of it.
+One attempt at a transaction of redeliveries: the records that it sends, and their delivery reports.
 
-Rule 1: an attempt that is aborted is thrown away whole; what it has learnt is in the refusals, which outlive it.
-Rule 2: one step a message and no object more than it needs: this is where a mass expiry spends its time.
+Rule 1: The result of an aborted attempt is discarded. Only the broker's rejections are kept, in `Refusals`, for the
+next attempt.
+Rule 2: One step per message, and no objects that are not needed: when very many leases end at once, most of the time is
+spent here.
 """
 
 from __future__ import annotations
@@ -30,21 +32,22 @@ if TYPE_CHECKING:
 
 class Attempt:
     """
-    An attempt at sending these items.
+    An attempt to send these items.
 
     Args:
         items: Decisions with their payloads.
-        refusals: What the broker has refused in earlier attempts; added to.
-        topics: Of the queue.
-        rules: Of the queue.
+        refusals: Records that the broker rejected in earlier attempts; this attempt adds to them.
+        topics: Topics of the queue.
+        rules: Rules of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
 
     Attributes:
-        dues: What was done after all, by item; each of them gets an END.
-        expired: Messages that were dropped, since their time to live was over.
-        nonexistent: Decisions that were dropped, since the queue topic does not have their offset.
-        dead_lettered: Dead letters that the broker has.
-        lateness_ms: Of each redelivered message that the broker has: its append time less the deadline.
+        dues: The final decision for each item; each of them gets an END.
+        expired: Messages dropped because their TTL had expired.
+        nonexistent: Decisions dropped because the queue topic has no message at their offset.
+        dead_lettered: Dead letters that the broker has acknowledged.
+        lateness_ms: Lateness of each redelivered message that the broker has acknowledged, milliseconds: append time
+            minus deadline.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Attempt:
         rules: Rules,
         dead_letter_partitions: int,
     ) -> None:
-        """Begin with nothing sent."""
+        """Store the arguments; `records` yields what to send."""
         self._items = items
         self._refusals = refusals
         self._topics = topics
@@ -69,7 +72,11 @@ class Attempt:
         self.lateness_ms: list[int] = []
 
     def records(self) -> Iterator[OutgoingRecord | None]:
-        """Yield a record for each item, None for one whose time to live is over; the next when the last was taken."""
+        """
+        Yield one record per item, lazily; None for an item that is dropped.
+
+        Dropped are messages whose TTL has expired, and offsets that the queue topic does not have.
+        """
         topics, rules, is_any_refused = self._topics, self._rules, self._refusals.count > 0
         for index, item in enumerate(self._items):
             refused = 0
@@ -89,7 +96,7 @@ class Attempt:
             failpoint("tracker.message-sent" if outcome is Outcome.REDELIVERED else "tracker.dead-letter-sent")
 
     def on_delivery(self, index: int, error: KafkaError | None, record: Message) -> None:
-        """Take in what became of the record of an item."""
+        """Handle the delivery report of an item's record."""
         if error is not None:
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 self._refusals.note(index, self._items[index].size, self._refused.get(index, 0))

@@ -1,9 +1,10 @@
 """
-The decisions of one batch, put in the order in which their payloads are read.
+The decisions of one batch, in the order in which their payloads are read.
 
-Rule 1: columns until a payload is there: a million decisions must not be a million objects at once.
-Rule 2: a message that was decided twice in one batch is read once and carried out twice: the log confirmed the first
-decision in between, so that the second has a lease of its own behind it (`core/unconfirmed.py`).
+Rule 1: Decisions stay in columns until their payloads are read: a million decisions must not be a million objects at
+the same time.
+Rule 2: If a batch contains two decisions on one message, its payload is read once, and both are carried out. The log
+contains the END of the first decision between them, so the second is about a new lease (`core/unconfirmed.py`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ class Due(NamedTuple):
     One decision, ready to be carried out.
 
     Attributes:
-        marker_partition: Where its START came from, and its END goes.
-        queue_partition: Where the message lies.
-        message_offset: Where the message lies.
+        marker_partition: Markers partition of the message's START; the END is written to the same one.
+        queue_partition: Queue partition of the message.
+        message_offset: Offset of the message in that partition.
         delivery_count: Deliveries so far.
-        outcome: REDELIVERED, DEAD_LETTERED, or EXPIRED, for which nothing but the END is sent.
-        reason: Why it is dead-lettered; of a redelivery the exception of the delivery that failed, empty for none.
-        deadline_at_ms: When its lease ended, epoch milliseconds, as the broker's clock showed it at the deciding TICK.
+        outcome: REDELIVERED, DEAD_LETTERED or EXPIRED. For EXPIRED only the END is sent.
+        reason: For a dead letter, its reason. For a redelivery, the error of the delivery that failed; empty for none.
+        deadline_at_ms: Deadline of the lease, epoch milliseconds, broker clock at the deciding TICK; `REJECTED` for a
+            rejected message.
         tick_at_ms: Append time of the deciding TICK, epoch milliseconds, broker clock.
-        is_silent: Whether the delivery ended without a word.
+        is_silent: Whether the delivery ended silently: its lease ran out without a release, rejection or deferral.
     """
 
     marker_partition: int
@@ -62,20 +64,20 @@ class Due(NamedTuple):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the fold decided that the message has used its deliveries."""
+        """Whether the fold dead-lettered the message because it reached the delivery limit, not because of a reject."""
         return self.is_dead_letter and self.deadline_at_ms != REJECTED
 
 
 class Dues:
     """
-    The decisions of a batch.
+    The decisions of a batch, sorted by queue partition and message offset.
 
     Args:
-        outcomes: One a markers partition.
+        outcomes: One per markers partition.
     """
 
     def __init__(self, outcomes: Sequence[PartitionOutcome]) -> None:
-        """Sort the columns; rows become objects as they are asked for."""
+        """Sort the columns. `of` creates the objects."""
         decided = [outcome for outcome in outcomes if len(outcome.decisions)]
         columns = {
             name: np.concatenate([getattr(each.decisions, name) for each in decided] or [np.empty(0, np.int64)])
@@ -92,7 +94,7 @@ class Dues:
         queue_partition, message_offset = self._columns["queue_partition"], self._columns["message_offset"]
         is_first = np.ones(len(order), np.bool_)
         is_first[1:] = (np.diff(queue_partition) != 0) | (np.diff(message_offset) != 0)
-        # Row of the first decision on each message, and one past the last.
+        # The row of the first decision on each message; then the number of rows.
         self._rows = np.append(np.flatnonzero(is_first), len(order))
         partitions, first = np.unique(queue_partition[self._rows[:-1]], return_index=True)
         self._first_message = dict(zip(partitions.tolist(), first.tolist(), strict=True))
@@ -102,7 +104,7 @@ class Dues:
         return len(self._reasons)
 
     def wanted(self) -> dict[int, list[int]]:
-        """Return the offsets of the messages by queue partition, ascending, without repeats."""
+        """Return the message offsets by queue partition, ascending, without duplicates."""
         offsets = self._columns["message_offset"][self._rows[:-1]]
         ends = [*self._first_message.values(), len(offsets)][1:]
         return {
@@ -112,15 +114,15 @@ class Dues:
 
     def of(self, queue_partition: int, first: int, count: int) -> Iterator[tuple[int, Due]]:
         """
-        Yield the decisions on neighbours among what is wanted.
+        Yield the decisions on consecutive messages of `wanted`.
 
         Args:
-            queue_partition: Theirs.
-            first: Index of the first one in `wanted()[queue_partition]`.
-            count: How many.
+            queue_partition: Queue partition of the messages.
+            first: Index of the first message in `wanted()[queue_partition]`.
+            count: Number of messages.
 
         Yields:
-            Which of them, from 0 on, and a decision on it.
+            Index of the message among these *count*, from 0 on, and a decision on it.
         """
         begin = self._first_message[queue_partition] + first
         rows = self._rows[begin : begin + count + 1]

@@ -1,8 +1,8 @@
 """
-Get the next piece ready in another thread while this one is at work on the one before.
+Prepare the next item of a generator in another thread while the caller processes the current one.
 
-Rule 1: one piece ahead and no more: what is in memory stays bounded.
-Rule 2: what fails in the other thread is raised where its piece would have been taken.
+Rule 1: At most one item is prepared ahead, so that memory use is bounded.
+Rule 2: An exception in the other thread is raised where the caller takes the item.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ Piece = TypeVar("Piece")
 
 def one_ahead(pieces: Generator[Piece]) -> Generator[Piece]:
     """
-    Yield these pieces, each while the next one is made.
+    Yield the items of a generator, and produce the next one while the caller processes the current one.
 
     Args:
-        pieces: Run in one thread at a time; closed when this generator is, after the piece that it is at.
+        pieces: The generator. Only one thread at a time runs it. It is closed when this generator is closed, after the
+            item that it is producing.
     """
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="kmq-read-ahead") as other_thread:

@@ -1,11 +1,11 @@
 """
-What the tracker writes: decisions and payloads in, records of one transaction out.
+Build the records that the tracker writes: decisions and payloads in, the records of one transaction out.
 
-Rule 1: no client here; values in, values out.
-Rule 2: key, value and foreign headers of a message go on as they are, byte for byte, in their order.
-Rule 3: every decided message gets exactly one END, in the markers partition that its START came from.
-Rule 4: what only the payload tells is judged here, by the same rules: its time to live, and the delivery count where a
-START carried none.
+Rule 1: This module uses no Kafka client: values in, values out.
+Rule 2: Key, value and application headers of a message are kept byte for byte, headers in their order.
+Rule 3: Every decision gets exactly one END, in the markers partition of the message's START.
+Rule 4: Decisions that need the payload are made here, by the same rules: the TTL, and the delivery count if the START
+contained none.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ if TYPE_CHECKING:
     from kmq_spark.tracker.sender.due_decisions import Due
 
 UNREADABLE_BYTES = 65_536
-"""What is kept of a record that is no marker: enough to tell what it is, too little to flood the dead-letter topic."""
+"""
+Most bytes kept of a record that is not a marker: enough to identify it, too little to flood the dead-letter topic.
+"""
 
 
 class Item(NamedTuple):
-    """A decision with its payload; `message` is None where the payload is gone."""
+    """A decision with its payload; `message` is None if the payload is not in the queue topic."""
 
     due: Due
     message: Message | None
 
     @property
     def size(self) -> int:
-        """Bytes of key, value and headers."""
+        """Bytes of key, value and headers; 0 without payload."""
         if self.message is None:
             return 0
         size = len(self.message.key() or b"") + len(self.message.value() or b"")
@@ -64,14 +66,17 @@ class Item(NamedTuple):
 
 def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
     """
-    Return what is to be done after all: a dead letter where a redelivery cannot be, nothing where its time is over.
+    Return the final decision on an item, with the payload to send.
+
+    A message that cannot be redelivered becomes a dead letter. A message whose TTL has expired gets the outcome
+    EXPIRED, or becomes a dead letter if the queue's rules require it.
 
     Args:
-        item: As decided.
-        refused: How often the broker refused this item as too large: once, and it becomes a dead letter; twice, and it
-            becomes one without its payload.
-        topics: Of the queue.
-        rules: Of the queue.
+        item: The decision of the fold, with its payload.
+        refused: How often the broker rejected the item as too large. Once: it becomes a dead letter. Twice: a dead
+            letter without payload.
+        topics: Topics of the queue.
+        rules: Rules of the queue.
     """
     due, message = item
     if message is not None:
@@ -79,7 +84,8 @@ def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
         if refused == 0 or due.outcome is Outcome.EXPIRED:
             return item if due is item.due else Item(due, message)
     elif due.outcome is Outcome.EXPIRED:
-        # There never was a message: a dead letter would let any writer of markers make as many as it likes.
+        # The queue topic never had this offset. With a dead letter here, any client that can write markers could create
+        # as many dead letters as it likes.
         return item
     place = f"{topics.queue_topic}[{due.queue_partition}]@{due.message_offset}"
     if message is None:
@@ -93,13 +99,14 @@ def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
 
 
 def _judged(due: Due, message: Message, rules: Rules) -> Due:
-    """Return a decision with what its payload tells: deliveries that no START counted, and a time that is over."""
+    """Return the decision corrected by the headers: deliveries that no START counted, last error, expired TTL."""
     headers = by_name(headers_of(message))
     if due.is_silent and due.delivery_count <= (counted := delivery_count_of(headers)):
-        # kafka-mq-go's START has no count; ours has this one. One that was given back may not count, as the fold knows.
+        # A START of kafka-mq-go contains no delivery count; one of ours contains the header's count + 1. Only silent
+        # deliveries are corrected: a released one may not count, and the fold has handled that.
         due = due._replace(delivery_count=counted + 1)
     if due.is_exhausted:
-        # What an earlier delivery raised, where the last one ended without a text.
+        # If the last delivery ended without an error text, use that of an earlier delivery.
         due = due._replace(reason=with_last_error(due.reason, last_error_of(headers)))
     if due.outcome is not Outcome.REDELIVERED:
         return due
@@ -127,13 +134,13 @@ def outgoing_record(
     item: Item, topics: QueueTopics, dead_letter_partitions: int, max_deliveries: int = 0
 ) -> OutgoingRecord:
     """
-    Return the redelivered message or the dead letter of a settled item.
+    Return the record for a final decision: the redelivered message or the dead letter.
 
     Args:
-        item: As settled.
-        topics: Of the queue.
+        item: An item as `settle` returns it; its outcome is not EXPIRED.
+        topics: Topics of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
-        max_deliveries: Of the queue, 0 for no limit.
+        max_deliveries: The queue's delivery limit, 0 for none.
     """
     due, message = item
     headers: Headers = []
@@ -165,14 +172,22 @@ def outgoing_record(
         decided_at_ms=due.tick_at_ms,
         last_error=due.reason,
     )
-    # The same queue partition as before: the key decided it once, and a partition count may have changed since.
+    # The same queue partition as before: the partition count may have changed, and the key may map elsewhere now.
     return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)
 
 
 def end_records(
     dues: Iterable[Due], topics: QueueTopics, tracker_id: str, key: bytes = b""
 ) -> Iterator[OutgoingRecord]:
-    """Return the ENDs of settled decisions, signed with the queue's key: as few records as their ranges allow."""
+    """
+    Yield the ENDs of final decisions, in as few records as their ranges allow.
+
+    Args:
+        dues: Decisions as `settle` returns them.
+        topics: Topics of the queue.
+        tracker_id: Written as the markers' `consumer_id`.
+        key: The queue's signing key; empty for no signatures.
+    """
     groups: defaultdict[tuple[int, int, Outcome, str], list[int]] = defaultdict(list)
     for marker_partition, queue_partition, message_offset, _, outcome, reason, *_ in dues:
         told = reason if outcome is Outcome.DEAD_LETTERED else ""
@@ -192,7 +207,7 @@ def end_records(
 
 
 def unreadable_record(payload: Payload, error: str, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:
-    """Return the dead letter of a record that is no marker: its bytes, and what is wrong with them."""
+    """Return the dead letter for a record that is not a marker: its bytes, with *error* as the reason."""
     message = payload.message
     headers = dead_letter_headers(
         [],
@@ -204,7 +219,7 @@ def unreadable_record(payload: Payload, error: str, topics: QueueTopics, dead_le
         sent_at_ms=message.timestamp()[1] if message is not None else -1,
         reason=error,
     )
-    # It is no message of the queue, so it has no origin there and no deliveries.
+    # The record is not a message of the queue, so it has no origin there and no deliveries.
     headers = [(name, value) for name, value in headers if not name.startswith(PREFIX)]
     value = (message.value() or b"")[:UNREADABLE_BYTES] if message is not None else None
     return OutgoingRecord(topics.dead_letter_topic, payload.partition % dead_letter_partitions, None, value, headers)

@@ -1,12 +1,12 @@
 """
-Carry out the tracker's decisions, exactly once: messages, dead letters, ENDs and offsets in one Kafka transaction.
+Carry out the tracker's decisions exactly once: messages, dead letters, ENDs and offsets in one Kafka transaction.
 
-Rule 1: a decision and its END commit together or not at all. So the log itself says what is done, and a tracker that
-has read the log to its end (`ResumePoint.decide_from`) cannot send anything twice, whatever died before.
-Rule 2: a batch with much to send is cut into several transactions; the offsets go with the last one.
-Rule 3: nothing is lost in silence: what cannot be redelivered becomes a dead letter that says why.
+Rule 1: The record that a decision causes and its END commit together or not at all. So the markers topic states what is
+done. A tracker that has read it to its end (`ResumePoint.decide_from`) sends nothing twice, whatever crashed before.
+Rule 2: A batch with many decisions is sent in several transactions. The last one contains the offsets.
+Rule 3: No message is lost without notice: a message that cannot be redelivered becomes a dead letter with the reason.
 
-Source: KIP-98, KIP-447 (consume-process-produce); docs/design.md has the argument.
+Source: KIP-98, KIP-447 (consume-process-produce); docs/design.md explains why this is correct.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGEST_RECORD = 1_000_000_000
-"""The broker decides what is too large, not our client: librdkafka's upper bound."""
+"""The broker limits the size of a record, not the client: this is librdkafka's upper bound of `message.max.bytes`."""
 
 LINGER_MS = 5
 
 UNTRUSTED_LOG_INTERVAL_S = 60.0
 
 HEARTBEAT_S = 5.0
-"""A tracker commits at least as often, so that those who look from outside can tell idle from dead."""
+"""Longest time between two offset commits, so that monitoring can distinguish an idle tracker from a dead one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SenderLimits:
     """
-    Bounds of one sender.
+    Limits of one sender.
 
     Attributes:
-        timeout_ms: For each call to the broker.
-        max_transaction_messages: Messages in one transaction.
-        max_transaction_bytes: Payload bytes in one transaction.
-        commit_interval_ms: How often offsets are committed while nothing is sent.
-        transaction_timeout_ms: When the broker aborts a transaction whose tracker fell silent. Until then consumers of
-            its partitions read nothing that was written after it.
+        timeout_ms: Bound on each call to the broker, milliseconds.
+        max_transaction_messages: Most messages in one transaction.
+        max_transaction_bytes: A transaction gets no more messages once their payloads have this many bytes.
+        commit_interval_ms: Time between two offset commits while nothing is sent, milliseconds.
+        transaction_timeout_ms: Kafka's `transaction.timeout.ms`: the broker aborts a transaction without activity after
+            this time. Until then `read_committed` consumers of its partitions read nothing that was written after it.
     """
 
     timeout_ms: int = 15_000
@@ -91,15 +91,15 @@ class SenderLimits:
 @dataclass(slots=True)
 class Sent:
     """
-    What a batch led to.
+    What the sender has done for a batch.
 
     Attributes:
         redelivered: Messages sent to the queue topic again.
-        expired: Messages that were dropped, since their time to live was over.
-        nonexistent: Decisions that were dropped: a marker named an offset at or past the end of the queue topic.
+        expired: Messages dropped because their TTL had expired.
+        nonexistent: Decisions dropped because a marker named an offset at or past the end of the queue topic.
         dead_lettered: Messages sent to the dead-letter topic.
-        set_aside: Records of the markers topic that are no markers.
-        lateness_ms: For each redelivered message: append time less deadline, both on the broker's clock.
+        set_aside: Records of the markers topic that are not markers, sent to the dead-letter topic.
+        lateness_ms: For each redelivered message: append time minus deadline, milliseconds, broker clock.
     """
 
     redelivered: int = 0
@@ -112,16 +112,23 @@ class Sent:
 
 class RedeliverySender:
     """
-    The tracker's hands: one per queue, one transactional id.
+    Carries out the tracker's decisions for one queue, under one transactional id.
 
     Args:
         layout: The queue's topics, checked.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings of the operator.
-        limits: Bounds.
-        rules: Of the tracker: those that the payload decides, its time to live for one, are judged here.
-        rules_reader: Follows the rules that belong to the queue, which go before these; closed with the sender.
-        consumer_positions: Keeps the positions of the queue's consumers; stopped with the sender.
+        limits: Limits of the transactions; None: the defaults.
+        rules: Rules from the tracker's settings. The sender applies those that need the payload, such as the TTL.
+        rules_reader: Reads the rules of the queue, which override *rules*; closed with the sender.
+        consumer_positions: Keeps the committed offsets of the queue's consumers; stopped with the sender.
+
+    Attributes:
+        topics: Topic and group names of the queue.
+        tracker_id: Id of this tracker; it signs the group's offsets with it.
+        consumer_positions: As the argument.
+        snapshot_lag: Batches since the last uploaded snapshot of the state; the offset commits contain it.
+        committed_at_epoch_s: Time of the last offset commit, epoch seconds, this host's clock; 0 before the first.
     """
 
     def __init__(
@@ -135,7 +142,7 @@ class RedeliverySender:
         rules_reader: RulesReader | None = None,
         consumer_positions: ConsumerPositions | None = None,
     ) -> None:
-        """Make the clients that only read; `open` makes the one that writes."""
+        """Create the clients that only read; `open` creates the producer."""
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
@@ -166,11 +173,11 @@ class RedeliverySender:
         self._topic_id = ""
         self._statuses: dict[int, Status] = {}
         self._is_stopping = False
-        self.snapshot_lag = 0  # batches since the last snapshot of the state, told with the heartbeat
-        self._told: frozenset[int] = frozenset()  # partitions whose state was told since `open`
+        self.snapshot_lag = 0
+        self._told: frozenset[int] = frozenset()  # partitions that a batch since `open` has reported on
         self._committed_at_s = 0.0
         self.committed_at_epoch_s = 0.0
-        self._lock = threading.Lock()  # batches and upkeep come from different threads, transactions from one at a time
+        self._lock = threading.Lock()  # two threads use this object (batches, periodic work); one transaction at a time
 
     def _writing(self, layout: QueueLayout, bootstrap_servers: str, extra: Mapping[str, str] | None) -> dict[str, Any]:
         config = transactional_producer_config(
@@ -181,29 +188,33 @@ class RedeliverySender:
             max_message_bytes=LARGEST_RECORD,
             transaction_timeout_ms=self._limits.transaction_timeout_ms,
         )
-        # Each batch costs the broker about the same, however full: without a pause a mass expiry makes tens of
-        # thousands of them. A lone message waits as long, which is a hundredth of its lateness.
+        # A produce batch costs the broker about the same, however full it is. Without lingering, many leases that end
+        # at once cause tens of thousands of batches. A single message waits that long too, which is about a hundredth
+        # of its lateness.
         config["linger.ms"] = LINGER_MS
-        # The broker judges a whole batch by the topic's limit, and refuses it whole.
+        # The broker compares a whole batch with the topic's `max.message.bytes`, and rejects the whole batch.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
         return config
 
     @property
     def known_ids(self) -> frozenset[str]:
-        """Ids of the trackers that had the queue up to this one, its own included; known once it is open."""
+        """Ids of the trackers of this queue up to and including this one; complete after `open`."""
         return self._producer.known_ids
 
     def open(self, known_ids: Collection[str] = ()) -> ResumePoint:
         """
-        Take over the queue: fence older trackers, find out where to begin, and sign the group's offsets.
+        Take over the queue: fence older trackers, read where to begin, sign the group's offsets, write missing RULES.
 
         Args:
-            known_ids: For a tracker that has had the queue before and starts again: the `known_ids` of then. Whoever
-                else has signed since is newer, and keeps the queue.
+            known_ids: For a tracker that restarts: its `known_ids` from before. A tracker with another id that has
+                signed since then is newer and keeps the queue. Empty: take over from every tracker.
+
+        Returns:
+            Where the tracker begins.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
-            FencedError: A newer tracker took over while this one was starting, or before it started again.
+            FencedError: A newer tracker took over while this one was starting, or before it restarted.
         """
         with self._lock:
             self._producer.take(known_ids)
@@ -227,11 +238,11 @@ class RedeliverySender:
 
     def look_for_rules(self) -> None:
         """
-        Look whether the rules of the queue changed, every few seconds; new ones go into the log.
+        Check every few seconds whether the rules of the queue changed, and write new rules to the markers topic.
 
         Raises:
             FencedError: A newer tracker has taken over.
-            KafkaClientError: They could not be written; what is in the log holds.
+            KafkaClientError: The rules could not be written; the rules in the log stay in force.
         """
         rules = self._rules.look()
         with self._lock:
@@ -246,21 +257,23 @@ class RedeliverySender:
         Carry out the decisions of a batch.
 
         Args:
-            outcomes: One a markers partition.
+            outcomes: One per markers partition.
 
         Returns:
-            What was sent, when all of it is committed.
+            What was sent; all of it is committed.
 
         Raises:
-            FencedError: A newer tracker has taken over; nothing of the open transaction was sent.
-            KafkaClientError: It did not succeed; open again before anything is decided.
+            FencedError: A newer tracker has taken over. The open transaction was not committed.
+            KafkaClientError: A transaction failed, or its outcome is unknown. The sender must be opened again before
+                anything is decided.
         """
         with self._lock:
             before = dict(self._positions), self._told
             try:
                 return self._deliver(outcomes)
             except BaseException:
-                # `close` commits where we stand, and what was not sent does not stand.
+                # `close` commits the positions: restore those from before the batch. Only records that were set aside
+                # in a committed transaction stay done.
                 positions, self._told = before
                 self._positions = {
                     partition: at._replace(aside_offset=self._committed[partition].aside_offset)
@@ -276,7 +289,8 @@ class RedeliverySender:
         self._advance(outcomes)
         dues = Dues(outcomes)
         left = len(dues)
-        # The client's own threads read and write; what can be done beside a commit is to make items of what they read.
+        # While one chunk commits, another thread builds the items of the next one. Kafka's clients read and write in
+        # threads of their own.
         with closing(one_ahead(self._chunks(dues))) as chunks:
             for chunk in chunks:
                 left -= len(chunk)
@@ -291,7 +305,7 @@ class RedeliverySender:
                         f"{left} decisions were neither carried out nor reported: this is a bug; nothing is committed"
                     )
                     raise KmqError(message)
-            # Only the last transaction may say that the markers were read: "offset committed" means "all sent".
+            # Only the last transaction may commit the offsets: a committed offset means that everything was sent.
             if chunk or set_aside or self._is_commit_due():
                 self._transact(chunk, set_aside, list(self._positions), sent)
         sent.set_aside += len(set_aside)
@@ -304,7 +318,7 @@ class RedeliverySender:
         return sent
 
     def _set_aside_all_but_last(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
-        """Set unreadable records aside in transactions of their own; return those that go with the positions."""
+        """Send dead letters of unreadable records; return the last chunk, to be sent with the positions."""
         limits = ChunkLimits(self._limits.max_transaction_messages, self._limits.max_transaction_bytes)
         chunks = self._set_aside.chunks(outcomes, dict(self._committed), limits)
         chunk = next(chunks, None)
@@ -322,13 +336,18 @@ class RedeliverySender:
 
     def commit_read_to(self, read_to: Mapping[int, int]) -> None:
         """
-        Commit where an idle queue stands.
+        Commit the positions of an idle queue, if that is due; also when they have not changed, as a heartbeat.
 
         Args:
-            read_to: First marker offset not read, by partition, as Spark knows it: past the last marker there may be
-                the control records of transactions, and lag would count them for ever. A partition whose state has not
-                been told since `open` is left alone: a query that was started again says at once what an earlier one
-                had read, and only its first batch says which of that is still in flight, and so needed.
+            read_to: First marker offset that Spark has not read, by partition. It may be past the last marker, behind
+                control records of transactions, which the group's lag would otherwise count permanently.
+
+        A partition is skipped until a batch since `open` has reported on it. A query that was restarted returns at once
+        what the earlier query had read, but only its first batch reports which markers are still needed.
+
+        Raises:
+            FencedError: A newer tracker has taken over.
+            KafkaClientError: The commit failed.
         """
         with self._lock:
             if not self._is_commit_due():
@@ -340,18 +359,18 @@ class RedeliverySender:
                 nothing_needed = position.needed_offset == position.next_offset
                 needed_offset = next_offset if nothing_needed else position.needed_offset
                 self._positions[partition] = position._replace(next_offset=next_offset, needed_offset=needed_offset)
-            # Also where nothing has moved: a heartbeat, and offsets that are not committed for a week expire.
+            # Also without a change: this is the heartbeat, and Kafka deletes offsets that are not committed for a week.
             self._transact([], [], list(self._positions), Sent())
 
     def close(self, *, is_stopped: bool = False) -> None:
         """
-        Commit where we stand and leave the broker.
+        Commit the positions and close the clients.
 
-        Where that fails nothing is lost: the next tracker reads a little more of the log.
+        If the commit fails, nothing is lost: the next tracker reads more of the log again.
 
         Args:
-            is_stopped: Whether the tracker was asked to stop, or is done; the commit says so, and nobody takes it for
-                dead.
+            is_stopped: Whether the tracker was stopped or is done. The commit contains this, so that monitoring does
+                not report a dead tracker.
         """
         if self.consumer_positions is not None:
             self.consumer_positions.stop()
@@ -360,7 +379,7 @@ class RedeliverySender:
                 self._is_stopping = is_stopped
                 self._commit_positions()
             except FencedError:
-                pass  # the newer tracker's positions stand
+                pass  # the newer tracker commits the positions
             except KmqError as error:
                 logger.warning("cannot commit where the tracker of %s stands: %s", self.topics.queue, error)
             finally:
@@ -381,9 +400,10 @@ class RedeliverySender:
             self._told |= {outcome.marker_partition}
             self._statuses[outcome.marker_partition] = status
             before = self._positions.get(outcome.marker_partition)
-            # A batch that is read again, for a lost or an older checkpoint, must not take the group backwards.
+            # A batch that is read again, after a checkpoint was lost or replaced by an older one, must not move the
+            # committed offset back.
             if before is None or status.next_marker_offset >= before.next_offset:
-                # A partition that is new has had no tracker before this one.
+                # No tracker has written to a new partition before, so signatures are required from offset 0 on.
                 signing = Signing(self._key) if before is None else before.signing
                 self._positions[outcome.marker_partition] = Position(
                     status.next_marker_offset,
@@ -398,7 +418,7 @@ class RedeliverySender:
             self._rules.note(outcome)
 
     def _note_untrusted(self, outcome: PartitionOutcome) -> None:
-        """Log markers that claim to be a tracker's and are not, at most once a minute."""
+        """Log, at most once a minute, tracker markers (TICK, RULES, END) that lack a valid signature."""
         count = outcome.status.counters.get("untrusted", 0)
         before = self._untrusted.get(outcome.marker_partition, 0)
         self._untrusted[outcome.marker_partition] = count
@@ -412,7 +432,7 @@ class RedeliverySender:
             )  # fmt: skip
 
     def _chunks(self, dues: Dues) -> Generator[list[Item]]:
-        """Read the payloads of all decisions, in pieces that fit into one transaction."""
+        """Read the payloads of all decisions, and yield items in chunks of one transaction each."""
         wanted = dues.wanted()
         chunk: list[Item] = []
         size = 0
@@ -420,7 +440,7 @@ class RedeliverySender:
             for which, due in dues.of(partition, first, len(messages)):
                 message = messages[which]
                 if message is None and self._payloads.never_was(partition, due.message_offset):
-                    due = due._replace(outcome=Outcome.EXPIRED)  # noqa: PLW2901  # the same decision, as it is carried out
+                    due = due._replace(outcome=Outcome.EXPIRED)  # noqa: PLW2901  # the same decision with its final outcome
                 item = Item(due, message)
                 chunk.append(item)
                 size += item.size
@@ -431,7 +451,7 @@ class RedeliverySender:
             yield chunk
 
     def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
-        """Send items with their ENDs, other records and the positions of these partitions, in one transaction."""
+        """Send items with their ENDs, other records and the positions of *places* (partitions) in one transaction."""
         refusals = Refusals()
         attempt = Attempt(items, refusals, self.topics, self._rules.in_force, self._dead_letter_count)
 
@@ -452,7 +472,7 @@ class RedeliverySender:
             )
             for p, at in committing.items()
         ]
-        # Asked for where it is needed: it is a trip to another thread of the client.
+        # Only if there are offsets to commit: the call needs a round trip to another thread of the client.
         group = self._group.consumer_group_metadata() if positions else None
         self._producer.run(work, positions, group, lambda: refusals.count)
         self._committed |= committing

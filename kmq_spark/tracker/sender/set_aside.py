@@ -1,8 +1,9 @@
 """
-Records of the markers topic that are no markers: their bytes go to the dead-letter topic, once, and the log is told.
+Send records of the markers topic that are not markers to the dead-letter topic, once each, and log a warning.
 
-Rule 1: one log line a minute, however many there are: a flood of foreign bytes must not become a flood of lines.
-Rule 2: none is dropped: what exceeds one transaction goes into several, and each commits how far it got.
+Rule 1: At most one log line a minute, however many such records there are.
+Rule 2: No record is dropped. If they exceed one transaction, there are several, and each commits the offset up to which
+records are set aside.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ LOG_INTERVAL_S = 60.0
 
 
 class ChunkLimits(NamedTuple):
-    """Bounds of one transaction: records, and their bytes."""
+    """Limits of one transaction: number of records, and their bytes."""
 
     messages: int
     size: int
 
 
 class Chunk(NamedTuple):
-    """Dead letters of one transaction, and the marker offset by partition below which all are set aside with it."""
+    """
+    The dead letters of one transaction.
+
+    Attributes:
+        records: The dead letters.
+        done_to: Marker offset by partition, below which all unreadable records are set aside after the commit.
+    """
 
     records: list[OutgoingRecord]
     done_to: Mapping[int, int]
@@ -44,16 +51,16 @@ class Chunk(NamedTuple):
 
 class SetAside:
     """
-    Makes the dead letters of unreadable records.
+    Builds the dead letters of unreadable records.
 
     Args:
-        reader: Of the markers topic.
-        topics: Of the queue.
+        reader: Reads single records of the markers topic.
+        topics: Topics of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
     """
 
     def __init__(self, reader: PayloadReader, topics: QueueTopics, dead_letter_partitions: int) -> None:
-        """Keep what is needed; nothing is read yet."""
+        """Store the arguments; read nothing yet."""
         self._reader = reader
         self._topics = topics
         self._dead_letter_partitions = dead_letter_partitions
@@ -63,13 +70,16 @@ class SetAside:
         self, outcomes: Sequence[PartitionOutcome], committed: Mapping[int, Position], limits: ChunkLimits
     ) -> Iterator[Chunk]:
         """
-        Yield a dead letter for each unreadable record of a batch, in pieces that fit into one transaction.
+        Yield a dead letter for each unreadable record of a batch, in chunks of one transaction each.
 
         Args:
-            outcomes: Of the batch.
-            committed: Positions by markers partition: what lies below was set aside before. A partition without one is
-                new, so nothing was.
-            limits: Of a piece.
+            outcomes: Outcomes of the batch, one per markers partition.
+            committed: Committed positions by markers partition. Records below their `set_aside_to` were set aside
+                before. A partition without a position is new: nothing was set aside.
+            limits: Limits of a chunk.
+
+        Raises:
+            KafkaClientError: The markers topic cannot be read.
         """
         errors = {
             (outcome.marker_partition, record.marker_offset): record.error
@@ -110,5 +120,9 @@ class SetAside:
 
 
 def _done_to(wanted: Mapping[int, list[int]], left: Mapping[int, dict[int, None]]) -> dict[int, int]:
-    """Return the offset below which each partition is done: records past the end of a log come out of order."""
+    """
+    Return the offset below which all records of each partition are done.
+
+    The lowest record that is left decides: the reader returns offsets that are past the end of the log out of order.
+    """
     return {partition: min(left[partition], default=offsets[-1] + 1) for partition, offsets in wanted.items()}
