@@ -46,8 +46,8 @@ def streaming_settings(state_partitions: int) -> dict[str, str]:
     """
     return {
         "spark.sql.shuffle.partitions": str(state_partitions),
-        # Spark disables adaptive execution for stateful queries anyway. Off here too, it cannot change the number of
-        # partitions.
+        # Spark disables adaptive execution for stateful queries anyway. The explicit setting guarantees that the number
+        # of shuffle partitions does not change.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         # Without it every batch uploads full RocksDB snapshots.

@@ -90,7 +90,7 @@ class CheckpointFolder:
         try:
             aside = self._renamed()
         except (Py4JError, PySparkException) as error:
-            logger.error(  # noqa: TRY400  # a JVM's stack trace says less than this line
+            logger.error(  # noqa: TRY400  # a JVM stack trace would add nothing
                 "checkpoint %s cannot be used and cannot be renamed: %s; move it away and start the tracker again: "
                 "the state is rebuilt from the markers topic",
                 self._path, _first_line(error), extra={"action": "checkpoint_damaged"},

@@ -128,7 +128,7 @@ class TrackerMetrics:
                 self._stopping.wait(self._settings.metrics.interval_ms / 1000)
 
     def stop(self) -> None:
-        """Make `watch` end."""
+        """Request that `watch` ends."""
         self._stopping.set()
 
     def look(self, queue: str, inspector: QueueInspector) -> None:

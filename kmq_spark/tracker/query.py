@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
+from pyspark.sql import functions as F  # noqa: N812  # the conventional name
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from kmq_spark.core.decisions import Decisions

@@ -136,7 +136,7 @@ class QueueTracker:
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Make `run` end between two batches."""
+        """Request that `run` ends between two batches."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -364,7 +364,7 @@ class QueueTracker:
             sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
             self._warn_of_snapshots()
             sender.commit_read_to(read_to(query))
-        except Exception as error:  # noqa: BLE001  # this is the ticker's thread; `_await` raises it in the tracker's
+        except Exception as error:  # noqa: BLE001  # the ticker's thread: `_await` raises it in the tracker's thread
             self._upkeep_failure = error
 
     def _warn_of_snapshots(self) -> None:

@@ -41,7 +41,7 @@ class TrackerService:
         self._errors: list[BaseException] = []
 
     def stop(self) -> None:
-        """Make every tracker end between two batches; safe to call in a signal handler."""
+        """Request that every tracker ends between two batches; safe to call in a signal handler."""
         for tracker in self.trackers:
             tracker.stop()
 

@@ -11,8 +11,8 @@ Rule 3: No lock is held while a record is produced.
 Rule 4: A producer with a fatal error is replaced. If an exception ends the thread, it is kept as `failure`, and the
 tracker then fails its query.
 
-The delivery report of a TICK contains its append time. From it this thread knows the broker's clock, and can write the
-next TICK at the earliest deadline instead of at a fixed interval.
+The delivery report of a TICK contains its append time. From it this thread estimates the broker's clock, so that it can
+write the next TICK at the earliest deadline instead of at a fixed interval.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ REPLACE_PAUSE_S = 1.0
 """Pause before the next replacement if the replaced producer had a fatal error, too."""
 
 WARN_INTERVAL_S = 60.0
-"""While the broker is unreachable, the log gets one line a minute, not one for each TICK."""
+"""While the broker is unreachable, there is one log line a minute, not one for each TICK."""
 
 
 @dataclass(slots=True)

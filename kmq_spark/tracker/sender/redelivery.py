@@ -338,12 +338,13 @@ class RedeliverySender:
         """
         Commit the positions of an idle queue, if that is due; also when they have not changed, as a heartbeat.
 
-        Args:
-            read_to: First marker offset that Spark has not read, by partition. It may be past the last marker, behind
-                control records of transactions, which the group's lag would otherwise count permanently.
+        The position of a partition is not advanced until a batch since `open` has reported on the partition. A query
+        that was restarted returns at once what the earlier query had read, but only its first batch reports which
+        markers are still needed.
 
-        A partition is skipped until a batch since `open` has reported on it. A query that was restarted returns at once
-        what the earlier query had read, but only its first batch reports which markers are still needed.
+        Args:
+            read_to: First marker offset that Spark has not read, by partition. It may be past the last marker, after
+                control records of transactions, which the group's lag would otherwise count permanently.
 
         Raises:
             FencedError: A newer tracker has taken over.
