@@ -318,7 +318,7 @@ class RedeliverySender:
         return sent
 
     def _set_aside_all_but_last(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
-        """Send the dead letters of unreadable records except the last chunk, and return that, to send with the positions."""
+        """Send the dead letters of unreadable records, but return the last chunk, to be sent with the positions."""
         limits = ChunkLimits(self._limits.max_transaction_messages, self._limits.max_transaction_bytes)
         chunks = self._set_aside.chunks(outcomes, dict(self._committed), limits)
         chunk = next(chunks, None)
