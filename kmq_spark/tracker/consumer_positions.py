@@ -1,20 +1,21 @@
 """
-Keep the positions of a queue's consumer groups: where the brokers deleted them, commit them again.
+Keep a copy of the committed offsets of a queue's consumer groups, and commit them again if the brokers deleted them.
 
 Kafka deletes the offsets of a group that has had no members for `offsets.retention.minutes`. Its next consumers would
-start at the oldest message and receive acknowledged messages again. To commit the offsets again before they expire does
-not prevent that: for a classic group the time counts from the moment the last member left, whatever is committed later.
+start at the oldest message and receive acknowledged messages again. A commit before the offsets expire does not prevent
+that: for a classic group the time counts from the moment the last member left, not from the last commit.
 
-Rule 1: The tracker keeps a copy of the offsets, in the metadata of its own commits. It commits the copy where a group
-has no offset any more. The time without an offset is `LOOK_INTERVAL_S` at most.
-Rule 2: The copy is what the group itself had committed for this topic (same topic id). Every message below it was
-started, so a restored position loses no message. An offset that is there is never changed. A copy that a tracker made
-before the group's last commits expires before the group's own offsets do: it is never used.
-Rule 3: The commit names no member. Kafka refuses it where the group has members, so it cannot move a live position.
-Rule 4: Best effort: a failure is logged and tried again. It never ends the tracker.
-Rule 5: Offsets are read and committed by a consumer of the group that never subscribes, not by the admin client. Admin
-requests to the coordinator of a group abort the whole process where the connection breaks at the wrong moment
-(librdkafka 2.16, `rd_kafka_admin_coord_request`: its issue 4605).
+Rule 1: The tracker keeps a copy of the offsets in the metadata of its own offset commits. It commits the copy for a
+group that has lost its offset. The group is without an offset for `LOOK_INTERVAL_S` at most.
+Rule 2: The copy contains only offsets that the group itself committed for this topic (same topic id). Every message
+below such an offset was started, so a restored offset loses no message. An offset that exists is never changed. A copy
+that a tracker made before the group's last commits expires before the group's own offsets do, so it is never used.
+Rule 3: The commit contains no member id. Kafka rejects it if the group has members, so it cannot move the offset of an
+active group.
+Rule 4: Best effort: a failure is logged and the next check tries again. It never ends the tracker.
+Rule 5: A consumer of the group that never subscribes reads and commits the offsets, not the admin client. An admin
+request to a group's coordinator aborts the whole process if the connection breaks at the wrong moment (librdkafka
+2.16, `rd_kafka_admin_coord_request`, issue 4605).
 
 Source: KIP-211; Kafka's `ClassicGroup.offsetExpirationCondition` and `validateOffsetCommit`.
 """
@@ -58,9 +59,10 @@ LONGEST_CALL_S = 5.0
 
 LONGEST_STALE_S = 2.0
 """
-An offset that was missing may be committed by its group meanwhile; later than this the broker is asked anew.
+Longest time from the check that finds an offset missing to its commit; later, only the next check may commit it.
 
-A consumer that joins an empty group waits longer for its first partitions: `group.initial.rebalance.delay.ms`, 3 s.
+Within this time the group cannot have committed an offset itself: a consumer that joins an empty group waits longer for
+its first partitions (`group.initial.rebalance.delay.ms`, 3 s).
 """
 
 WARN_INTERVAL_S = 60.0
@@ -68,19 +70,19 @@ WARN_INTERVAL_S = 60.0
 
 class ConsumerPositions:
     """
-    Keeps the positions of the consumers of one queue: of its own group and of its logical queues.
+    Keeps the committed offsets of one queue's consumer groups: its own group and those of its logical queues.
 
     Args:
-        topics: Names of the queue.
+        topics: Topic and group names of the queue.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call; at most `LONGEST_CALL_S` is used.
+        timeout_ms: Bound on each call to the broker, milliseconds; at most `LONGEST_CALL_S` applies.
         extra: librdkafka settings.
     """
 
     def __init__(
         self, topics: QueueTopics, *, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Connect lazily: nothing is asked before the first look."""
+        """Create the client; it connects with the first request."""
         self._topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._extra = dict(extra or {})
@@ -97,10 +99,10 @@ class ConsumerPositions:
 
     def load(self, kept: Mapping[int, ConsumerOffsets]) -> None:
         """
-        Take over what the trackers before had kept.
+        Take over the copy that earlier trackers kept.
 
         Args:
-            kept: By partition.
+            kept: Offsets by queue partition, from the metadata of the tracker group's offsets.
         """
         self._topic_id = next((each.topic_id for each in kept.values() if each.topic_id), "")
         self._kept = {}
@@ -111,12 +113,12 @@ class ConsumerPositions:
         self._publish()
 
     def of(self, partition: int) -> ConsumerOffsets:
-        """Return what is kept of a partition, to be committed with the tracker's position; from any thread."""
+        """Return the copy for a partition, for the metadata of the tracker's offset commit. Thread-safe."""
         kept = self._by_partition.get(partition, ConsumerOffsets(self._topic_id))
         return kept._replace(is_refused=bool(self._refused_groups))
 
     def start(self) -> None:
-        """Look every `LOOK_INTERVAL_S`, in a thread of its own, until `stop`."""
+        """Start a thread that calls `look` every `LOOK_INTERVAL_S` until `stop`."""
         self._thread = threading.Thread(target=self._run, name=f"kmq-positions-{self._topics}", daemon=True)
         self._thread.start()
 
@@ -130,7 +132,7 @@ class ConsumerPositions:
                 self._groups.popitem()[1].close()
 
     def look(self) -> None:
-        """Read the offsets of every group, keep them, and commit those again that are missing; failures are logged."""
+        """Read and copy the offsets of every group, and commit missing ones again. Failures are logged, not raised."""
         try:
             self._look()
         except KafkaException as error:
@@ -151,7 +153,8 @@ class ConsumerPositions:
         topic = self._topics.queue_topic
         topic_id = topic_id_of(self._admin, topic, self._timeout_s)
         if topic_id != self._topic_id:
-            # With the topic Kafka deleted the offsets of its groups: those kept are of messages that are gone.
+            # The topic was deleted and created again. Kafka deleted the groups' offsets with it; the copy refers to
+            # deleted messages.
             self._topic_id, self._kept = topic_id, {}
         partitions = tuple(self._admin.list_topics(topic, timeout=self._timeout_s).topics[topic].partitions)
         if time.monotonic() - self._groups_at_s > GROUPS_INTERVAL_S:
@@ -189,12 +192,12 @@ class ConsumerPositions:
             partition: at for partition, at in kept.items() if partition not in found and partition not in unknown
         }
         self._kept[group.name] = {**kept, **found}
-        # A topic without an id may be another one of the same name.
+        # Without a topic id the topic may have been deleted and created again: the copy may be of the old one.
         if not missing or not self._topic_id:
             return
         first = offsets_of(self._admin, topic, missing, EARLIEST, self._timeout_s)
         for partition in [partition for partition, at in missing.items() if at <= first[partition]]:
-            # Every message below was removed: the group receives none again.
+            # Retention deleted every message below this offset, so the group cannot receive one of them again.
             del missing[partition], self._kept[group.name][partition]
         if missing and time.monotonic() - began_s < LONGEST_STALE_S:
             self._restore(group, missing)
@@ -207,7 +210,7 @@ class ConsumerPositions:
         if any(NOT_ALLOWED in name for name in errors):
             self._refused(group.name)
         elif errors:
-            # UNKNOWN_MEMBER_ID: it has members by now, and their positions stand.
+            # UNKNOWN_MEMBER_ID: the group has members by now, and commits its own offsets.
             logger.info(
                 "did not restore the offsets of consumer group %s: the broker answered %s", group.name, errors[0],
                 extra={"action": "offsets_not_restored", "queue": str(self._topics)},
@@ -222,7 +225,7 @@ class ConsumerPositions:
             )  # fmt: skip
 
     def _check_rights(self, group: _Group) -> None:
-        """Find out whether this tracker could commit for a group, long before it has to."""
+        """Check whether this tracker has the right to commit for a group, long before it must."""
         errors = group.commit([TopicPartition(self._topics.queue_topic, NO_PARTITION, 0)], self._timeout_s)
         if any(NOT_ALLOWED in name for name in errors):
             self._refused(group.name)
@@ -240,7 +243,7 @@ class ConsumerPositions:
         self._refused_groups.add(group)
 
     def _publish(self) -> None:
-        """Arrange what is kept by partition, for the tracker's commits."""
+        """Arrange the copy by partition, for the metadata of the tracker's commits."""
         by_partition: dict[int, dict[str, int]] = {}
         for group, offsets in sorted(self._kept.items()):
             for partition, offset in offsets.items():
