@@ -1,1 +1,1 @@
-"""The rules of the queue: values in, values out; standard library and numpy, no clock, no input, no output."""
+"""The rules of the queue as pure functions: standard library and numpy only, no clock and no I/O."""

@@ -1,9 +1,9 @@
 """
-How much longer a message rests after each delivery that failed.
+Compute the backoff: the extra delay before a message is redelivered.
 
-Rule 1: a function of the message and its delivery count: jitter comes from a hash of both, never from a random source,
-so that decisions stay a function of the log.
-Rule 2: jitter shortens a delay and never lengthens it: `max_ms` holds.
+Rule 1: backoff is a function of the message and its delivery count. Jitter comes from a hash of both, never from a
+random source, so decisions remain a function of the log.
+Rule 2: jitter only shortens a delay, so no delay exceeds `max_ms`.
 
 Source: for the kinds, Spring's and Celery's retry policies; for jitter, AWS, "Exponential Backoff And Jitter" (2015);
 for the hash, SplitMix64 (Steele, Lea, Flood 2014).
@@ -44,7 +44,8 @@ class Backoff:
         kind: How the delay grows.
         initial_ms: Delay after the first delivery, milliseconds.
         max_ms: Longest delay, milliseconds.
-        jitter: Share of each delay that a hash may take away, 0 to 1: 0 = none, 1 = anything from 0 to the whole.
+        jitter: Largest share of a delay that the hash may subtract, 0 to 1. With 0 there is no jitter; with 1 the delay
+            is between 0 and its full length.
     """
 
     kind: BackoffKind = BackoffKind.NONE
@@ -54,11 +55,11 @@ class Backoff:
 
     def delays_ms(self, key: NDArray[np.int64], delivery_count: NDArray[np.int64]) -> NDArray[np.int64]:
         """
-        Return how long each message rests beyond its lease, or beyond the delay of its release.
+        Return the backoff of each message, which is added to its lease or to the delay of its release.
 
         Args:
-            key: Messages, see `in_flight.message_keys`.
-            delivery_count: Deliveries of each so far; less than 1 reads as 1.
+            key: Message keys, see `in_flight.message_keys`.
+            delivery_count: Number of deliveries of each message so far; a value below 1 counts as 1.
 
         Returns:
             Milliseconds, 0 to `max_ms`; all 0 for `BackoffKind.NONE`.
@@ -74,13 +75,13 @@ class Backoff:
         np.minimum(delay, self.max_ms, out=delay)
         if self.jitter:
             delay -= delay * self.jitter * _share(key, count)
-        # Upwards: a delay is a promise of at least so long.
+        # Round up: a message must not fall due before its delay has passed.
         whole: NDArray[np.int64] = np.ceil(delay).astype(np.int64)
         return whole
 
 
 def _share(key: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a number from 0 to below 1 for each message and delivery."""
+    """Return a number in [0, 1) for each message and delivery."""
     mixed = _splitmix64(_splitmix64(key.astype(np.uint64)) + count.astype(np.uint64))
     share: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return share

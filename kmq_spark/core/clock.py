@@ -1,16 +1,17 @@
 """
-The clock of a markers partition: time as the append times of its records tell it.
+Compute the clock of a markers partition from the append times of its records.
 
-Rule 1: it never runs backwards, and never behind the newest append time.
-Rule 2: where the broker's clock was set back, the clock goes on by what passes from record to record, so that a lease
-of 30 s is one of 30 s however far the broker's clock is behind.
-Rule 3: while it is ahead, a gap of more than `LONGEST_STEP_MS` between two records is not counted: silence, a clock
-that is set forward again and the return of a leader with another clock all look like that. A lease that is too long is
-late; one that is too short gives a message away that a consumer works on.
-Rule 4: a function of the log: the state keeps the clock, the last append time, and how far the clock was ahead at each
-marker that a rebuild may begin with. So a rebuild has the clock of the first run.
+Rule 1: the clock never decreases and is never behind the newest append time.
+Rule 2: after the broker's clock is set back, the partition's clock advances by the time between records. A lease of
+30 s therefore lasts 30 s, however far the broker's clock is behind.
+Rule 3: while the clock is ahead of the append times, a gap of more than `LONGEST_STEP_MS` between two records does not
+count. Three causes look the same: no records, a broker clock that is set forward again, and a return to a leader with
+another clock. A lease that is too long only delays the redelivery. A lease that is too short redelivers a message that
+a consumer is still processing.
+Rule 4: the clock is a function of the log. The state keeps the clock, the last append time, and how far the clock was
+ahead at each marker where a rebuild may begin. A rebuild therefore computes the same clock as the first run.
 
-docs/design.md has the argument.
+docs/design.md explains why.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LONGEST_STEP_MS = 1_000
-"""Longest gap between two records that counts as time while the broker's clock is behind."""
+"""Longest gap between two records that counts as time while the broker's clock is behind the partition's clock."""
 
 
 class ClockStart(NamedTuple):
     """
-    The clock where a rebuild begins.
+    The clock at the marker where a rebuild begins.
 
     Attributes:
-        ahead_ms: How far it is ahead of the append time, at least 0.
-        appended_at_ms: That append time, epoch milliseconds, of the last record before; negative for that of the first
-            record that is read.
+        ahead_ms: How far the clock is ahead of the append time, milliseconds, at least 0.
+        appended_at_ms: Append time of the last record before that marker, epoch milliseconds. A negative value means
+            the append time of the first record that the rebuild reads.
     """
 
     ahead_ms: int = 0
@@ -40,9 +41,9 @@ def advanced(clock_ms: int, last_appended_at_ms: int, appended_at_ms: int) -> in
     Return the clock after a record.
 
     Args:
-        clock_ms: Before it.
-        last_appended_at_ms: Append time of the record before it, epoch milliseconds, broker clock.
-        appended_at_ms: Its own.
+        clock_ms: The clock before the record, epoch milliseconds.
+        last_appended_at_ms: Append time of the previous record, epoch milliseconds, broker clock.
+        appended_at_ms: Append time of the record, epoch milliseconds, broker clock.
     """
     if clock_ms == last_appended_at_ms <= appended_at_ms:
         return appended_at_ms

@@ -1,8 +1,8 @@
 """
-Which records of a partitioned log are done with, as ranges: what the log of redriven dead letters folds to.
+Track the completed records of a partitioned log as offset ranges: the state that is folded from a redrive topic.
 
-Rule 1: ranges, not single offsets: a million dead letters that were redriven together cost one entry.
-Rule 2: no clock, no Kafka; the order in which ranges are added does not matter, nor does adding one twice.
+Rule 1: store ranges, not single offsets. A million dead letters that were redriven together take one entry.
+Rule 2: no clock, no Kafka. Ranges may be added in any order and more than once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ClosedRanges:
-    """The closed offsets of each partition; none at first."""
+    """The closed (completed) offsets of each partition."""
 
     def __init__(self) -> None:
-        """Start with nothing closed."""
+        """Create an instance without closed offsets."""
         self._added: dict[int, list[tuple[int, int]]] = {}
         self._merged: dict[int, tuple[list[int], list[int]]] = {}
 
@@ -29,29 +29,29 @@ class ClosedRanges:
         Close ranges of a partition.
 
         Args:
-            partition: Of the log whose records are closed.
-            ranges: In any order; they may overlap what is closed already.
+            partition: Partition of the log whose records are closed.
+            ranges: Ranges in any order; they may overlap ranges that are already closed.
         """
         self._added.setdefault(partition, []).extend((first, first + count) for first, count in ranges)
 
     def is_closed(self, partition: int, offset: int) -> bool:
-        """Return whether a record is done with."""
+        """Return whether a record is closed."""
         firsts, ends = self._ranges(partition)
         place = bisect_right(firsts, offset) - 1
         return place >= 0 and offset < ends[place]
 
     def end(self, partition: int) -> int:
-        """Return the first offset above everything closed; 0 where nothing is."""
+        """Return the first offset above all closed offsets; 0 if there are none."""
         _, ends = self._ranges(partition)
         return ends[-1] if ends else 0
 
     def count(self, partition: int, first: int) -> int:
-        """Return how many records of a partition are done with, from an offset on."""
+        """Return the number of closed records of a partition from offset *first* on."""
         firsts, ends = self._ranges(partition)
         return sum(max(0, end - max(start, first)) for start, end in zip(firsts, ends, strict=True))
 
     def _ranges(self, partition: int) -> tuple[list[int], list[int]]:
-        """Return first offsets and ends, ascending, without overlap; merged when they are asked for."""
+        """Return first offsets and ends, ascending, without overlap; merges newly added ranges first."""
         added = self._added.pop(partition, None)
         firsts, ends = self._merged.get(partition, ([], []))
         if added is None:

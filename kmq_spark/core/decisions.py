@@ -1,7 +1,7 @@
 """
-Decisions: what the tracker is to send, as columns and as rows.
+Decisions: the redeliveries and dead letters that the tracker must send, as columns and as rows.
 
-Rule 1: values only; the order is that of the log: by TICK, within it by deadline, then by message key.
+Rule 1: values only. Decisions are ordered by TICK, then by deadline, then by message key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Decision(NamedTuple):
-    """One decision; see `Decisions` for the fields."""
+    """One decision; `Decisions` describes the fields."""
 
     queue_partition: int
     message_offset: int
@@ -41,16 +41,17 @@ class Decisions:
 
     Attributes:
         queue_partition: Queue partition of the message, int32.
-        message_offset: Its offset in the queue topic, int64.
-        delivery_count: Deliveries so far, int32.
+        message_offset: Offset of the message in the queue topic, int64.
+        delivery_count: Number of deliveries so far, int32.
         action: A `DecisionAction`, int8.
-        deadline_at_ms: When its lease ended, epoch milliseconds, as the broker's clock showed it at that TICK; -1 for a
+        deadline_at_ms: When the lease ended, epoch milliseconds, on the broker's clock at the deciding TICK; -1 for a
             rejected message. int64.
-        tick_marker_offset: Marker offset of the TICK that decided it, int64.
+        tick_marker_offset: Marker offset of the TICK that decided the message, int64.
         tick_at_ms: Append time of that TICK, epoch milliseconds, broker clock, int64.
-        start_marker_offset: Marker offset of its last START, int64.
-        is_silent: Whether its lease just ran out, so that nobody said a word: not released, deferred or rejected. bool.
-        reasons: Why it is dead-lettered; of a redelivery the exception of the delivery that failed, empty for none.
+        start_marker_offset: Marker offset of the last START of the message, int64.
+        is_silent: Whether the lease ran out without a release, deferral or rejection. bool.
+        reasons: For a dead letter, why it is dead-lettered. For a redelivery, the exception of the failed delivery, or
+            an empty text.
     """
 
     queue_partition: NDArray[np.int32]
@@ -70,24 +71,25 @@ class Decisions:
 
     @classmethod
     def empty(cls) -> Decisions:
-        """Return no decisions."""
+        """Return an instance without decisions."""
         return cls.from_columns(dict.fromkeys(DECISION_DTYPES, ()), ())
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], reasons: Sequence[str | None]) -> Decisions:
         """
-        Put decisions together.
+        Build decisions from columns.
 
         Args:
-            columns: Each column of `DECISION_DTYPES`, array or sequence, of any integer type; others are left alone.
-            reasons: One for each row; None is read as empty.
+            columns: Every column of `DECISION_DTYPES` as an array or sequence of any integer type; other columns are
+                ignored.
+            reasons: One reason a row; None becomes an empty text.
         """
         typed = {name: np.asarray(columns[name]).astype(dtype, copy=False) for name, dtype in DECISION_DTYPES.items()}
         return cls(**typed, reasons=[reason or "" for reason in reasons])
 
     @classmethod
     def concatenated(cls, parts: Iterable[Decisions]) -> Decisions:
-        """Return the decisions of several TICKs as one."""
+        """Concatenate the decisions of several TICKs."""
         parts = list(parts)
         if len(parts) == 1:
             return parts[0]
@@ -97,7 +99,7 @@ class Decisions:
         return cls.from_columns(columns, [reason for part in parts for reason in part.reasons])
 
     def rows(self) -> list[Decision]:
-        """Return the decisions one by one."""
+        """Return one `Decision` a row."""
         columns = [getattr(self, name).tolist() for name in DECISION_DTYPES if name != "is_silent"]
         rows = map(Decision._make, zip(*columns, self.reasons, self.is_silent.tolist(), strict=True))
         return [row._replace(action=DecisionAction(row.action)) for row in rows]
@@ -110,4 +112,4 @@ DECISION_DTYPES: dict[str, np.dtype[Any]] = {
     "action": np.dtype(np.int8),
     "is_silent": np.dtype(np.bool_),
 }
-"""The columns of `Decisions` in their order, with their types."""
+"""The columns of `Decisions`, in field order, and their types."""

@@ -1,8 +1,8 @@
 """
-Markers to event columns: one event for each message that a marker covers.
+Convert markers to event columns: one event for each message that a marker covers.
 
 Rule 1: events keep the order of the log.
-Rule 2: collecting a marker costs one tuple; numpy does the rest, for all markers at once.
+Rule 2: collecting a marker only stores a tuple. All collected markers are converted at once with numpy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 class LoggedMarker(NamedTuple):
     """
-    A marker at its place in the log.
+    A marker with its offset and append time.
 
     Attributes:
-        marker_offset: Where.
-        appended_at_ms: Append time, epoch milliseconds, broker clock; a negative one says nothing of the time.
-        marker: What it says; None where the record is no marker.
+        marker_offset: Offset in the markers partition.
+        appended_at_ms: Append time, epoch milliseconds, broker clock; a negative value means that it is unknown.
+        marker: The decoded marker; None if the record is not a marker.
     """
 
     marker_offset: int
@@ -39,20 +39,22 @@ class LoggedMarker(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
     """
-    Columns of events, in log order, and of the markers they come from.
+    Events in log order, and the markers they come from.
+
+    `key` and `source` have one value an event; all other columns have one value a marker.
 
     Attributes:
         key: Message key of each event.
-        source: Marker of each event, as a row of the columns below.
+        source: Index of the event's marker in the marker columns.
         type: A `MarkerType`.
-        marker_offset: Where the marker lies.
-        deadline_at_ms: START, KEEPALIVE: clock and lease; of a deferral not before its instant.
-        lease_ms: START, KEEPALIVE: lease, or delay of a release.
-        delivery_count: START.
+        marker_offset: Offset of the marker in the markers partition.
+        deadline_at_ms: START, KEEPALIVE: clock plus lease; for a deferral, not before the instant it names.
+        lease_ms: START, KEEPALIVE: the lease, or the delay of a release, milliseconds.
+        delivery_count: START: the delivery count.
         outcome: END: an `Outcome`.
-        never_handed_out: START, KEEPALIVE: 1 where the delivery does not count.
+        never_handed_out: START, KEEPALIVE: 1 if the delivery does not count.
         release: KEEPALIVE: a `Release`.
-        reasons: END, KEEPALIVE that failed: free text.
+        reasons: END, KEEPALIVE with FAILED: free text.
     """
 
     key: NDArray[np.int64]
@@ -68,7 +70,7 @@ class Events:
     reasons: list[str]
 
     def is_by_tracker(self) -> NDArray[np.bool_]:
-        """Return whether each marker is an END that only a tracker writes."""
+        """Return, for each marker, whether it is an END that only a tracker writes."""
         by_tracker: NDArray[np.bool_] = np.isin(self.outcome, (Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
         by_tracker &= self.type == MarkerType.END
         return by_tracker
@@ -76,16 +78,16 @@ class Events:
 
 class EventBuffer:
     """
-    Markers since the last time that the table was brought up to date.
+    Markers that are not yet applied to the table.
 
     Attributes:
-        covered: Messages that they name, one that two of them name counted twice.
+        covered: Number of messages that the markers cover; a message that two markers cover counts twice.
     """
 
     __slots__ = ("_ranges", "_reasons", "_rows", "covered")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty buffer."""
         self.covered = 0
         self._rows: list[tuple[int, ...]] = []
         self._ranges: list[OffsetRange] = []
@@ -97,12 +99,12 @@ class EventBuffer:
 
     def append(self, marker_offset: int, deadline_at_ms: int, marker: Marker) -> None:
         """
-        Add a marker that is no TICK.
+        Add a START, KEEPALIVE or END.
 
         Args:
-            marker_offset: Where it lies.
-            deadline_at_ms: Clock and lease; of a deferral not before its instant.
-            marker: What it says.
+            marker_offset: Offset of the marker in the markers partition.
+            deadline_at_ms: Clock plus lease, epoch milliseconds; for a deferral, not before the instant it names.
+            marker: The marker.
         """
         self._rows.append(
             (
@@ -121,11 +123,11 @@ class EventBuffer:
         self._ranges += marker.ranges
         for _, count in marker.ranges:
             self.covered += count
-        # Only those of an END and of a failure are ever asked for, by the row of their marker.
+        # One reason a marker, so that `source` indexes this list too. Only ENDs and failures have a text.
         self._reasons.append(_reason(marker))
 
     def events(self) -> Events:
-        """Return everything collected, and begin anew."""
+        """Return all collected markers as events, and empty the buffer."""
         columns = np.array(self._rows, dtype=np.int64).T
         marker_type, marker_offset, deadline_at_ms, lease_ms, delivery_count, outcome, never_handed_out = columns[:7]
         release, queue_partition, range_count = columns[7:]
@@ -155,7 +157,7 @@ class EventBuffer:
 
 
 def _reason(marker: Marker) -> str:
-    """Return why an END says what it says, and the exception of a failed delivery."""
+    """Return the reason of an END, or the exception text of a failed delivery; empty for other markers."""
     if marker.type is not MarkerType.END:
         return marker.reason[:MAX_ERROR_CHARS] if marker.release is Release.FAILED else ""
     return marker.reason or ("expired" if marker.outcome is Outcome.EXPIRED else "")

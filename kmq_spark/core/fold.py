@@ -1,16 +1,18 @@
 """
 Fold the markers of one markers partition into its state, and decide which messages fall due.
 
-Rule 1: decisions happen at TICKs alone: they depend on the log and not on how it was cut into batches.
-Rule 2: no clock of ours, no Kafka, no Spark: time is what the append times of the records say (`core.clock`).
-Rule 3: an END below a TICK always wins over that TICK.
-Rule 4: a TICK that cannot decide anything costs a comparison; columns are touched where something is due.
+Rule 1: only a TICK decides messages. Decisions therefore depend on the log, not on how it is split into batches.
+Rule 2: no system clock, no Kafka, no Spark. Time comes from the append times of the records (`core.clock`).
+Rule 3: an END with a lower offset than a TICK always takes effect before that TICK.
+Rule 4: a TICK that has nothing to decide costs one comparison. The table is only updated when a message may be due.
 Rule 5: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
-Rule 6: a TICK that carries the ends of the queue topic takes out what lies past them and was started before.
-Rule 7: what was decided is decided once: until its END is read back, no marker of a consumer brings a message back.
+Rule 6: a TICK with the end offsets of the queue topic removes messages at or past the end whose START is older than
+`ends_as_of`.
+Rule 7: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
+back in flight.
 
-Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`; differs in that time is a marker and
-never silence, and in that a second START after the deadline is welcome.
+Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`. Two differences: time only advances
+with records, never because none arrive; a second START after the deadline is accepted.
 """
 
 from __future__ import annotations
@@ -56,21 +58,22 @@ _NEVER = 2**63 - 1
 
 MOST_EVENTS_BUFFERED = 500_000
 """
-Messages named by markers, before the table is brought up to date: 100 bytes each while that is done.
+Number of buffered events from which on the table is updated; the update takes about 100 bytes an event.
 
-A marker of 30 bytes may name 100,000 messages, so a bound in markers is none in memory. The rules do not depend on it.
+A marker of 30 bytes may cover 100,000 messages, so limiting the number of markers would not limit memory. Decisions do
+not depend on this value.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldResult:
     """
-    What a batch led to.
+    The result of folding a batch.
 
     Attributes:
-        state: After the batch; the state before it is unchanged.
-        decisions: What is to be sent.
-        status: Where the partition stands.
+        state: State after the batch; the state before it is not modified.
+        decisions: Redeliveries and dead letters to send.
+        status: Status of the partition after the batch.
     """
 
     state: PartitionState
@@ -83,17 +86,18 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -
     Fold a batch of markers of one markers partition.
 
     Args:
-        state: Before the batch; left as it is.
-        markers: In any order. Those below `state.next_marker_offset`, or twice in the batch, are counted and skipped.
-        rules: Of the tracker; those of the queue itself, from RULES markers, go before them.
+        state: State before the batch; not modified.
+        markers: Markers in any order. A marker below `state.next_marker_offset`, or one that occurs twice in the batch,
+            is counted and skipped.
+        rules: Rules from the tracker's settings. Rules of the queue itself, from RULES markers, take precedence.
 
     Returns:
-        State, decisions, status. The same log gives the same, however it is cut into batches.
+        State, decisions, status. They depend only on the log, not on how it is split into batches.
 
     Source: docs/protocol.md, the fold.
     """
     folding = _Folding(state, rules)
-    # By offset alone: two rows of the same offset are the same record, and markers have no order.
+    # Sort by offset only: rows with equal offsets are the same record, and `Marker` is not orderable.
     for logged in sorted(markers, key=itemgetter(0)):
         folding.take(*logged)
     folding.bring_up_to_date()
@@ -103,11 +107,11 @@ def fold(state: PartitionState, markers: Iterable[LoggedMarker], rules: Rules) -
 
 class _Folding:
     """
-    One fold at work.
+    A fold in progress.
 
     Attributes:
-        state: Up to date but for the buffered events.
-        decided: Decisions so far, by TICK.
+        state: The state, without the buffered markers.
+        decided: Decisions so far, one entry a TICK.
     """
 
     __slots__ = ("_buffer", "_earliest_ms", "_local_rules", "_rules", "decided", "state")
@@ -118,7 +122,7 @@ class _Folding:
         self._local_rules = rules
         self._rules = rules.under(state.rules_log.in_force)
         self._buffer = EventBuffer()
-        # No deadline lies below this, buffered events included; one that an END took away may still hold it down.
+        # Lower bound of all deadlines, buffered markers included. It may be too low after an END removed a message.
         self._earliest_ms = self._table_earliest_ms()
 
     def take(self, marker_offset: int, appended_at_ms: int, marker: Marker | None) -> None:
@@ -144,13 +148,13 @@ class _Folding:
             self._gather(marker_offset, marker)
 
     def _gather(self, marker_offset: int, marker: Marker) -> None:
-        """Keep a START, KEEPALIVE or END until the table is brought up to date."""
+        """Buffer a START, KEEPALIVE or END until the table is updated."""
         state = self.state
         deadline_at_ms = state.clock_ms + marker.redeliver_after_ms
         if marker.due_at_ms:
             deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + state.behind_ms)
         if marker.type is not MarkerType.END:
-            # Backoff may move a deadline further, never nearer; a failed last delivery has none.
+            # A lower bound is enough: backoff only makes a deadline later. A last delivery that failed is due at once.
             is_failed = marker.release is Release.FAILED
             self._earliest_ms = min(self._earliest_ms, state.clock_ms if is_failed else deadline_at_ms)
         elif marker.outcome is Outcome.REJECTED or (
@@ -158,12 +162,12 @@ class _Folding:
         ):
             self._earliest_ms = REJECTED
         self._buffer.append(marker_offset, deadline_at_ms, marker)
-        # With a large table it costs much to change anything, and the memory of a part of it does not matter.
+        # An update copies columns of the whole table, so wait until the buffer has a quarter of the table's size.
         if self._buffer.covered >= max(MOST_EVENTS_BUFFERED, len(state.in_flight) // 4):
             self.bring_up_to_date()
 
     def bring_up_to_date(self) -> None:
-        """Apply the buffered events to the table."""
+        """Apply the buffered markers to the table."""
         if not len(self._buffer):
             return
         state, events = self.state, self._buffer.events()
@@ -173,7 +177,7 @@ class _Folding:
             state.in_flight = resolve(state.in_flight, events, state.counters, self._rules)
 
     def _change_rules(self, marker_offset: int, rules: QueueRules | None) -> None:
-        """Apply what lies below the marker under the old rules; the new ones hold from here on."""
+        """Apply the markers below this one under the old rules, then put the new rules in force."""
         if rules is None or rules == self.state.rules_log.in_force:
             return
         self.bring_up_to_date()
@@ -203,10 +207,10 @@ class _Folding:
 
     def _drop_nonexistent(self, queue_ends: NDArray[np.int64], ends_as_of: int) -> None:
         """
-        Drop messages at or past the end of the queue topic: their STARTs name what does not exist.
+        Drop messages at or past the end of the queue topic: no such message exists.
 
-        A START below `ends_as_of` was in the log before the ends were read, and its consumer had fetched the message
-        before it wrote the START. So a message that exists lies below the end.
+        A START below `ends_as_of` was in the log before the end offsets were read. Its consumer had fetched the message
+        before it wrote the START. A message that exists is therefore below the end.
         """
         self.bring_up_to_date()
         state, columns = self.state, self.state.in_flight.columns
@@ -223,10 +227,11 @@ class _Folding:
 
     def _take_back(self) -> None:
         """
-        Put messages back in flight that an earlier tracker has decided and not sent.
+        Put messages back in flight that an earlier tracker decided and did not send.
 
-        Every END that it committed lies below the marker from which this one decides; who is unconfirmed there never
-        will be. Spark keeps no state of a batch that failed, so that nobody should be; if it did, this saves them.
+        Every END that the earlier tracker committed is below `decide_from_marker_offset`. ENDs that are still missing
+        at this point will never arrive. Spark does not keep the state of a failed batch, so there should be no such
+        message. If there is one, this step prevents its loss.
         """
         self.bring_up_to_date()
         state, lost = self.state, self.state.unconfirmed
@@ -235,19 +240,19 @@ class _Folding:
         self._earliest_ms = self._table_earliest_ms()
 
     def _due_rows(self) -> NDArray[np.int64]:
-        """Return the rows that this TICK decides: earliest deadlines first, then by key."""
+        """Return the rows that this TICK decides, sorted by deadline, then by key."""
         limit = self._rules.max_decisions_per_tick
         deadline_at_ms = self.state.in_flight.columns.deadline_at_ms
         rows = np.flatnonzero(deadline_at_ms < self.state.clock_ms)
         if len(rows) > limit:
-            # Leave out what lies past the limit before sorting: after an outage there may be a million of them.
+            # Select before sorting: after an outage a million rows may be due.
             latest_ms = np.partition(deadline_at_ms[rows], limit - 1)[limit - 1]
             rows = rows[deadline_at_ms[rows] <= latest_ms]
-        # Rows ascend by key, and the sort is stable.
+        # The table is sorted by key and the sort is stable, so equal deadlines stay ordered by key.
         return rows[np.argsort(deadline_at_ms[rows], kind="stable")][:limit]
 
     def _decide(self, rows: NDArray[np.int64], tick_marker_offset: int) -> Decisions:
-        """Decide messages and take them out of the table."""
+        """Decide messages and move them from the table to the unconfirmed messages."""
         state, table = self.state, self.state.in_flight
         due = table.columns.take(rows)
         reasons: list[str] = []

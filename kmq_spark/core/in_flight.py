@@ -1,11 +1,13 @@
 """
-The packed table of leased messages: numpy columns sorted by message key.
+The packed table of messages in flight: numpy columns sorted by message key.
 
-Rule 1: a table is a value: every change returns a new one, columns that did not change are shared.
-Rule 2: one int64 key a message, `queue_partition << 48 | message_offset`: one column to sort, search and merge by.
-Rule 3: a rejected message stays in the table, due whatever its lease: deadline `REJECTED`, its reason lies aside.
+Rule 1: a table is immutable. Every change returns a new table; unchanged columns are shared.
+Rule 2: each message has one int64 key, `queue_partition << 48 | message_offset`. Sorting, searching and merging use
+this column alone.
+Rule 3: a rejected message stays in the table with the deadline `REJECTED`, so it is due whatever its lease. Its reason
+is kept in a separate dict.
 
-Source: kafka-mq-go keeps a map and two heaps (`queue/redelivery/markersqueue.go`); here a batch is merged at once.
+Source: kafka-mq-go keeps a map and two heaps (`queue/redelivery/markersqueue.go`). Here a batch is merged at once.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY_BITS = 48
-"""Bits of the message offset within a key; see `MAX_MESSAGE_OFFSET`."""
+"""Number of bits of the message offset in a key; see `MAX_MESSAGE_OFFSET`."""
 
 REJECTED = -1
-"""Deadline of a rejected message: below every clock, so that the next TICK decides it."""
+"""Deadline of a rejected message. It is below every clock value, so the next TICK decides the message."""
 
 
 def message_keys(queue_partition: int, message_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the table's keys of messages of one queue partition."""
+    """Return the table keys of messages of one queue partition."""
     return message_offsets + (queue_partition << KEY_BITS)
 
 
@@ -37,10 +39,10 @@ def ranges_of(message_offsets: NDArray[np.int64]) -> tuple[OffsetRange, ...]:
     Return the ranges that cover exactly these offsets.
 
     Args:
-        message_offsets: Ascending, none twice.
+        message_offsets: Message offsets, strictly ascending.
 
     Returns:
-        Ascending ranges, as few as possible; none for no offsets.
+        Ascending ranges, as few as possible; empty if there are no offsets.
     """
     if not len(message_offsets):
         return ()
@@ -60,14 +62,15 @@ def _no_flags() -> NDArray[np.bool_]:
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """
-    Messages as columns of equal length, sorted by key, no key twice.
+    Messages as columns of equal length, sorted by key, with unique keys.
 
     Attributes:
-        key: See `message_keys`.
-        deadline_at_ms: Lease end, epoch milliseconds on the partition's clock; `REJECTED` for a rejected message.
-        delivery_count: Deliveries so far; 0 where the only one was released before a handler saw it.
+        key: Message key, see `message_keys`.
+        deadline_at_ms: End of the lease, epoch milliseconds on the partition's clock; `REJECTED` for a rejected
+            message.
+        delivery_count: Number of deliveries so far; 0 if the only delivery was released before a handler saw it.
         start_marker_offset: Marker offset of the last START.
-        given_back: Whether the delivery ended with a word, a release or a deferral; bool.
+        given_back: Whether a release or deferral ended the delivery; bool.
     """
 
     key: NDArray[np.int64] = field(default_factory=_no_rows)
@@ -81,7 +84,7 @@ class Columns:
         return len(self.key)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
-        """Return some of the rows: by number, or by a mask."""
+        """Return the rows with these row numbers, or the rows that a mask selects."""
         return Columns(
             self.key[rows],
             self.deadline_at_ms[rows],
@@ -91,7 +94,7 @@ class Columns:
         )
 
     def merged(self, other: Columns) -> Columns:
-        """Return the rows of both, which have no key in common."""
+        """Return the rows of both; the two must have no key in common."""
         if not len(other):
             return self
         if not len(self):
@@ -104,7 +107,7 @@ class Columns:
             (self.given_back, other.given_back),
         )
         if other.key[0] > self.key[-1]:
-            # New messages nearly always lie past all others of their queue partition.
+            # The usual case: new messages have larger offsets than all others of their queue partition.
             return Columns(*(np.concatenate(pair) for pair in pairs))
         is_other = np.zeros(len(self) + len(other), dtype=np.bool_)
         is_other[np.searchsorted(self.key, other.key) + np.arange(len(other))] = True
@@ -121,18 +124,18 @@ class Columns:
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
     """
-    The messages that are started and not ended, of one markers partition.
+    The messages in flight (started and not ended) of one markers partition.
 
     Attributes:
         columns: One row a message.
-        reasons: Reason of each rejected message, exception of each whose delivery failed, by key.
+        reasons: By key: the reason of a rejected message, or the exception text of a failed delivery.
     """
 
     columns: Columns = field(default_factory=Columns)
     reasons: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return the number of messages, the rejected ones included."""
+        """Return the number of messages, including rejected ones."""
         return len(self.columns)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -140,10 +143,10 @@ class InFlight:
         Find messages.
 
         Args:
-            keys: Ascending.
+            keys: Message keys, ascending.
 
         Returns:
-            Row number of each key, -1 where it is not in the table.
+            Row number of each key; -1 if the key is not in the table.
         """
         own = self.columns.key
         if not len(own) or not len(keys) or keys[0] > own[-1]:
@@ -161,7 +164,7 @@ class InFlight:
         return self.take(is_kept)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> InFlight:
-        """Return some of the rows: by ascending number, or by a mask."""
+        """Return the rows with these ascending row numbers, or the rows that a mask selects."""
         columns, reasons = self.columns.take(rows), self.reasons
         if reasons:
             kept = set(columns.key.tolist())
@@ -169,13 +172,13 @@ class InFlight:
         return InFlight(columns, reasons)
 
     def merged(self, other: InFlight) -> InFlight:
-        """Return the rows of both, which have no message in common."""
+        """Return the messages of both; the two must have no message in common."""
         return InFlight(self.columns.merged(other.columns), self.reasons | other.reasons)
 
     def smallest_deadline_at_ms(self) -> int | None:
-        """Return the deadline that falls due first, `REJECTED` where that is now, None where nothing is in flight."""
+        """Return the earliest deadline; `REJECTED` if a message is rejected, None if no message is in flight."""
         return int(self.columns.deadline_at_ms.min()) if len(self) else None
 
     def smallest_start_marker_offset(self) -> int | None:
-        """Return the oldest marker that is still needed to build this table again, None where none is."""
+        """Return the offset of the oldest marker that a rebuild of this table needs; None if the table is empty."""
         return int(self.columns.start_marker_offset.min()) if len(self) else None

@@ -1,10 +1,10 @@
 """
-The vocabulary of the markers topic: what a marker is, without its bytes.
+The types of the markers topic, independent of their encoding.
 
 Rule 1: values only; no clock, no Kafka, no Spark.
-Rule 2: two topics are in play, so nothing here is called a bare `offset` or `partition`.
+Rule 2: names say which topic they refer to, queue or markers; no bare `offset` or `partition`.
 
-Source: kafka-mq-go `pkg/proto/marker.proto` (V1), extended upward; the ranges and the TICK are ours.
+Source: kafka-mq-go `pkg/proto/marker.proto` (V1), extended compatibly; ranges and TICK are additions of kmq-spark.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ MAX_MESSAGE_OFFSET = 2**48 - 1
 """Largest message offset that a marker may name; the packed table keeps 48 bits for it."""
 
 MAX_MESSAGES_PER_MARKER = 100_000
-"""Most messages that one marker may cover: a range of 2**32 offsets is hostile input, not work."""
+"""Largest number of messages that one marker may cover; a range of 2**32 offsets is treated as hostile input."""
 
 MAX_REDELIVER_AFTER_MS = 12 * 60 * 60 * 1000
-"""Longest lease, 12 hours, as in SQS; a longer one is hostile input or a unit mistaken."""
+"""Longest lease, 12 hours, as in SQS; a longer one is hostile input or a mistaken unit."""
 
 MAX_DUE_AT_MS = 253_402_300_799_999
-"""Last instant that a deferral may name, the end of the year 9999."""
+"""Latest instant that a deferral may name: the end of the year 9999, epoch milliseconds."""
 
 MAX_DELIVERY_COUNT = 2**31 - 1
-"""Largest delivery count that is kept; a larger one reads as this."""
+"""Largest delivery count that is kept; a larger one is reduced to this value."""
 
 MAX_TEXT_CHARS = 1_000
-"""Longest reason or consumer id that is kept: both travel on into headers, so a longer one is cut."""
+"""Longest reason or consumer id that is kept. Both are copied into record headers, so longer ones are truncated."""
 
 MAX_ERROR_CHARS = 300
-"""Longest text of a handler's exception that is kept: it lies beside each message that failed for the last time."""
+"""Longest exception text that is kept. The state holds one text for each message whose last delivery failed."""
 
 _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,15})")
 
 
 class MarkerType(IntEnum):
-    """What a marker says; the numbers are those on the wire."""
+    """The type of a marker; the numbers are those on the wire."""
 
     START = 0
     END = 1
@@ -58,7 +58,7 @@ class Release(IntEnum):
     """What a KEEPALIVE does to the delivery; the numbers are those on the wire."""
 
     RENEWED = 0
-    """The lease goes on."""
+    """The lease is renewed."""
     GIVEN_BACK = 1
     """The delivery ends; the message falls due after `redeliver_after_ms`, without backoff."""
     FAILED = 2
@@ -76,19 +76,19 @@ class Outcome(IntEnum):
 
 
 class MessageId(NamedTuple):
-    """The identity of a message: its place in the queue topic."""
+    """The identity of a message: its partition and offset in the queue topic."""
 
     queue_partition: int
     message_offset: int
 
     @property
     def text(self) -> str:
-        """The form that `parse` reads: `partition:offset`, as in headers and on the command line."""
+        """The text form, `partition:offset`, as used in headers and on the command line; `parse` reads it."""
         return f"{self.queue_partition}:{self.message_offset}"
 
     @classmethod
     def parse(cls, text: str | bytes | None) -> MessageId | None:
-        """Read `partition:offset`; None where it is none, or out of bounds."""
+        """Parse `partition:offset`; return None if the text has another form or a number is out of bounds."""
         found = _PLACE.fullmatch(text.decode("latin-1") if isinstance(text, bytes) else text or "")
         if found is None or int(found[1]) > MAX_QUEUE_PARTITION or int(found[2]) > MAX_MESSAGE_OFFSET:
             return None
@@ -96,7 +96,7 @@ class MessageId(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """`count` message offsets from `first` on."""
+    """A range of `count` message offsets that begins at `first`."""
 
     first: int
     count: int  # type: ignore[assignment]  # hides `tuple.count`, which means nothing for a range
@@ -108,24 +108,25 @@ class Marker:
     One record of the markers topic.
 
     Attributes:
-        type: What it says.
-        queue_partition: Queue partition of every message covered; -1 on a TICK and on RULES.
+        type: Type of the marker.
+        queue_partition: Queue partition of all messages covered; -1 on a TICK and on RULES.
         ranges: Message offsets covered, ascending, without overlap; empty on a TICK and on RULES.
-        redeliver_after_ms: START, KEEPALIVE: lease in milliseconds from the marker's append time;
-            0 on a KEEPALIVE means due at the next TICK (a release).
-        delivery_count: START: deliveries of every message covered, this one included, at least 1.
-        outcome: END: how it ended.
-        reason: END, rejected or dead-lettered: why; KEEPALIVE, FAILED: the handler's exception; free text.
-        consumer_id: Who wrote it, free text.
-        never_handed_out: KEEPALIVE: a release of messages that no handler saw; START: a deferral, of messages that are
-            handed out later. The delivery does not count.
+        redeliver_after_ms: START, KEEPALIVE: lease in milliseconds from the marker's append time. 0 on a KEEPALIVE
+            means due at the next TICK (a release).
+        delivery_count: START: number of deliveries of each message covered, including this one; at least 1.
+        outcome: END: how the message ended.
+        reason: END with REJECTED or DEAD_LETTERED: why. KEEPALIVE with FAILED: the handler's exception. Free text.
+        consumer_id: The consumer that wrote the marker; free text.
+        never_handed_out: KEEPALIVE: a release of messages that no handler saw. START: a deferral of messages that are
+            handed out later. In both cases the delivery does not count.
         release: KEEPALIVE: whether it renews the lease or ends the delivery.
-        due_at_ms: START of a deferral: no deadline before this instant of the broker's clock, epoch milliseconds; 0 =
-            none.
+        due_at_ms: START of a deferral: the deadline is not before this instant, broker clock, epoch milliseconds; 0 =
+            no such instant.
         rules: RULES: the queue's rules from this marker on.
-        queue_ends: TICK: end of each partition of the queue topic, from partition 0 on; -1 where it is not known.
-        ends_as_of: TICK: marker offset of an earlier TICK, which was in the log before the ends were read.
-        is_trusted: False for what only a tracker writes and no tracker of the queue has: counted, and changes nothing.
+        queue_ends: TICK: end offset of each partition of the queue topic, beginning with partition 0; -1 if unknown.
+        ends_as_of: TICK: marker offset of an earlier TICK that was in the log before the end offsets were read.
+        is_trusted: False for a marker that only a tracker may write and that no tracker of the queue wrote. Such a
+            marker is counted and has no effect.
     """
 
     type: MarkerType

@@ -1,7 +1,8 @@
 """
-What queues, groups of consumers and logical queues may be called.
+The allowed names of queues, groups and logical queues.
 
-Rule 1: names reach topic names, metric labels, file paths and SQL, so Kafka's own alphabet and room for a suffix.
+Rule 1: names occur in topic names, metric labels, file paths and SQL. They are therefore limited to the characters of
+Kafka topic names, and to a length that leaves room for suffixes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeGuard
 from kmq_spark.errors import ConfigError
 
 LONGEST_QUEUE, LONGEST_GROUP = 200, 100
-"""Characters of a name."""
+"""Largest number of characters of a name."""
 
 QUEUE_NAME = rf"[A-Za-z0-9._-]{{1,{LONGEST_QUEUE}}}"
 GROUP_NAME = rf"[A-Za-z0-9._-]{{1,{LONGEST_GROUP}}}"
@@ -21,18 +22,18 @@ _SHOWN_CHARS = 60
 
 
 def is_name(name: object, longest: int = LONGEST_QUEUE) -> TypeGuard[str]:
-    """Return whether something is a name, of at most so many characters."""
+    """Return whether *name* is an allowed name of at most *longest* characters."""
     return isinstance(name, str) and len(name) <= longest and re.fullmatch(QUEUE_NAME, name) is not None
 
 
 def name_error(what: str, name: object, longest: int = LONGEST_QUEUE) -> ConfigError:
     """
-    Return the error that tells of a name that is none.
+    Return the error for a name that is not allowed.
 
     Args:
-        what: Whose: `queue`, `group`, `logical queue`.
-        name: As it was given.
-        longest: Characters that it may have.
+        what: Kind of the name: `queue`, `group`, `logical queue`.
+        name: The name that was given.
+        longest: Largest number of characters of such a name.
     """
     shown = repr(name)
     if len(shown) > _SHOWN_CHARS:

@@ -1,5 +1,5 @@
 """
-What one batch of the tracker says about one markers partition: the value that travels from Spark to Kafka's side.
+The result of one tracker batch for one markers partition, passed from the Spark side to the Kafka side.
 
 Rule 1: values only.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UnreadableRecord(NamedTuple):
-    """A record of the markers topic that is no marker."""
+    """A record of the markers topic that cannot be read as a marker."""
 
     marker_offset: int
     error: str
@@ -27,10 +27,10 @@ class PartitionOutcome:
     The result of folding one batch of one markers partition.
 
     Attributes:
-        marker_partition: Markers partition.
-        status: Where it stands after the batch.
-        decisions: What is to be done.
-        unreadable: Records set aside.
+        marker_partition: Number of the markers partition.
+        status: Status of the partition after the batch.
+        decisions: Redeliveries and dead letters to send.
+        unreadable: Records that cannot be read as markers.
     """
 
     marker_partition: int

@@ -1,13 +1,16 @@
 """
-Integer columns as few bytes: offset from the smallest value, in the narrowest width that holds the largest; long ones
-as runs of equal values, or as the steps from each value to the next, where that is shorter.
+Pack integer columns into few bytes.
 
-Rule 1: a column of equal values takes no bytes at all but its base.
-Rule 2: reading checks lengths before it trusts them.
+Each value is stored as its difference from the smallest value, in the narrowest width that holds the largest
+difference. A long column is stored as runs of equal values, or as the differences between neighbouring values (steps),
+if that is shorter.
 
-Why: the state of a partition travels between the Python worker, Spark and its state store in every batch, so bytes cost
+Rule 1: a column of equal values takes only a head, which contains the value.
+Rule 2: the reader checks each length before it uses it.
+
+Why: every batch copies the state of a partition between the Python worker, Spark and its state store, so bytes cost
 more than the milliseconds of packing. Messages that were started together share a deadline (runs), and their offsets
-lie near each other (steps): about a byte a message is left where no two are neighbours.
+are close to each other (steps). Where no two offsets are adjacent, a message takes about one byte.
 Source: frame-of-reference, run-length and delta coding, as in Parquet and Lucene.
 """
 
@@ -27,28 +30,28 @@ _HEAD = struct.Struct("<qqq")  # length, width in bytes or coding, base or first
 _WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<i8")}
 
 _RUNS, _STEPS = -1, -2
-"""In the place of a width: a column of values and one of lengths follow; or a column of steps."""
+"""Codings in the width field: `_RUNS`: columns of values and of lengths follow; `_STEPS`: a column of steps follows."""
 
 WORTH_LOOKING = 1_000
-"""Values from which on a shorter coding is looked for: below, the look costs more than the bytes."""
+"""Number of values from which on runs and steps are tried. For fewer values the attempt costs more than it saves."""
 
 _RUN_BYTES = 12
-"""What a run takes at most, but for absurd lengths: a value of 8 bytes and a length of 4."""
+"""Largest size of a run, except with absurd lengths: a value of 8 bytes and a length of 4."""
 
 _MOST_NESTED = 8
-"""Columns within columns that are written, and that a reader accepts."""
+"""Largest nesting depth of columns, for writing and for reading."""
 
 
 def pack_column(column: NDArray[np.int64], *, nested: int = 0) -> list[bytes | memoryview]:
     """
-    Return a column as pieces of bytes, to be joined.
+    Pack a column.
 
     Args:
-        column: Whole numbers; the largest less the smallest must fit into an int64.
-        nested: Columns that this one is a part of.
+        column: Integers; the largest minus the smallest must fit into an int64.
+        nested: Nesting depth of this column; 0 for an outermost column.
 
     Returns:
-        A head and, unless all values are equal, the values in the coding that suits them.
+        Pieces of bytes, to be joined: a head and, unless all values are equal, the values in the chosen coding.
     """
     if not len(column):
         return [_HEAD.pack(0, 0, 0)]
@@ -64,25 +67,26 @@ def pack_column(column: NDArray[np.int64], *, nested: int = 0) -> list[bytes | m
 
 def unpack_column(blob: memoryview, at: int, *, nested: int = 0) -> tuple[NDArray[np.int64], int]:
     """
-    Read a column.
+    Unpack a column.
 
     Args:
-        blob: Bytes of many columns.
-        at: Where this one begins.
-        nested: Columns that this one is a part of.
+        blob: Bytes of several columns.
+        at: Position of the first byte of this column.
+        nested: Nesting depth of this column; 0 for an outermost column.
 
     Returns:
-        The values, not to be written to, and where the next column begins.
+        The values, which must not be modified, and the position of the next column.
 
     Raises:
-        StateError: There are fewer bytes than the column says, its coding is unknown, or its parts contradict it.
+        StateError: The column is cut short, its coding is unknown, it is nested too deep, or its parts contradict each
+            other.
     """
     if len(blob) - at < _HEAD.size:
         raise StateError(f"column cut short: got {len(blob) - at} bytes, at least {_HEAD.size} needed")
     length, width, base = _HEAD.unpack_from(blob, at)
     at += _HEAD.size
     if width == 0:
-        # One number in memory, however long.
+        # The broadcast array keeps a single number in memory, whatever its length.
         return np.broadcast_to(np.int64(base), (length,)), at
     if width in {_RUNS, _STEPS}:
         if nested >= _MOST_NESTED:
@@ -98,7 +102,7 @@ def unpack_column(blob: memoryview, at: int, *, nested: int = 0) -> tuple[NDArra
 
 
 def _shorter(column: NDArray[np.int64], packed: NDArray[Any], nested: int) -> list[bytes | memoryview]:
-    """Return the column as runs or steps; nothing where neither is shorter."""
+    """Return the column as runs or steps; an empty list if neither is shorter."""
     is_first = np.ones(len(packed), dtype=np.bool_)
     np.not_equal(packed[1:], packed[:-1], out=is_first[1:])
     if int(np.count_nonzero(is_first)) * _RUN_BYTES < packed.nbytes:
@@ -109,7 +113,7 @@ def _shorter(column: NDArray[np.int64], packed: NDArray[Any], nested: int) -> li
     if packed.itemsize == 1:
         return []
     steps = np.diff(column)
-    if int(steps.max()) - int(steps.min()) >= 1 << 4 * packed.itemsize:  # not half as wide
+    if int(steps.max()) - int(steps.min()) >= 1 << 4 * packed.itemsize:  # wider than half
         return []
     return [_HEAD.pack(len(column), _STEPS, int(column[0])), *pack_column(steps, nested=nested)]
 

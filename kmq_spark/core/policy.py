@@ -1,9 +1,10 @@
 """
-What is done with a message whose lease ran out.
+Decide whether a message whose lease ran out is redelivered or dead-lettered.
 
-Rule 1: a function of the table and the queue's rules alone: the same log gives the same decisions.
+Rule 1: the decision depends only on the table and the queue's rules. The same log gives the same decisions.
 
-Source: Kafka share groups for the limit (`group.share.delivery.count.limit`, 5); kmq and kafka-mq-go know none.
+Source: the delivery limit is that of Kafka share groups (`group.share.delivery.count.limit`, 5); kmq and kafka-mq-go
+have no such limit.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_RULES_VERSION = 2**53
-"""Largest version of a queue's rules; JSON readers keep integers exactly up to here."""
+"""Largest version of a queue's rules; JSON readers represent integers exactly up to this value."""
 
 MAX_MAX_DELIVERIES = 10_000
 """Largest delivery limit that a queue may have."""
 
 MAX_BACKOFF_MS = 12 * 60 * 60 * 1000
-"""Longest backoff, 12 hours, as the longest lease."""
+"""Longest backoff, 12 hours, the same as the longest lease."""
 
 
 class DecisionAction(IntEnum):
-    """What is to be done with a message."""
+    """What the tracker does with a decided message."""
 
     REDELIVER = 1
     DEAD_LETTER = 2
@@ -37,13 +38,13 @@ class DecisionAction(IntEnum):
 @dataclass(frozen=True, slots=True)
 class QueueRules:
     """
-    The rules that belong to a queue: what a RULES marker carries.
+    The rules of a queue, as a RULES marker contains them.
 
     Attributes:
-        version: Counts the changes, from 1.
+        version: Number of the change that set these rules; the first is 1.
         max_deliveries: Last allowed delivery; 0 = no limit.
-        backoff: How much longer a message rests after a delivery whose lease ran out, or whose handler failed.
-        dead_letters_expired: Whether a message whose time to live is over becomes a dead letter; else it is dropped.
+        backoff: Extra delay before redelivery, after a delivery whose lease ran out or whose handler failed.
+        dead_letters_expired: Whether an expired message becomes a dead letter; otherwise it is dropped.
     """
 
     version: int
@@ -52,7 +53,7 @@ class QueueRules:
     dead_letters_expired: bool = False
 
     def fault(self) -> str:
-        """Return which value is out of bounds; empty where none is."""
+        """Return a text that names the first value out of bounds; empty if all values are within bounds."""
         backoff = self.backoff
         bounds: tuple[tuple[str, float, float, float], ...] = (
             ("version", self.version, 1, MAX_RULES_VERSION),
@@ -67,7 +68,7 @@ class QueueRules:
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rules as JSON, under the names of the settings file."""
+        """Return the rules as JSON values, by their names in the settings file."""
         return {
             "version": self.version,
             "max_deliveries": self.max_deliveries,
@@ -81,7 +82,7 @@ class QueueRules:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> QueueRules:
         """
-        Read what `to_dict` gave; other keys are ignored.
+        Read what `to_dict` returned; other keys are ignored.
 
         Raises:
             ValueError: A value is missing, of the wrong type or out of bounds.
@@ -102,18 +103,18 @@ class QueueRules:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """
-    The rules of one queue, as the fold of one markers partition needs them.
+    The rules that the fold of one markers partition applies.
 
-    Those that the queue has of its own, see `QueueRules`, hold from their RULES marker on, in place of these.
+    From a RULES marker on, the queue's own rules (`QueueRules`) replace the values of the same name.
 
     Attributes:
         max_deliveries: Last allowed delivery; 0 = no limit. The default is that of Kafka's share groups.
-        max_decisions_per_tick: Most messages that one TICK decides; the rest stays due for the next. What one TICK
-            decides should fit into one Kafka transaction.
-        decide_from_marker_offset: TICKs below this marker offset move the clock and decide nothing: every END that an
-            earlier tracker committed lies below it, so nothing is decided twice.
-        backoff: How much longer a message rests after a delivery whose lease ran out, or whose handler failed.
-        dead_letters_expired: Whether a message whose time to live is over becomes a dead letter; else it is dropped.
+        max_decisions_per_tick: Largest number of messages that one TICK decides; the other due messages wait for the
+            next TICK. The decisions of one TICK should fit into one Kafka transaction.
+        decide_from_marker_offset: TICKs below this marker offset advance the clock but decide nothing. Every END that
+            an earlier tracker committed is below it, so no message is decided twice.
+        backoff: Extra delay before redelivery, after a delivery whose lease ran out or whose handler failed.
+        dead_letters_expired: Whether an expired message becomes a dead letter; otherwise it is dropped.
     """
 
     max_deliveries: int = 5
@@ -123,7 +124,7 @@ class Rules:
     dead_letters_expired: bool = False
 
     def under(self, queue_rules: QueueRules | None) -> Rules:
-        """Return these rules with those of the queue in their place; as they are where the queue has none."""
+        """Return these rules, with the values of *queue_rules* where the queue has rules of its own."""
         if queue_rules is None:
             return self
         return replace(
@@ -138,15 +139,15 @@ _LAST_ERROR = "; last error: "
 
 
 def is_exhausted(delivery_count: int, rules: Rules) -> bool:
-    """Return whether a message must not be delivered again."""
+    """Return whether a message has reached its delivery limit."""
     return 0 < rules.max_deliveries <= delivery_count
 
 
 def exhausted_reason(delivery_count: int, rules: Rules, last_error: str = "") -> str:
-    """Return the text that a dead letter carries for it; with what the handler of the last delivery raised."""
+    """Return the reason of a dead letter at the delivery limit, with the exception of the last delivery if known."""
     return with_last_error(f"delivery limit reached: {delivery_count} of {rules.max_deliveries}", last_error)
 
 
 def with_last_error(reason: str, last_error: str) -> str:
-    """Return the reason of a dead letter with an exception, where there is one and the reason has none yet."""
+    """Return *reason* with *last_error* appended, unless there is no error or the reason contains one already."""
     return f"{reason}{_LAST_ERROR}{last_error}" if last_error and _LAST_ERROR not in reason else reason

@@ -1,17 +1,18 @@
 """
-The rules of START, KEEPALIVE and END, for any number of events at once.
+Apply START, KEEPALIVE and END events to the table, any number of events at once.
 
-Rule 1: what counts for a message is its last START, and the first END after it; what came before a START is history.
-Rule 2: a KEEPALIVE after the END, or after a rejection, moves nothing: it never revives a message.
-Rule 3: a rejected message leaves by a START, a TICK, or an END of the tracker itself, and by nothing else. Where
-expired messages are dropped, EXPIRED counts as the tracker's: it writes that in place of a copy, and a consumer only
-right behind its START. Where they are dead-lettered, EXPIRED is a rejection.
-Rule 4: a delivery that was given back once stays so until the next START: a KEEPALIVE behind it is a straggler.
-Rule 5: no loop over events, nor over the rounds of one key, which may be a hundred thousand in a keep-alive storm:
-events are cut into *leases*, one for each START and one for what precedes a key's first START, and every question about
-a lease is a reduction over it.
+Rule 1: the last START of a message counts, and the first END after it. Events before that START have no effect.
+Rule 2: a KEEPALIVE after an END or a rejection has no effect; it never puts a message back in flight.
+Rule 3: only a START, a TICK or an END of the tracker changes a rejected message. Where expired messages are dropped,
+END EXPIRED counts as an END of the tracker: the tracker writes it in place of a copy, and a consumer only writes it
+directly after its START. Where expired messages are dead-lettered, END EXPIRED is a rejection.
+Rule 4: a delivery that was given back remains so until the next START. A later KEEPALIVE (a straggler) does not change
+that.
+Rule 5: no Python loop over events or over the events of one key; a key may have a hundred thousand of them when
+keep-alives pile up. Events are split into *leases*: one for each START, and one for the events before the first START
+of a key. Each value of a lease is a numpy reduction over its events.
 
-`testing/model.py` says the same with a dict, one message at a time; the two are compared by property tests.
+`testing/model.py` implements the same rules with a dict, one message at a time. Property tests compare the two.
 Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
 """
 
@@ -34,24 +35,25 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", np.int64, np.bool_)
 
-# Where a message stands, between events.
+# The standing (state) of a message between events; REFUSED means rejected.
 ABSENT, LEASED, REFUSED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Leases:
     """
-    Events sorted by key, cut into leases.
+    Events sorted by key and split into leases.
 
     Attributes:
-        source: Marker of each event.
-        of_event: Lease of each event.
-        first: First event of each lease.
-        began: Whether a START opens the lease; else it goes on from the table.
-        key: Message of each lease.
-        row: Its row in the table, -1 where it is not there.
-        before: Where the message stood before the first event that may change it, START included.
-        is_last: Whether it is the last lease of its message.
+        source: Index of each event's marker.
+        of_event: Index of each event's lease.
+        first: Index of the first event of each lease.
+        began: Whether a START opens the lease; otherwise it continues a lease in the table.
+        key: Message key of each lease.
+        row: Row of that message in the table; -1 if it is not in the table.
+        before: Standing of the message after the START that opens the lease; without a START, its standing in the
+            table.
+        is_last: Whether this is the last lease of its message.
     """
 
     source: NDArray[np.int64]
@@ -67,12 +69,12 @@ class _Leases:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ends:
     """
-    What ENDs did to each lease.
+    The effect of ENDs on each lease; an event index equal to the number of events means that there is none.
 
     Attributes:
-        end: First END that found the message leased; an index past all events where there was none.
-        settled: First END that found it rejected and took it out; past all events where there was none.
-        after: Where the message stood after the lease.
+        end: Index of the first END while the message is leased.
+        settled: Index of the first END that removes the message after its rejection.
+        after: Standing of the message after the last event of the lease.
     """
 
     end: NDArray[np.int64]
@@ -84,7 +86,7 @@ class _Values(NamedTuple):
     """
     Deadline, delivery count and `given_back` of each lease after its last event.
 
-    `failed_by`: marker by which the handler said that the delivery failed, -1 where there is none.
+    `failed_by` is the index of the KEEPALIVE FAILED that ended the delivery, -1 if there is none.
     """
 
     deadline_at_ms: NDArray[np.int64]
@@ -98,13 +100,13 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -
     Apply events to the table.
 
     Args:
-        table: Before the events.
-        events: In log order, no TICK among them, none of them empty.
-        counters: Brought up to date in place.
-        rules: Of the queue.
+        table: Table before the events.
+        events: At least one event, in log order; only START, KEEPALIVE and END.
+        counters: Updated in place.
+        rules: Rules in force.
 
     Returns:
-        The table after them.
+        The table after the events.
     """
     leases = _leases_of(table, events)
     ends = _ends_of(leases, events, rules)
@@ -117,7 +119,7 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -
 
 
 def _leases_of(table: InFlight, events: Events) -> _Leases:
-    """Sort the events by key, the order of the log within a key, and cut them into leases."""
+    """Sort the events by key, in log order within a key, and split them into leases."""
     order = np.argsort(events.key, kind="stable")
     key, source = events.key[order], events.source[order]
     is_new_key = np.ones(len(key), dtype=np.bool_)
@@ -139,7 +141,7 @@ def _leases_of(table: InFlight, events: Events) -> _Leases:
 
 
 def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
-    """Return where messages stand in the table."""
+    """Return the standing of messages in the table."""
     standing = np.full(len(rows), ABSENT, dtype=np.int8)
     found = rows >= 0
     is_rejected = table.columns.deadline_at_ms[rows[found]] == REJECTED
@@ -148,7 +150,7 @@ def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
 
 
 def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
-    """Find the ENDs that changed something."""
+    """Find the ENDs that have an effect."""
     count = len(leases.source)
     past = np.full(len(leases.first), count, dtype=np.int64)
     ending = np.flatnonzero((events.type == MarkerType.END)[leases.source])
@@ -168,7 +170,7 @@ def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
         if not rules.dead_letters_expired:
             settles |= (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
         settling = ending[settles[leases.source[ending]]]
-        # It settles a rejection that it follows, within the same lease.
+        # Only an END after the rejection, in the same lease, removes the message.
         refused_at = np.where(is_rejected, end, np.where(leases.before == REFUSED, -1, count))
         settled = _first_of_lease(leases, settling[settling > refused_at[leases.of_event[settling]]])
         after[settled < count] = ABSENT
@@ -176,7 +178,7 @@ def _ends_of(leases: _Leases, events: Events, rules: Rules) -> _Ends:
 
 
 def _first_of_lease(leases: _Leases, found: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first of the found events (ascending) in each lease, past all events where there is none."""
+    """Return the first of the *found* events (ascending) in each lease; the number of events if there is none."""
     first = np.full(len(leases.first), len(leases.source), dtype=np.int64)
     of_lease = leases.of_event[found]
     is_first = np.ones(len(found), dtype=np.bool_)
@@ -186,10 +188,10 @@ def _first_of_lease(leases: _Leases, found: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
-    """Count STARTs by whether they found the message in flight."""
+    """Count STARTs: `renewed` if the message was in flight, else `started`."""
     starts = np.flatnonzero(leases.began)
     is_renewed = leases.row[starts] >= 0
-    # Where an earlier lease of the same batch precedes the START, that one says where the message stood.
+    # If the batch has an earlier lease of the same message, its standing counts instead of that in the table.
     follows = np.flatnonzero((starts > 0) & ~leases.is_last[starts - 1])
     is_renewed[follows] = ends.after[starts[follows] - 1] != ABSENT
     renewed = int(np.count_nonzero(is_renewed))
@@ -198,7 +200,7 @@ def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
 
 
 def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters, rules: Rules) -> None:
-    """Count ENDs by outcome where they changed something, by writer where they did not."""
+    """Count ENDs: those with an effect by outcome, the others by writer."""
     count = len(leases.source)
     is_end = (events.type == MarkerType.END)[leases.source]
     total = int(np.count_nonzero(is_end))
@@ -250,7 +252,7 @@ def _final_rows(table: InFlight, leases: _Leases, values: _Values, ends: _Ends, 
 
 
 def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> NDArray[_T]:
-    """Return a column with some values replaced; the column itself where they are what it says already."""
+    """Return a column with some values replaced; the column itself if it already has these values."""
     if np.array_equal(column[rows], values):
         return column
     column = column.copy()
@@ -261,13 +263,13 @@ def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> N
 def _lease_values(
     table: InFlight, leases: _Leases, ends: _Ends, events: Events, counters: Counters, *, rules: Rules
 ) -> _Values:
-    """Return what each lease has come to after its last event, and count its KEEPALIVEs."""
+    """Return the values of each lease after its last event, and count KEEPALIVEs."""
     opened_by = leases.source[leases.first]
     deadline_at_ms, delivery_count = events.deadline_at_ms[opened_by], events.delivery_count[opened_by]
-    # A START that nobody holds: of a delivery that does not count.
+    # A deferral: no consumer holds the message, and the delivery does not count.
     given_back = leases.began & (events.never_handed_out[opened_by] != 0)
     delivery_count -= given_back
-    # Whether the last marker that set the deadline is one that backoff is added to.
+    # Whether backoff is added to the deadline, which depends on the last marker that set it.
     rests = leases.began & ~given_back
     goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
     columns, row = table.columns, leases.row[goes_on]
@@ -282,7 +284,7 @@ def _lease_values(
         counters.kept_alive += int(np.count_nonzero(is_known))
         counters.keepalive_unknown += int(np.count_nonzero(~is_known))
         of_lease, source = of_lease[is_known], leases.source[renewing[is_known]]
-        # Events ascend, and of several values for one place numpy keeps the last.
+        # Events are in log order; when several values are assigned to one index, numpy keeps the last.
         deadline_at_ms[of_lease] = events.deadline_at_ms[source]
         is_uncounted, release = events.never_handed_out[source] != 0, events.release[source]
         rests[of_lease] = ~is_uncounted & (release != Release.GIVEN_BACK)
@@ -291,13 +293,13 @@ def _lease_values(
         has_failed[of_lease] = ~is_uncounted & (release == Release.FAILED)
         delay_ms = np.zeros(len(delivery_count), dtype=np.int64)
         delay_ms[of_lease] = events.lease_ms[source]
-        # One less and not below 0, for each of them: the same as all of them less and not below 0.
+        # Clamping once after subtracting all of them equals clamping at 0 after each one.
         uncounted = np.bincount(of_lease[is_uncounted], minlength=len(delivery_count))
         delivery_count = np.maximum(delivery_count - uncounted, 0)
         failed_by[of_lease] = source
         failed_by[~has_failed] = -1
         if rules.max_deliveries:
-            # A last delivery that failed: there is nothing to rest for, it becomes a dead letter.
+            # A last delivery that failed becomes a dead letter, so neither delay nor backoff applies.
             is_over = has_failed & (delivery_count >= rules.max_deliveries)
             deadline_at_ms[is_over] -= delay_ms[is_over]
             rests &= ~is_over
@@ -311,7 +313,7 @@ def _lease_values(
 def _final_reasons(
     table: InFlight, leases: _Leases, ends: _Ends, events: Events, failed_by: NDArray[np.int64]
 ) -> dict[int, str]:
-    """Return the reasons of the messages that are rejected, the exceptions of those that failed, after all events."""
+    """Return the reasons of rejected messages and the exception texts of failed ones, after all events."""
     last = np.flatnonzero(leases.is_last)
     failed = last[(ends.after[last] == LEASED) & (failed_by[last] >= 0)]
     rejected = last[(ends.after[last] == REFUSED) & (ends.end[last] < len(leases.source))]

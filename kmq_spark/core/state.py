@@ -1,15 +1,19 @@
 """
-What the fold keeps of one markers partition between batches, and its bytes.
+The state of one markers partition that the fold keeps between batches, and its encoding.
 
-Rule 1: the bytes are versioned; what does not fit is refused, never guessed.
-Rule 2: neighbours that were started together and not touched since are one run: a consumer that holds 500 messages in
-a row costs as much as one that holds one. Where no two are neighbours a message costs about a byte (`packing.py`).
+Rule 1: the encoding has a version. Bytes that do not fit are an error, never interpreted in another way.
+Rule 2: messages with adjacent offsets that were started together and not changed since are one run. A consumer that
+holds 500 consecutive messages takes as much space as one that holds a single message. Where no two offsets are
+adjacent, a message takes about one byte (`packing.py`).
 
-The blob: magic, version, number of counters, CRC-32 of all that follows; clock, append time of the last record, next
-marker offset, offset of the last TICK that decided, counters; then twice, for what is in flight and what is
-unconfirmed: the runs as packed columns, the reasons of rejected messages and of failed deliveries, each text once; then
-the queue's rules, by the marker from which they hold; how far the clock was ahead, by the marker from which it was.
-Little-endian.
+Layout, little-endian:
+1. magic, version, number of counters, CRC-32 of the rest;
+2. clock, append time of the last record, next marker offset, offset of the last TICK that decided, counters;
+3. the messages in flight: runs as packed columns, then the reasons of rejected messages and failed deliveries, each
+   text once;
+4. the unconfirmed messages, in the same way;
+5. the queue's rules, each with the marker offset from which it is in force;
+6. how far the clock was ahead, each value with the marker offset from which it applies.
 """
 
 from __future__ import annotations
@@ -47,28 +51,30 @@ _AGAIN = "start the tracker with a new checkpoint: its state is rebuilt from the
 @dataclass(slots=True)
 class Counters:
     """
-    What was folded since the state began; messages unless said otherwise.
+    Counters of folded markers since the state began, in messages unless stated otherwise.
 
-    Always: started = in flight + acked + expired + redelivered + dead_lettered + nonexistent.
+    Invariant: started = in flight + acked + expired + redelivered + dead_lettered + nonexistent.
 
     Attributes:
-        started: STARTs of messages that were not in flight, and decisions that were taken back (`core.fold`).
-        renewed: STARTs of messages that were, or whose redelivery was on its way.
-        kept_alive: KEEPALIVEs that moved a deadline.
-        acked: ENDs with that outcome, which took a message out of flight.
-        expired: As acked; an END that a tracker writes in place of a copy counts where no TICK had decided.
-        rejected: ENDs with that outcome; the message stays in flight until it is dead-lettered. So do ENDs of expired
-            messages where the queue dead-letters those.
-        redelivered: Decided so by a TICK, or by an END of a tracker where no TICK had decided.
-        dead_lettered: As redelivered.
-        keepalive_unknown: KEEPALIVEs of messages not in flight, or rejected.
+        started: STARTs of messages not in flight, and decisions that were taken back (`core.fold`).
+        renewed: STARTs of messages in flight, or of unconfirmed messages.
+        kept_alive: KEEPALIVEs that set a deadline.
+        acked: ENDs with ACKED that removed a message from the messages in flight.
+        expired: ENDs with EXPIRED that did so. An END that a tracker writes in place of a copy only counts if no TICK
+            had decided the message.
+        rejected: ENDs with REJECTED; the message stays in flight until it is dead-lettered. Includes ENDs with EXPIRED
+            where the queue dead-letters expired messages.
+        redelivered: Messages that a TICK decided to redeliver, or that an END of a tracker ended as REDELIVERED when no
+            TICK had decided.
+        dead_lettered: The same for dead letters.
+        keepalive_unknown: KEEPALIVEs of messages that are not in flight, or are rejected.
         end_confirmed: ENDs of a tracker after its own decision.
-        end_unknown: Other ENDs of messages not in flight, or rejected.
-        ticks: TICKs, in markers.
-        repeated: Markers that had been folded before.
-        unreadable: Records that are no markers.
-        untrusted: Markers that only a tracker writes, and that no tracker of the queue has written.
-        nonexistent: Taken out by a TICK with the ends of the queue topic: started, and at or past the end.
+        end_unknown: Other ENDs of messages that are not in flight, or are rejected.
+        ticks: Number of TICKs.
+        repeated: Number of markers that had been folded before.
+        unreadable: Number of records that cannot be read as markers.
+        untrusted: Number of markers that only a tracker may write and that no tracker of the queue wrote.
+        nonexistent: Started messages at or past the end of the queue topic, removed by a TICK with its end offsets.
     """
 
     started: int = 0
@@ -93,30 +99,30 @@ class Counters:
         return asdict(self)
 
 
-# New counters go to the end: older state reads as zero there.
+# New counters must be added at the end: in older state, the missing ones are read as 0.
 _COUNTER_NAMES = tuple(counter.name for counter in fields(Counters))
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """
-    Where a markers partition stands after a batch.
+    The status of a markers partition after a batch.
 
     Attributes:
-        next_marker_offset: First marker offset not folded.
+        next_marker_offset: First marker offset that is not folded.
         clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
-        in_flight: Messages started and not ended, the rejected ones included.
-        needed_marker_offset: First marker offset that is needed to build the state again.
-        next_deadline_at_ms: Earliest deadline in flight, as the broker's clock will show it if it does not step; -1
-            where a rejected message waits for a TICK; None where nothing is in flight.
+        in_flight: Number of messages in flight, including rejected ones.
+        needed_marker_offset: First marker offset that is needed to rebuild the state.
+        next_deadline_at_ms: Earliest deadline in flight, on the broker's clock if that clock does not step; -1 if a
+            rejected message waits for a TICK; None if no message is in flight.
         counters: See `Counters`.
-        state_bytes: Size of the state as it is kept; 0 where it was not measured.
-        rules: The queue's rules in force behind the batch; None where it has none of its own.
-        needed_rules: Those in force at `needed_marker_offset`.
-        behind_ms: How far the append time of the last record was behind the clock; more than 0 after the broker's clock
-            was set back.
-        unconfirmed: Messages that are decided and whose END was not read back: what the tracker has yet to send.
-        needed_ahead_ms: How far the clock was ahead at `needed_marker_offset`.
+        state_bytes: Size of the stored state in bytes; 0 if it was not measured.
+        rules: The queue's rules in force after the batch; None if the queue has no rules of its own.
+        needed_rules: The queue's rules in force at `needed_marker_offset`.
+        behind_ms: How far the append time of the last record is behind the clock, milliseconds; above 0 after the
+            broker's clock was set back.
+        unconfirmed: Number of decided messages whose END is not yet read back.
+        needed_ahead_ms: How far the clock was ahead at `needed_marker_offset`, milliseconds.
     """
 
     next_marker_offset: int
@@ -134,8 +140,8 @@ class Status:
 
     @property
     def needed_clock(self) -> ClockStart:
-        """The clock of a rebuild from `needed_marker_offset` on."""
-        # Where nothing is in flight that marker is the next one, whose append time is not known yet.
+        """The clock with which a rebuild from `needed_marker_offset` begins."""
+        # With nothing in flight, a rebuild begins at the next marker, and the record before it is the last one read.
         return ClockStart(self.needed_ahead_ms, -1 if self.in_flight else self.appended_at_ms)
 
     @property
@@ -144,13 +150,13 @@ class Status:
         return self.clock_ms - self.behind_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the status as JSON can hold it."""
+        """Return the status as JSON values."""
         rules = {name: value and value.to_dict() for name, value in self._rules().items()}
         return {**asdict(self), "counters": dict(self.counters), **rules}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Status:
-        """Return the status that `to_dict` gave."""
+        """Read what `to_dict` returned."""
         rules = {name: QueueRules.from_dict(values[name]) for name in _RULES_FIELDS if values.get(name)}
         return cls(**{**values, **rules})
 
@@ -164,19 +170,19 @@ _RULES_FIELDS = ("rules", "needed_rules")
 @dataclass(slots=True)
 class PartitionState:
     """
-    Everything the fold knows of one markers partition.
+    The complete state of the fold of one markers partition.
 
     Attributes:
-        in_flight: Started messages.
+        in_flight: Messages in flight.
         clock_ms: Clock of the partition (`core.clock`), epoch milliseconds; 0 before the first record.
-        next_marker_offset: First marker offset not folded.
+        next_marker_offset: First marker offset that is not folded.
         counters: See `Counters`.
-        unconfirmed: Messages that are decided, as they were in flight, until the END of that is read back.
-        decided_at: Marker offset of the last TICK that decided something; -1 before the first.
-        rules_log: The queue's rules, by the marker from which they hold.
+        unconfirmed: Decided messages whose END is not yet read back, with the values that they had in flight.
+        decided_at: Marker offset of the last TICK that decided a message; -1 before the first.
+        rules_log: The changes of the queue's rules.
         appended_at_ms: Append time of the last record, epoch milliseconds, broker clock; 0 before the first.
-        ahead: Marker offset and milliseconds of each change of `behind_ms`, ascending, from the oldest marker that is
-            needed on; 0 before the first.
+        ahead: Marker offset and new value (milliseconds) of each change of `behind_ms`, ascending, from the oldest
+            marker still needed on; the value before the first change is 0.
     """
 
     in_flight: InFlight = field(default_factory=InFlight)
@@ -195,7 +201,7 @@ class PartitionState:
         Return the state before the first marker.
 
         Args:
-            rules: The queue's rules in force there; None where it has none of its own.
+            rules: The queue's rules in force there; None if the queue has no rules of its own.
         """
         return cls(rules_log=RulesLog.beginning_with(rules))
 
@@ -206,8 +212,8 @@ class PartitionState:
 
         Args:
             rules: As for `empty`.
-            clock: As the tracker before has committed it.
-            markers: Those of the first batch, in any order.
+            clock: The clock that the previous tracker committed.
+            markers: Markers of the first batch, in any order.
         """
         state, appended_at_ms = cls.empty(rules), clock.appended_at_ms
         if appended_at_ms < 0:
@@ -218,7 +224,7 @@ class PartitionState:
         return state
 
     def note_ahead(self, marker_offset: int) -> None:
-        """Keep how far the clock is ahead at a marker, where that changed."""
+        """Record how far the clock is ahead at a marker, if that changed."""
         if self.behind_ms != (self.ahead[-1][1] if self.ahead else 0):
             self.ahead = (*self.ahead, (marker_offset, self.behind_ms))
 
@@ -226,7 +232,7 @@ class PartitionState:
         return next((ahead_ms for offset, ahead_ms in reversed(self.ahead) if offset <= marker_offset), 0)
 
     def forget_the_old(self) -> None:
-        """Drop rules and clocks that no marker needs; a decision may be taken back, so unconfirmed messages count."""
+        """Drop changes of rules and clock that are older than the oldest START in flight or unconfirmed."""
         starts = (self.in_flight.smallest_start_marker_offset(), self.unconfirmed.smallest_start_marker_offset())
         needed = min((start for start in starts if start is not None), default=self.next_marker_offset)
         self.rules_log = self.rules_log.needed_from(needed)
@@ -237,17 +243,17 @@ class PartitionState:
 
     @property
     def behind_ms(self) -> int:
-        """How far the broker's clock is behind that of the partition, milliseconds, at least 0."""
+        """How far the broker's clock is behind the partition's clock, milliseconds, at least 0."""
         return self.clock_ms - self.appended_at_ms
 
     def on_brokers_clock(self, deadline_at_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return deadlines as the broker's clock shows them, epoch milliseconds; `REJECTED` stays what it is."""
+        """Convert deadlines to the broker's clock, epoch milliseconds; `REJECTED` is not changed."""
         if not self.behind_ms:
             return deadline_at_ms
         return np.where(deadline_at_ms == REJECTED, REJECTED, deadline_at_ms - self.behind_ms)
 
     def status(self) -> Status:
-        """Return what the rest of the tracker needs to know."""
+        """Return the status that the other parts of the tracker need."""
         start = self.in_flight.smallest_start_marker_offset()
         needed = self.next_marker_offset if start is None else start
         deadline_at_ms = self.in_flight.smallest_deadline_at_ms()
@@ -268,7 +274,7 @@ class PartitionState:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the state as bytes of `STATE_VERSION`."""
+        """Encode the state in version `STATE_VERSION`."""
         counts = [getattr(self.counters, name) for name in _COUNTER_NAMES]
         numbers = (self.clock_ms, self.appended_at_ms, self.next_marker_offset, self.decided_at, *counts)
         pieces: list[bytes | memoryview] = [struct.pack(f"<{len(numbers)}q", *numbers)]
@@ -285,13 +291,13 @@ class PartitionState:
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> PartitionState:
         """
-        Read a state.
+        Decode a state.
 
         Args:
-            blob: What `to_bytes` gave.
+            blob: What `to_bytes` returned.
 
         Raises:
-            StateError: The bytes are of another version, damaged, or no state at all.
+            StateError: The bytes have another version, are damaged, or are not a state.
         """
         view = memoryview(blob)
         if len(view) < _HEAD.size or bytes(view[:4]) != _MAGIC:
@@ -318,13 +324,13 @@ class PartitionState:
 
 
 def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
-    """Return the bytes of a table: its runs, then its reasons."""
+    """Encode a table: its runs, then its reasons."""
     pieces: list[bytes | memoryview] = []
     for column in _runs_of(table.columns):
         pieces += pack_column(column)
-    # By key: the same state has the same bytes, in whatever order batches brought the reasons.
+    # Sorted by key, so that equal states have equal bytes, whatever the order in which the reasons were added.
     keys = sorted(table.reasons)
-    # Each text once: where what the handlers call is down, all of them raise the same.
+    # Each text once: when a service that the handlers call is down, all of them raise the same exception.
     number_of = {text: number for number, text in enumerate(dict.fromkeys(table.reasons[key] for key in keys))}
     texts = [text.encode() for text in number_of]
     pieces += pack_column(np.array(keys, dtype=np.int64))
@@ -334,7 +340,7 @@ def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
 
 
 def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
-    """Return the rows as runs: length and first row of neighbours that differ in their key alone, by one."""
+    """Return the rows as runs: length and first row of adjacent rows whose keys increase by 1 and all else is equal."""
     key, deadline = columns.key, columns.deadline_at_ms
     if not len(key):
         return [key] * 6
@@ -350,7 +356,7 @@ def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
 
 
 def _pieces_of_rules(log: RulesLog) -> list[bytes]:
-    """Return the bytes of the queue's rules: how many changes, then each."""
+    """Encode the queue's rules: the number of changes, then each change."""
     pieces = [_RULES_COUNT.pack(len(log.changes))]
     for marker_offset, rules in log.changes:
         backoff = rules.backoff
@@ -360,7 +366,7 @@ def _pieces_of_rules(log: RulesLog) -> list[bytes]:
 
 
 def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, tuple[tuple[int, int], ...]]:
-    """Read what is in flight, what is unconfirmed, the queue's rules and the clock's changes, up to the last byte."""
+    """Decode messages in flight, unconfirmed messages, rules and clock changes; they must fill *view* exactly."""
     in_flight, at = _table_of(view, at)
     unconfirmed, at = _table_of(view, at)
     (count,) = _RULES_COUNT.unpack_from(view, at)
@@ -380,7 +386,7 @@ def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, 
 
 
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
-    """Read a table, and return the place behind it."""
+    """Decode a table; return it and the position after it."""
     columns = []
     for _ in range(9):
         column, at = unpack_column(view, at)

@@ -1,12 +1,12 @@
 """
-Messages that a TICK has decided and whose END has not been read back.
+Handle unconfirmed messages: a TICK has decided them, and the END of that decision is not yet read back.
 
-Rule 1: until that END a message is on its way: whatever anybody says of its old copy changes nothing. A consumer that
-was killed before it committed its position makes the next one START the old copy again; that lease must not run out
-into a second copy while the END of the first is being written.
-Rule 2: an END of the tracker confirms; so does EXPIRED, which it writes in place of a copy. Should a consumer have
-written it, what follows is as if the END had come.
-Rule 3: the leases are kept whole: a decision that nobody carried out is taken back (`core.fold`).
+Rule 1: until that END is read, markers of consumers for the old copy have no effect. Example: a consumer is killed
+before it commits its offset, so the next consumer STARTs the old copy again. That lease must not run out and cause a
+second copy while the tracker is still writing the END of the first.
+Rule 2: an END of the tracker confirms the decision. END EXPIRED confirms it too, because the tracker writes it in place
+of a copy. If a consumer wrote that END EXPIRED, it is treated the same way.
+Rule 3: the complete leases are kept, so that a decision that was never carried out can be taken back (`core.fold`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 def confirm(unconfirmed: InFlight, events: Events, counters: Counters) -> tuple[InFlight, Events]:
     """
-    Take out the events of unconfirmed messages, up to the END that confirms each.
+    Remove the events of unconfirmed messages, up to and including the END that confirms each.
 
     Args:
-        unconfirmed: Before the events.
-        events: In log order.
-        counters: Brought up to date in place.
+        unconfirmed: Unconfirmed messages before the events.
+        events: Events in log order.
+        counters: Updated in place.
 
     Returns:
-        What is unconfirmed after them, and the events that are left.
+        The messages that are still unconfirmed, and the remaining events.
     """
     order = np.argsort(events.key, kind="stable")
     row = np.empty(len(order), dtype=np.int64)
@@ -48,7 +48,7 @@ def confirm(unconfirmed: InFlight, events: Events, counters: Counters) -> tuple[
     by_tracker = events.is_by_tracker()[source]
     is_expired = (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
     confirms = by_tracker | is_expired[source]
-    # The first confirming event of each row, past all others where there is none.
+    # Index of the first confirming event of each row; the number of events where there is none.
     confirmed_at = np.full(len(unconfirmed), len(events.key), dtype=np.int64)
     np.minimum.at(confirmed_at, row[confirms], found[confirms])
     is_taken = found <= confirmed_at[row]
