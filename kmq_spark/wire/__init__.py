@@ -1,1 +1,1 @@
-"""Bytes of the log and values of the core: marker records and the headers of messages."""
+"""Encode and decode marker records and message headers: conversion between Kafka records and core values."""

@@ -1,12 +1,12 @@
 """
-Markers to bytes and back.
+Encode and decode marker records.
 
-Rule 1: bytes from the log are untrusted: whatever they are, reading gives a marker within bounds or a `WireError`.
-Rule 2: what is written can be read: both directions check the same bounds.
+Rule 1: bytes from the log are untrusted. Decoding any bytes returns a marker within bounds or raises a `WireError`.
+Rule 2: encoding and decoding check the same bounds, so every encoded marker can be decoded.
 Rule 3: fields that do not belong to a marker's type are neither written nor read.
 
-Source: kafka-mq-go `queue/internal/markerproducer.go` and `queue/proto/kafka_mq_v1.proto`; its START carries key and
-value of the message, which are accepted and left alone.
+Source: kafka-mq-go `queue/internal/markerproducer.go` and `queue/proto/kafka_mq_v1.proto`. Its START contains key and
+value of the message; they are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERSION = 0
-"""The version this build writes, and the last one it reads: V1 of kafka-mq-go, which is 0 on the wire."""
+"""The version that this build writes, and the highest one that it reads: V1 of kafka-mq-go, which is 0 on the wire."""
 
 _TICK = Marker(type=MarkerType.TICK)
 _TYPES = {int(marker_type): marker_type for marker_type in MarkerType}
@@ -51,13 +51,14 @@ _MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a mar
 
 def tick_marker(queue_ends: Sequence[int] = (), ends_as_of: int = 0) -> Marker:
     """
-    Return the marker that moves the clock of a markers partition.
+    Return a TICK, the marker that advances the clock of a markers partition.
 
     Args:
-        queue_ends: End of each partition of the queue topic, from partition 0 on; -1 where it is not known.
-        ends_as_of: Marker offset of a TICK that was in the log before the ends were read.
+        queue_ends: End offset of each partition of the queue topic, beginning with partition 0; -1 if unknown.
+        ends_as_of: Marker offset of a TICK that was in the log before the end offsets were read.
 
-    Source: ours; kafka-mq-go takes its clock from the other markers, and the host's where there are none.
+    Source: an addition of kmq-spark; kafka-mq-go uses the append times of the other markers as its clock, and the
+    host's clock if there are none.
     """
     if not queue_ends:
         return _TICK
@@ -66,16 +67,16 @@ def tick_marker(queue_ends: Sequence[int] = (), ends_as_of: int = 0) -> Marker:
 
 def encode_marker(marker: Marker) -> bytes:
     """
-    Return the bytes of a marker.
+    Encode a marker.
 
     Args:
-        marker: Within the bounds of `core.markers`; texts longer than `MAX_TEXT_CHARS` are cut.
+        marker: A marker within the bounds of `core.markers`; texts longer than `MAX_TEXT_CHARS` are truncated.
 
     Returns:
         The record value.
 
     Raises:
-        MalformedRecordError: A value is out of bounds, so that no reader would accept it.
+        MalformedRecordError: A value is out of bounds; no reader would accept the record.
 
     Source: docs/protocol.md, marker record.
     """
@@ -103,7 +104,7 @@ def encode_marker(marker: Marker) -> bytes:
     else:
         message.redeliver_after_ms = marker.redeliver_after_ms
     if marker.type is MarkerType.START:
-        # 0 reads as 1, so a first delivery costs no bytes.
+        # 0 is read as 1, so a first delivery takes no bytes.
         message.delivery_count = 0 if marker.delivery_count <= 1 else min(marker.delivery_count, MAX_DELIVERY_COUNT)
         message.due_at_ms = marker.due_at_ms
     if marker.type is MarkerType.KEEPALIVE:
@@ -116,20 +117,20 @@ def encode_marker(marker: Marker) -> bytes:
 
 def decode_marker(value: bytes | None, *, topic: str = "", partition: int = -1, offset: int = -1) -> Marker:
     """
-    Read the value of a record of the markers topic.
+    Decode the value of a record of the markers topic.
 
     Args:
-        value: As it lies in the log, None for a record without value.
-        topic: Markers topic, for the error.
-        partition: Markers partition, for the error.
-        offset: Marker offset, for the error.
+        value: The record value; None for a record without value.
+        topic: Markers topic, for the error text.
+        partition: Markers partition, for the error text.
+        offset: Marker offset, for the error text.
 
     Returns:
         A marker within the bounds of `core.markers`.
 
     Raises:
-        MalformedRecordError: The bytes are no marker, or a value is out of bounds.
-        UnsupportedVersionError: The version, the type or the outcome is newer than this build.
+        MalformedRecordError: The bytes are not a marker, or a value is out of bounds.
+        UnsupportedVersionError: The version, type, outcome, release or backoff kind is newer than this build.
 
     Source: docs/protocol.md, marker record.
     """
@@ -199,7 +200,7 @@ def _marker_of(message: marker_pb2.Marker) -> Marker:
 
 
 def _without_messages(message: marker_pb2.Marker, marker_type: MarkerType) -> Marker:
-    """Return a TICK, or RULES."""
+    """Decode a TICK or RULES marker."""
     got = (message.message_id.partition, message.message_id.offset)
     if message.ranges or (message.HasField("message_id") and got != (-1, -1)):
         raise MalformedRecordError(
@@ -252,7 +253,7 @@ def _ranges_of(message: marker_pb2.Marker) -> tuple[OffsetRange, ...]:
 
 
 def _fault_of(queue_partition: int, ranges: Sequence[OffsetRange], redeliver_after_ms: int, due_at_ms: int) -> str:
-    """Return what is out of bounds, empty where nothing is."""
+    """Return a text that names the first value out of bounds; empty if all values are within bounds."""
     if not 0 <= queue_partition <= MAX_QUEUE_PARTITION:
         return f"queue partition out of bounds: got {queue_partition!r}, allowed 0 to {MAX_QUEUE_PARTITION}"
     if not 0 <= redeliver_after_ms <= MAX_REDELIVER_AFTER_MS:
@@ -286,5 +287,5 @@ def _unsupported(what: str, got: int, known: int) -> UnsupportedVersionError:
 
 
 def _sent_text(text: str) -> str:
-    """Return a text as the wire can carry it: cut, and without the half surrogates of undecodable file names."""
+    """Truncate a text and replace lone surrogates (from undecodable file names), which UTF-8 cannot encode."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode("utf-8")

@@ -1,10 +1,10 @@
 """
-Dead letters as values: what their record tells, what keeps one from being sent again, and which ones are meant.
+Dead letters as values: the content of their records, and why one cannot be redriven.
 
-Rule 1: no client, no clock; records are untrusted, so whatever they hold becomes a value.
-Rule 2: a filter's parts must all hold; a part that is not given holds always.
+Rule 1: no client, no clock. Records are untrusted; any record gives a value, never an error.
+Rule 2: a filter matches if all given conditions match; a condition that is not given always matches.
 
-Source: SQS' redrive and RabbitMQ's shovel know all or nothing; users of both asked for a filter.
+Source: SQS redrive and RabbitMQ shovel move all messages or none; users of both asked for a filter.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class DeadLetter:
     One record of a dead-letter topic.
 
     Attributes:
-        partition: Of the dead-letter topic.
-        offset: In that partition.
-        origin: Place of the message's first copy in the queue topic, None where that is not known.
-        reason: Why it could not be delivered.
-        delivery_count: Deliveries altogether.
-        first_sent_ms: Append time of the first copy, epoch milliseconds, broker clock; None where not known.
-        attempts_ms: Append times of its copies, oldest first, the last 20.
+        partition: Partition of the dead-letter topic.
+        offset: Offset in that partition.
+        origin: Partition and offset of the message's first copy in the queue topic; None if unknown.
+        reason: Why the message was dead-lettered.
+        delivery_count: Total number of deliveries.
+        first_sent_ms: Append time of the first copy, epoch milliseconds, broker clock; None if unknown.
+        attempts_ms: Append times of the copies, oldest first, at most the last 20.
         dead_at_ms: Append time of the dead letter, epoch milliseconds, broker clock.
-        queue: Logical queue, empty for none.
-        key: As it was sent.
-        value: As it was sent.
-        headers: All of the record's, in their order.
-        problem: Why it cannot be redriven, empty where it can.
+        queue: Logical queue; empty if none.
+        key: Key of the message as it was sent.
+        value: Value of the message as it was sent.
+        headers: All headers of the record, in order.
+        problem: Why the dead letter cannot be redriven; empty if it can.
     """
 
     partition: int
@@ -56,12 +56,12 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """`partition:offset` in the dead-letter topic: its name for `redrive`, `purge` and the command line."""
+        """`partition:offset` in the dead-letter topic, as used by `redrive`, `purge` and the command line."""
         return f"{self.partition}:{self.offset}"
 
     @property
     def size(self) -> int:
-        """Bytes of key, value and headers."""
+        """Size of key, value and headers in bytes."""
         header_bytes = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + header_bytes
 
@@ -77,16 +77,16 @@ def dead_letter_of(
     queue_topic: str,
 ) -> DeadLetter:
     """
-    Return what a record of a dead-letter topic tells.
+    Build a dead letter from a record of a dead-letter topic.
 
     Args:
-        partition: Its partition.
-        offset: Its offset.
-        dead_at_ms: Its append time, epoch milliseconds, broker clock.
-        key: As it lies in the log.
-        value: As it lies in the log.
-        headers: As they lie in the log.
-        queue_topic: Topic of the queue: what died elsewhere is no message of it.
+        partition: Partition of the record.
+        offset: Offset of the record.
+        dead_at_ms: Append time of the record, epoch milliseconds, broker clock.
+        key: Record key.
+        value: Record value.
+        headers: Record headers.
+        queue_topic: Topic of the queue. A dead letter from another topic is not a message of this queue.
     """
     death = death_of(headers)
     return DeadLetter(
@@ -111,7 +111,7 @@ def _problem(death: Death, queue_topic: str, *, has_payload: bool) -> str:
         return "no dead letter of ours: it does not say which topic it came from"
     if death.topic != queue_topic:
         return f"no message of the queue: it was set aside from {death.topic}"
-    # The tracker tells the times of every copy it has read; it has read none where the payload was gone or stays.
+    # The tracker writes the append times of all copies that it read; without them it did not copy a payload.
     if not has_payload and not death.attempts_ms:
         return "it has no payload: see its reason"
     return ""

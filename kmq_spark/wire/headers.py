@@ -1,12 +1,14 @@
 """
 The headers that kmq-spark writes on messages and dead letters.
 
-Rule 1: all values are UTF-8 text, so that any Kafka tool shows them.
-Rule 2: headers of others are kept as they are: order, repeats and null values.
-Rule 3: headers are untrusted; what cannot be read counts as absent.
-Rule 4: pure functions on lists of `(name, value)`; of a repeated name the last counts, as with Kafka's `lastHeader`.
+Rule 1: all values are UTF-8 text, so that any Kafka tool can display them.
+Rule 2: headers of other programs are kept unchanged, including order, repeated names and null values.
+Rule 3: headers are untrusted; a header that cannot be read counts as absent.
+Rule 4: pure functions on lists of `(name, value)`. If a name is repeated, the last value counts, as with Kafka's
+`lastHeader`.
 
-Source: the `__dlq.errors.*` names are those of Kafka's share groups (KIP-1191): tools written for them read ours.
+Source: the `__dlq.errors.*` names are those of Kafka's share groups (KIP-1191), so tools for those can read these dead
+letters.
 """
 
 from __future__ import annotations
@@ -19,45 +21,46 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     Given = Iterable[tuple[str, bytes | None]] | dict[str, bytes | None] | None
-    """Headers as Kafka's client gives them, None for none; or `by_name`, where several of them are asked for."""
+    """Headers as the Kafka client returns them, None if there are none; or a dict from `by_name`, for many look-ups."""
 
 Headers = list[tuple[str, bytes | None]]
 
 PREFIX = "kmq-"
 DELIVERY_COUNT = "kmq-delivery-count"
-"""Deliveries so far."""
+"""Number of deliveries so far."""
 ORIGIN = "kmq-origin"
-"""`partition:offset` of the first copy; the same on every later one."""
+"""`partition:offset` of the first copy; the same on every later copy."""
 PREVIOUS = "kmq-previous"
-"""`partition:offset` of the copy that this one follows: the link by which a message's story is told."""
+"""`partition:offset` of the previous copy; `kmq message` follows these links to show the history of a message."""
 FIRST_SENT_MS = "kmq-first-sent-ms"
 """Append time of the first copy, epoch milliseconds."""
 ATTEMPTS_MS = "kmq-attempts-ms"
-"""Append times of the copies before this one, oldest first, the last `MAX_ATTEMPTS_KEPT`, comma-separated."""
+"""Append times of the previous copies, oldest first, at most the last `MAX_ATTEMPTS_KEPT`, comma-separated."""
 QUEUE = "kmq-queue"
-"""Logical queue, where several share a topic."""
+"""Logical queue of the message, if several logical queues share a topic."""
 GROUP = "kmq-group"
-"""Group of consumers that a copy is meant for, where a topic has several: the others pass it over."""
+"""Group that a copy is intended for, if a queue has several groups; consumers of other groups skip it."""
 DELAY_MS = "kmq-delay-ms"
-"""Not to be handed out before its append time and this many milliseconds."""
+"""The message is not handed out before its append time plus this number of milliseconds."""
 NOT_BEFORE_MS = "kmq-not-before-ms"
-"""Not to be handed out before this instant, epoch milliseconds."""
+"""The message is not handed out before this instant, epoch milliseconds."""
 TTL_MS = "kmq-ttl-ms"
-"""Not to be handed out after the append time of the first copy and this many milliseconds."""
+"""The message expires at the append time of its first copy plus this number of milliseconds."""
 EXPIRES_AT_MS = "kmq-expires-at-ms"
-"""Not to be handed out after this instant, epoch milliseconds."""
+"""The message expires at this instant, epoch milliseconds."""
 SILENT_COUNT = "kmq-silent-count"
-"""Deliveries that ended without a word: the lease ran out, as it does when a handler takes its process down."""
+"""Number of silent deliveries: the lease ran out without a release, as happens when a handler crashes its process."""
 MAX_DELIVERIES = "kmq-max-deliveries"
-"""The queue's limit of deliveries, beside a `SILENT_COUNT`: how many are left decides how it is handed out."""
+"""The queue's delivery limit, written together with `SILENT_COUNT`. The number of deliveries left decides how a suspect
+is handed out."""
 LAST_ERROR = "kmq-last-error"
-"""What the handler raised in the last delivery that failed with a text; later silent deliveries leave it."""
+"""Exception text of the last delivery that failed with a text; later silent deliveries do not change it."""
 PRODUCER = "kmq-producer"
-"""Id of the producer that sent the message, where it has one."""
+"""Id of the producer that sent the message, if the producer has an id."""
 GENERATION = "kmq-generation"
-"""Which life of that producer sent it; the first is 1."""
+"""Generation of that producer: the number of its start; the first is 1."""
 SEQUENCE = "kmq-sequence"
-"""Number of the message among all that the producer has committed; the first is 1, without a gap."""
+"""Sequence number of the message among all messages that the producer committed; the first is 1, without gaps."""
 
 DLQ_PREFIX = "__dlq.errors."
 DLQ_TOPIC = "__dlq.errors.topic"
@@ -68,39 +71,40 @@ DLQ_DELIVERY_COUNT = "__dlq.errors.delivery.count"
 DLQ_MESSAGE = "__dlq.errors.message"
 
 MAX_ATTEMPTS_KEPT = 20
-"""Attempts told by time: enough to see a pattern, bounded where deliveries are not."""
+"""Largest number of append times in `ATTEMPTS_MS`: enough to see a pattern, and bounded if deliveries are unlimited."""
 
 _MAX_DIGITS = 19
 
 _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
-"""What a redelivered copy has no more, or anew: a delay is over, the limit is told as it is now."""
+"""Headers that are not copied to a redelivered copy: the delay is over, and the limit is written with its new value."""
 
 _ENDS_WITH_DEATH = frozenset(
     {
-        # What was counted and timed starts again.
+        # Counts and times start again.
         *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT, MAX_DELIVERIES, LAST_ERROR),
-        # Whoever redrives wants it handed out, and now: its time was before its death, and a TTL would end it at once.
+        # A redriven message is to be handed out now: its delay is over, and a TTL would expire it at once.
         *(DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
-        # Of the group that the dead letter goes back to, which its redriver names.
+        # The redrive sets the group that the message is sent back to.
         GROUP,
     }
 )
-"""Headers of ours that a redriven message has not got."""
+"""Headers of kmq-spark that a redriven message does not have."""
 
 
 class Death(NamedTuple):
     """
-    What the headers of a dead letter tell.
+    The information in the headers of a dead letter.
 
     Attributes:
-        topic: Topic of the copy that was delivered last; empty where the headers do not say: no dead letter of ours.
-        source: Where that copy lies.
-        origin: Where the first copy lies, if it is known.
-        reason: Why.
-        delivery_count: Deliveries altogether.
-        first_sent_ms: Append time of the first copy, epoch milliseconds, if it is known.
-        attempts_ms: Append times of the copies, oldest first; empty where their payload was gone.
-        queue: Logical queue, empty for none.
+        topic: Topic of the copy that was delivered last; empty if the headers do not name it, so the record is not a
+            dead letter of kmq-spark.
+        source: Partition and offset of that copy.
+        origin: Partition and offset of the first copy; None if unknown.
+        reason: Why the message was dead-lettered.
+        delivery_count: Total number of deliveries.
+        first_sent_ms: Append time of the first copy, epoch milliseconds; None if unknown.
+        attempts_ms: Append times of the copies, oldest first; empty if their payload was gone.
+        queue: Logical queue; empty if none.
     """
 
     topic: str
@@ -115,12 +119,12 @@ class Death(NamedTuple):
 
 class Sender(NamedTuple):
     """
-    Which producer with an id sent a message.
+    The producer with an id that sent a message.
 
     Attributes:
-        producer_id: Its id.
-        generation: Which life of it, from 1.
-        sequence: Number of the message among all of that producer, from 1.
+        producer_id: Id of the producer.
+        generation: Generation of the producer, from 1.
+        sequence: Sequence number of the message among all messages of that producer, from 1.
     """
 
     producer_id: str
@@ -129,7 +133,7 @@ class Sender(NamedTuple):
 
 
 def sender_of(headers: Given) -> Sender | None:
-    """Return who sent a message, from any copy of it; None where the sender has no id or a header is unreadable."""
+    """Return the sender of a message, from any copy of it; None if it has no id or a header is unreadable."""
     known = headers if isinstance(headers, dict) else by_name(headers)
     producer_id = text_of(known, PRODUCER)
     generation, sequence = read_number(known.get(GENERATION)), read_number(known.get(SEQUENCE))
@@ -137,7 +141,7 @@ def sender_of(headers: Given) -> Sender | None:
 
 
 def is_first_copy(headers: Given) -> bool:
-    """Return whether a record of the queue topic is a message as it was sent: no redelivery, and not redriven."""
+    """Return whether a record of the queue topic is a first copy: neither redelivered nor redriven."""
     known = headers if isinstance(headers, dict) else by_name(headers)
     return ORIGIN not in known
 
@@ -147,7 +151,7 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
     Read the headers of a dead letter.
 
     Args:
-        headers: Of any record of a dead-letter topic; what cannot be read counts as absent.
+        headers: Headers of any record of a dead-letter topic; a header that cannot be read counts as absent.
     """
     known = by_name(headers)
     source = b"%s:%s" % (known.get(DLQ_PARTITION) or b"", known.get(DLQ_OFFSET) or b"")
@@ -164,60 +168,61 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
 
 
 def by_name(headers: Iterable[tuple[str, bytes | None]] | None) -> dict[str, bytes | None]:
-    """Return headers by their names; of a repeated one the last."""
+    """Return headers by name; if a name is repeated, the last value."""
     return dict(headers or ())
 
 
 def text_of(headers: Given, name: str) -> str:
-    """Return what a header says, empty where there is none."""
+    """Return the text of a header; empty if it is absent."""
     return (_last(headers, name) or b"").decode("utf-8", "replace")
 
 
 def place_of(headers: Given, name: str) -> MessageId | None:
-    """Return the place that a header names; None where there is none that can be read."""
+    """Return the partition and offset that a header contains; None if it is absent or unreadable."""
     return MessageId.parse(_last(headers, name))
 
 
 def delivery_count_of(headers: Given) -> int:
     """
-    Return how often a message was delivered before.
+    Return the number of previous deliveries of a message.
 
     Args:
-        headers: As Kafka's client gives them, None for none; or by name.
+        headers: Headers as the Kafka client returns them, None if there are none; or by name.
 
     Returns:
-        Deliveries so far; 0 where the header is absent or unreadable. One more is a count that a START may carry.
+        Number of deliveries so far; 0 if the header is absent or unreadable. It is limited so that this number plus 1
+        is a valid delivery count of a START.
     """
     return min(read_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
 def silent_count_of(headers: Given) -> int:
-    """Return how many deliveries of a message ended without a word; 0 where the header is absent or unreadable."""
+    """Return the number of silent deliveries of a message; 0 if the header is absent or unreadable."""
     return min(read_number(_last(headers, SILENT_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
 def last_error_of(headers: Given) -> str:
-    """Return what the handler raised in the last delivery that failed with a text; empty for nothing."""
+    """Return the exception text of the last delivery that failed with a text; empty if there is none."""
     return text_of(headers, LAST_ERROR)[:MAX_ERROR_CHARS]
 
 
 def first_sent_ms_of(headers: Given, appended_at_ms: int) -> int | None:
-    """Return the append time of a message's first copy, epoch milliseconds, from any copy; None where unknown."""
+    """Return the append time of a message's first copy, epoch milliseconds, from any copy; None if unknown."""
     first_sent_ms = read_number(_last(headers, FIRST_SENT_MS))
     return first_sent_ms if first_sent_ms is not None or appended_at_ms < 0 else appended_at_ms
 
 
 def expires_at_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """
-    Return when a message's time to live is over.
+    Return when a message expires.
 
     Args:
-        headers: Of any of its copies.
-        appended_at_ms: Append time of that copy, epoch milliseconds; negative where unknown.
+        headers: Headers of any copy of the message.
+        appended_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
 
     Returns:
-        Epoch milliseconds on the broker's clock, the earlier one where two headers name an instant; None for never. A
-        time to live counts from the append time of the first copy on, which later copies carry.
+        Epoch milliseconds on the broker's clock; the earlier instant if both headers are present; None if the message
+        never expires. A TTL counts from the append time of the first copy, which later copies carry in a header.
     """
     known = headers if isinstance(headers, dict) else by_name(headers)
     instant, ttl_ms = read_number(known.get(EXPIRES_AT_MS)), read_number(known.get(TTL_MS))
@@ -243,21 +248,21 @@ def redelivery_headers(
     Return the headers of the next copy of a message.
 
     Args:
-        headers: Of the copy that was delivered last.
-        delivery_count: Deliveries so far, that one included.
-        queue_partition: Where that copy lies.
-        message_offset: Where that copy lies.
-        sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
-        is_silent: Whether that delivery ended without a word.
-        group: Group of consumers that the copy is meant for; empty leaves that as it was.
-        max_deliveries: The queue's limit of deliveries, 0 for none; told where one of them ended without a word.
+        headers: Headers of the copy that was delivered last.
+        delivery_count: Number of deliveries so far, including that one.
+        queue_partition: Queue partition of that copy.
+        message_offset: Message offset of that copy.
+        sent_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
+        is_silent: Whether the lease of that delivery ran out without a release.
+        group: Group that the copy is intended for; empty does not change the header.
+        max_deliveries: The queue's delivery limit, 0 for none; written if a delivery of the message was silent.
         decided_at_ms: Append time of the TICK that decided, epoch milliseconds.
-        last_error: What the handler raised in that delivery; empty leaves the header of an earlier one.
+        last_error: Exception text of that delivery; empty does not change the header.
 
     Returns:
-        Headers of others as they were, then ours. Origin and first-sent time are set once and then kept; a delay is
-        over, so its headers are gone, but for an instant that the broker's clock has not reached: it was set back while
-        the message waited.
+        Headers of other programs unchanged, then those of kmq-spark. Origin and first-sent time are set once and then
+        kept. Delay headers are removed because the delay is over. Exception: `NOT_BEFORE_MS` is kept if
+        *decided_at_ms* has not reached it, because the broker's clock was set back while the message waited.
     """
     given = list(headers or ())
     known = by_name(given)
@@ -296,17 +301,17 @@ def dead_letter_headers(
     Return the headers of a dead letter.
 
     Args:
-        headers: Of the copy that was delivered last.
+        headers: Headers of the copy that was delivered last.
         source_topic: Topic of that copy.
-        group: Consumer group that could not handle it.
-        delivery_count: Deliveries so far, that one included.
-        queue_partition: Where that copy lies.
-        message_offset: Where that copy lies.
-        sent_at_ms: Its append time, epoch milliseconds; negative where unknown.
-        reason: Why, free text.
+        group: Consumer group that could not process the message.
+        delivery_count: Number of deliveries so far, including that one.
+        queue_partition: Queue partition of that copy.
+        message_offset: Message offset of that copy.
+        sent_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
+        reason: Why the message is dead-lettered, free text.
 
     Returns:
-        Headers of others as they were, then those of a redelivery, then the six of Kafka's share groups.
+        Headers of other programs unchanged, then those of a redelivery, then the six headers of Kafka's share groups.
 
     Source: KIP-1191.
     """
@@ -326,15 +331,15 @@ def dead_letter_headers(
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group: str = "") -> Headers:
     """
-    Return the headers of a dead letter that goes back to its queue.
+    Return the headers of a dead letter that is sent back to its queue (redrive).
 
     Args:
-        headers: Of the dead letter.
-        group: Group of consumers that it goes back to; empty for the one that a queue has by itself.
+        headers: Headers of the dead letter.
+        group: Group that the message is sent back to; empty for the default group of the queue.
 
     Returns:
-        Without what told of its death, of its time and of its end (TTL): the count starts again, origin and first-sent
-        time stay.
+        The headers without those of the dead letter, of counts, delays and TTL. The delivery count starts again; origin
+        and first-sent time are kept.
     """
     kept = [
         (name, value)
@@ -347,10 +352,10 @@ def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group
 def _tell_history(
     ours: dict[str, bytes], known: dict[str, bytes | None], queue_partition: int, message_offset: int, sent_at_ms: int
 ) -> None:
-    """Add where a message began and when its copies were sent."""
+    """Add the origin of a message and the append times of its copies."""
     previous = b"%d:%d" % (queue_partition, message_offset)
     sent_at = b"%d" % sent_at_ms if sent_at_ms >= 0 else b""
-    # Nearly every message comes without any of these: nothing is to be read then.
+    # Most messages have none of these headers, so avoid parsing.
     origin = MessageId.parse(known[ORIGIN]) if ORIGIN in known else None
     ours[ORIGIN] = b"%d:%d" % origin if origin is not None else previous
     ours[PREVIOUS] = previous
@@ -366,7 +371,7 @@ def _tell_history(
 
 
 def _replaced(headers: Headers, ours: dict[str, bytes]) -> Headers:
-    """Return *headers* with *ours* at the end, in place of what had their names."""
+    """Return *headers* with *ours* appended; headers with the same names are removed."""
     kept: Headers = [header for header in headers if header[0] not in ours]
     kept.extend(ours.items())
     return kept
@@ -378,9 +383,9 @@ def _last(headers: Given, wanted: str) -> bytes | None:
 
 def read_number(value: bytes | None) -> int | None:
     """
-    Return the number, at least 0, that a header's value holds; None where there is none that can be read.
+    Return the number (at least 0) in a header value; None if it is absent or not a number.
 
-    Longer ones than an int64 are hostile, and slow to read.
+    Numbers with more digits than an int64 are rejected: they are hostile input and slow to parse.
     """
     return int(value) if value is not None and len(value) <= _MAX_DIGITS and value.isdigit() else None
 

@@ -1,9 +1,9 @@
 """
-Records of one markers partition to markers at their place: what every form of the tracker does first.
+Decode the records of one markers partition to markers with their offsets: the first step of every tracker form.
 
-Rule 1: a record that cannot be read becomes an unreadable one, never an exception.
-Rule 2: a marker that only a tracker writes counts where its signature is right. Without a key, and below the marker
-offset from which the queue's trackers sign, all of them count: they are of older trackers.
+Rule 1: a record that cannot be decoded is reported as unreadable, never raised as an exception.
+Rule 2: a marker that only a tracker may write counts only with a valid signature. Without a key, and below the marker
+offset from which the queue's trackers sign, all of them count, because older trackers wrote them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kmq_spark.wire.signature import is_signed, needs_signature
 @dataclass(frozen=True, slots=True)
 class Signing:
     """
-    How the trackers of a queue sign in one markers partition.
+    How the trackers of a queue sign markers in one markers partition.
 
     Attributes:
-        key: Empty where they do not.
-        since: First marker offset from which they do.
+        key: Signing key; empty if the trackers do not sign.
+        since: First marker offset from which on they sign.
     """
 
     key: bytes = field(default=b"", repr=False)
@@ -33,14 +33,14 @@ class Signing:
 @dataclass(slots=True)
 class MarkerLog:
     """
-    Reader of one markers partition, for the time of one batch.
+    The decoder of one markers partition, for one batch.
 
     Attributes:
         topic: Markers topic, for error texts.
-        marker_partition: Markers partition.
-        signing: How its trackers sign.
-        markers: What was read.
-        unreadable: Marker offset of each record that is no marker, and why.
+        marker_partition: Number of the markers partition.
+        signing: How its trackers sign markers.
+        markers: All records read so far; an unreadable one has no marker.
+        unreadable: Marker offset and error text of each record that is not a marker.
     """
 
     topic: str
@@ -50,7 +50,7 @@ class MarkerLog:
     unreadable: list[tuple[int, str]] = field(default_factory=list)
 
     def read(self, marker_offset: int, appended_at_ms: int, value: bytes | None) -> None:
-        """Read a record, and add it to `markers`."""
+        """Decode a record and add it to `markers`."""
         marker = None
         try:
             marker = decode_marker(value, topic=self.topic, partition=self.marker_partition, offset=marker_offset)
