@@ -1,10 +1,10 @@
 """
-One configuration of a client for two kinds of clients: librdkafka's keys and the Java client's, translated here alone.
+Translate client settings between librdkafka and the Java client, so that one configuration works for both.
 
-Rule 1: a `client.properties` file as Kafka's own tools take it is enough: what librdkafka calls otherwise is renamed.
-Rule 2: what cannot be translated is an error that says what to do, never left out in silence.
-Rule 3: what loads classes into a JVM is refused, whoever it comes from.
-Rule 4: no value is ever in an error: any of them may be a password.
+Rule 1: a `client.properties` file for Kafka's own tools is sufficient; keys with other names in librdkafka are renamed.
+Rule 2: a setting that cannot be translated is an error that says what to do; it is never ignored silently.
+Rule 3: settings that load classes into a JVM are rejected, whatever their source.
+Rule 4: error texts never contain a value, because any value may be a password.
 
 Source: Kafka's `SslConfigs`, `SaslConfigs`; librdkafka's CONFIGURATION.md; CVE-2023-25194, CVE-2024-31141 for rule 3.
 """
@@ -30,7 +30,7 @@ RENAMED = {
     "sasl.oauthbearer.token.endpoint.url": "sasl.oauthbearer.token.endpoint.url",
     "ssl.cipher.suites": "ssl.cipher.suites",
 }
-"""Keys of the Java client whose value librdkafka takes as it is, under this name."""
+"""Keys of the Java client whose values librdkafka accepts unchanged, and the names of these keys in librdkafka."""
 
 SAME = frozenset(
     {
@@ -39,20 +39,20 @@ SAME = frozenset(
         *("client.dns.lookup", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
     }
 )
-"""Keys that mean the same to both."""
+"""Keys with the same name and meaning in both clients."""
 
 TUNING = re.compile(
     r"request\.timeout\.ms|default\.api\.timeout\.ms|(send|receive)\.buffer\.bytes|metrics\..*|ssl\.protocol"
     r"|ssl\.enabled\.protocols|ssl\.provider|ssl\.(truststore|keystore)\.type|socket\.connection\.setup\.timeout\.max\.ms"
     r"|ssl\.truststore\.password|sasl\.login\.refresh\..*|key\.(de)?serializer|value\.(de)?serializer|auto\.offset\.reset"
 )
-"""Java keys that librdkafka has no word for and can do without; what matters of them is looked at by itself."""
+"""Java keys without a counterpart in librdkafka that can be left out; the relevant ones are translated separately."""
 
 JAVA_ONLY = re.compile(
     r"sasl\.jaas\.config|sasl\.login\..*|sasl\.client\.callback\..*|ssl\.truststore\..*|ssl\.keystore\.(type|key|certificate\.chain)"
     r"|ssl\.protocol|ssl\.enabled\.protocols|ssl\.provider|ssl\.engine\.factory\.class"
 )
-"""Keys that only the Java client knows, of those that users set to reach a broker."""
+"""Connection settings that only the Java client knows."""
 
 JAVA_ONLY_HINTS = {
     JAAS: "sasl.username and sasl.password",
@@ -61,7 +61,7 @@ JAVA_ONLY_HINTS = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
-"""What librdkafka has instead of some of them."""
+"""The corresponding librdkafka settings for some of these keys."""
 
 UNSAFE_KEY = re.compile(r".*\.class|.*\.classes|interceptor\..*|metric\.reporters|config\.providers(\..*)?")
 UNSAFE_MODULE = re.compile(r"JndiLoginModule|LdapLoginModule")
@@ -75,8 +75,9 @@ def parse_properties(text: str, source: str) -> dict[str, str]:
     Read a Java properties file.
 
     Args:
-        text: Its content: `key=value`, `key: value` or `key value`; comments by `#` or `!`; `\\` continues a line.
-        source: Its name, for errors.
+        text: Content of the file: `key=value`, `key: value` or `key value`; comments begin with `#` or `!`; `\\`
+            continues a line.
+        source: Name of the file, for error texts.
 
     Raises:
         ConfigError: A line has no key or no value.
@@ -85,7 +86,7 @@ def parse_properties(text: str, source: str) -> dict[str, str]:
     for line in _logical_lines(text):
         key, separator, value = _split(line)
         if not key or not separator:
-            # The text is not shown: it may be a password with its key left out.
+            # The line is not shown: it may be a password without its key.
             message = f"a client setting in {source} has no key or no '=': allowed is key=value; correct it"
             raise ConfigError(message)
         found[_unescaped(key)] = _unescaped(value)
@@ -94,13 +95,13 @@ def parse_properties(text: str, source: str) -> dict[str, str]:
 
 def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
     """
-    Return settings as librdkafka knows them.
+    Translate settings to librdkafka.
 
     Args:
-        properties: By the names of the Java client, of librdkafka, or mixed.
+        properties: Settings by their names in the Java client, in librdkafka, or mixed.
 
     Raises:
-        ConfigError: A setting loads code, or has no counterpart.
+        ConfigError: A setting loads classes, or has no counterpart.
     """
     check_safe(properties)
     found: dict[str, str] = {}
@@ -110,7 +111,7 @@ def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
         elif key == JAAS:
             found |= _from_jaas(value)
         elif key == "ssl.endpoint.identification.algorithm":
-            # An empty value is how the Java client is told not to compare host names.
+            # In the Java client, an empty value disables host name verification.
             found[key] = value.strip().lower() or "none"
         elif key in {"ssl.truststore.location", "ssl.keystore.location"}:
             found |= _from_store(key, value, properties)
@@ -121,16 +122,16 @@ def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
 
 def to_java(properties: Mapping[str, str]) -> dict[str, str]:
     """
-    Return settings as the Java client of Spark's Kafka source knows them.
+    Translate settings to the Java client that Spark's Kafka source uses.
 
     Args:
-        properties: By the names of the Java client, of librdkafka, or mixed.
+        properties: Settings by their names in the Java client, in librdkafka, or mixed.
 
     Returns:
-        What has to do with reaching the broker; librdkafka's tuning has no counterpart there and is left out.
+        The connection settings; tuning settings of librdkafka have no counterpart and are left out.
 
     Raises:
-        ConfigError: A setting loads code, or has no counterpart.
+        ConfigError: A setting loads classes, or has no counterpart.
     """
     check_safe(properties)
     found: dict[str, str] = {}
@@ -187,19 +188,19 @@ def _unescaped(text: str) -> str:
 
 
 def is_java_only(key: str) -> bool:
-    """Return whether a key is one of the Java client that librdkafka does not know."""
+    """Return whether only the Java client knows a key."""
     return JAVA_ONLY.fullmatch(key) is not None
 
 
 def check_safe(properties: Mapping[str, str]) -> None:
     """
-    Refuse settings that make a Java client load classes.
+    Check that no setting makes a Java client load classes.
 
     Args:
-        properties: By the names of the Java client.
+        properties: Settings by their names in the Java client.
 
     Raises:
-        ConfigError: One does.
+        ConfigError: A setting loads classes.
     """
     for key, value in properties.items():
         if (UNSAFE_KEY.fullmatch(key) is not None and not _is_known_callback(key, value)) or (
@@ -210,7 +211,7 @@ def check_safe(properties: Mapping[str, str]) -> None:
 
 
 def _is_known_callback(key: str, value: str) -> bool:
-    # Databricks puts its Kafka client under a name of its own.
+    # Databricks relocates its Kafka client to another package.
     own = value.removeprefix("kafkashaded.")
     return key == CALLBACKS and own.startswith("org.apache.kafka.common.security.oauthbearer.")
 

@@ -1,11 +1,11 @@
 """
-Settings: what can be set, within which bounds, and where a value comes from.
+Define the settings, their bounds and their sources.
 
-Rule 1: read at the edge (`jobs/`, `cli/`) and handed inward as frozen values; nothing below the edge reads the
+Rule 1: only `jobs/` and `cli/` read settings; they pass frozen values to the other modules, which do not read the
 environment.
-Rule 2: flags > environment (`KMQ_<SECTION>__<KEY>`) > file (TOML) > default.
+Rule 2: precedence: flags > environment (`KMQ_<SECTION>__<KEY>`) > file (TOML) > default.
 Rule 3: an unknown key is an error with a suggestion, never ignored.
-Rule 4: a value that may be a secret is in no text, error or representation.
+Rule 4: a value that may be a secret never appears in a text, an error or a representation.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 TRACKED_NAME_PATTERN = rf"^{QUEUE_NAME}(@{GROUP_NAME})?$"
-"""`queue`, or `queue@group` for one of the groups that read it, each of which has a tracker of its own."""
+"""`queue`, or `queue@group` for a group of the queue; each group has its own tracker."""
 
 ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
 
 TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
 
 _FILE_VALUES = "_file_values"
-"""Under this name the file's values travel to `settings_customise_sources`; no section may have it."""
+"""Argument name that passes the file's values to `settings_customise_sources`; no section may have this name."""
 
 TrackedName = Annotated[str, Field(pattern=TRACKED_NAME_PATTERN)]
 
 
 class Reach(TypedDict):
-    """What everything that asks a broker takes: which one, how patiently, and with which secrets."""
+    """The connection arguments of all functions that call a broker: address, timeout, client settings with secrets."""
 
     bootstrap_servers: str
     timeout_ms: int
@@ -56,7 +56,7 @@ class Reach(TypedDict):
 
 
 class _Section(BaseModel):
-    """One table of the file: frozen, and nothing unknown in it."""
+    """One table of the file: immutable, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
 
@@ -77,7 +77,7 @@ class KafkaSettings(_Section):
     """How long a metadata or admin call may take before it is an error; raise it on slow networks."""
 
     def reach(self) -> Reach:
-        """Return the arguments by which a client is told of the broker; secrets are open in them."""
+        """Return the connection arguments for a client; they contain secrets in plain text."""
         return Reach(bootstrap_servers=self.bootstrap_servers, timeout_ms=self.timeout_ms, extra=plain(self.extra))
 
 
@@ -238,10 +238,10 @@ class MetricsSettings(_Section):
 
 class Settings(BaseSettings):
     """
-    Everything that can be set.
+    All settings.
 
     Raises:
-        ConfigError: from `load_settings`, never from here directly.
+        ConfigError: Raised by `load_settings`, never by this class directly.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)  # type: ignore[assignment]  # no SettingsConfigDict key needed
@@ -263,7 +263,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: flags (given to the constructor), environment, file; no dotenv."""
+        """Return the sources in order of precedence: flags (constructor arguments), environment, file; no dotenv."""
         del env_settings, dotenv_settings, file_secret_settings
         flags = dict(init_settings())
         file_values = flags.pop(_FILE_VALUES, {})
@@ -278,7 +278,8 @@ class Settings(BaseSettings):
         Return the settings of one queue: `[queues.<name>]` over `[queue]`.
 
         Args:
-            name: Queue, or `queue@group`: then `[queues."<queue>@<group>"]` over `[queues.<queue>]` over `[queue]`.
+            name: Queue or `queue@group`. For a group, `[queues."<queue>@<group>"]` comes before `[queues.<queue>]`,
+                which comes before `[queue]`.
 
         Raises:
             ConfigError: `[queues.<name>]` has an unknown key or a value out of bounds.
@@ -295,8 +296,8 @@ def checked_queue_settings(values: Mapping[str, Any], source: str) -> QueueSetti
     Check settings of a queue.
 
     Args:
-        values: By name; missing ones take their defaults.
-        source: Where they come from, for the error.
+        values: Settings by name; missing ones take their defaults.
+        source: Source of the values, for the error text.
 
     Raises:
         ConfigError: A name is unknown or a value is not allowed.
@@ -312,11 +313,12 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
     Read the settings from all sources and check them.
 
     Args:
-        file: TOML file, or None for none.
-        flags: Values by section and key that go before everything else, `[queues.<name>]` too; None is left out.
+        file: TOML file; None if there is none.
+        flags: Values by section and key. They take precedence over all other sources, including `[queues.<name>]`; None
+            values are ignored.
 
     Raises:
-        ConfigError: The file is missing or no TOML, a key is unknown, a value is out of bounds, or a setting of
+        ConfigError: The file is missing or is not TOML, a key is unknown, a value is out of bounds, or a setting of
             `[kafka.spark_extra]` loads classes.
     """
     source = " or ".join(filter(None, ("the flags", "the environment", str(file or ""))))
@@ -332,7 +334,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
     except ValidationError as error:
         raise ConfigError(_explain(error.errors()[0], source, Settings)) from error
     except SettingsError as error:
-        # Its cause holds the text, which may be a password.
+        # The cause contains the value, which may be a password.
         message = f"cannot read the {ENV_PREFIX}* variables: {error}, tables and lists are JSON; correct the variable"
         raise ConfigError(message) from None
     check_safe(plain(settings.kafka.spark_extra))
@@ -342,7 +344,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Mapping[str, Any
 
 
 def _with_flags_first(settings: Settings, queue_flags: Mapping[str, Any]) -> Settings:
-    """Take out of `[queues.<name>]` what a flag says for every queue."""
+    """Remove keys from `[queues.<name>]` that a flag sets for every queue."""
     queues = {
         name: {key: value for key, value in values.items() if key not in queue_flags}
         for name, values in settings.queues.items()
@@ -351,7 +353,7 @@ def _with_flags_first(settings: Settings, queue_flags: Mapping[str, Any]) -> Set
 
 
 def _check_environment() -> None:
-    """Refuse variables of sections that do not exist; unknown keys of those that do are found with all others."""
+    """Reject variables of unknown sections; unknown keys of known sections are found by the validation."""
     for name in os.environ:
         section, delimiter, _ = name.upper().removeprefix(ENV_PREFIX).partition(ENV_DELIMITER)
         if name.upper().startswith(ENV_PREFIX) and delimiter and section.lower() not in Settings.model_fields:
@@ -376,7 +378,7 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 
 def _explain(error: ErrorDetails, source: str, model: type[BaseModel]) -> str:
-    """Turn pydantic's first finding into our form: what is wrong: got what, what is allowed; what to do."""
+    """Convert pydantic's first error to the form *what is wrong: got value, what is allowed; what to do*."""
     path = [str(part) for part in error["loc"]]
     name = ".".join(path)
     if error["type"] == "extra_forbidden":
@@ -402,5 +404,5 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def plain(extra: Mapping[str, SecretStr]) -> dict[str, str]:
-    """Return pass-through settings with their secrets open, for the client that needs them and nobody else."""
+    """Return pass-through settings with secrets in plain text; only for the client that needs them."""
     return {key: value.get_secret_value() for key, value in extra.items()}

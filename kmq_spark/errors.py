@@ -1,9 +1,10 @@
 """
-The errors that kmq-spark raises, in one tree.
+The exception classes of kmq-spark; `KmqError` is their base class.
 
-Rule 1: a message says what is wrong: got what, what is allowed; what to do. Lower case, no full stop, values by `!r`.
-Rule 2: what a program may act on is an attribute, not only text.
-Rule 3: bad input from the log never ends the tracker; a bug does.
+Rule 1: an error text has the form *what is wrong: got value, what is allowed; what to do*. Lower case, no full stop,
+values formatted with `!r`.
+Rule 2: information on which a program may act is an attribute, not only text.
+Rule 3: invalid input from the log never stops the tracker; a bug does.
 """
 
 from __future__ import annotations
@@ -11,39 +12,39 @@ from __future__ import annotations
 
 class KmqError(Exception):
     """
-    The root of every error of this package.
+    The base class of all errors of this package.
 
     Attributes:
-        retriable: True where the same call may succeed when made again.
+        retriable: Whether the same call may succeed if it is repeated.
     """
 
     retriable: bool = False
 
 
 class ConfigError(KmqError, ValueError):
-    """A setting is missing, unknown or out of bounds; raised before any connection is made."""
+    """A setting is missing, unknown or out of bounds; raised before any connection is opened."""
 
 
 class SetupError(KmqError):
-    """The machine lacks something we need (Java, a jar, disk space, a network); the message says what to do."""
+    """The machine lacks a requirement (Java, a jar, disk space, a network); the message says what to do."""
 
 
 class TopicError(KmqError):
-    """A topic is missing, or has a setting that the queue cannot work with; the message names the repair."""
+    """A topic is missing, or has a setting with which the queue cannot work; the message says how to repair it."""
 
 
 class WireError(KmqError, ValueError):
     """
-    Bytes that we cannot read.
+    A record cannot be read.
 
     Attributes:
-        topic: Topic the bytes came from, empty where unknown.
-        partition: Partition, -1 where unknown.
-        offset: Offset, -1 where unknown.
+        topic: Topic of the record; empty if unknown.
+        partition: Partition of the record; -1 if unknown.
+        offset: Offset of the record; -1 if unknown.
     """
 
     def __init__(self, message: str, *, topic: str = "", partition: int = -1, offset: int = -1) -> None:
-        """Keep the place of the bytes beside the text."""
+        """Store the error text, and topic, partition and offset of the record."""
         super().__init__(message)
         self.topic = topic
         self.partition = partition
@@ -51,27 +52,27 @@ class WireError(KmqError, ValueError):
 
 
 class MalformedRecordError(WireError):
-    """Bytes that are no marker, or a marker with values out of bounds."""
+    """The bytes are not a marker, or the marker has values out of bounds."""
 
 
 class UnsupportedVersionError(WireError):
-    """A marker of a version or type that this build does not know; upgrade the reader before the writers."""
+    """A marker has a version or type that this build does not know; upgrade readers before writers."""
 
 
 class StateError(KmqError, ValueError):
-    """State in the tracker's checkpoint that this build cannot read; a new one is rebuilt from the markers topic."""
+    """The tracker's state in the checkpoint cannot be read by this build; a new checkpoint rebuilds the state."""
 
 
 class LedgerError(KmqError):
-    """A ledger that cannot be read or written: nothing there, not ours, or of another version; the message tells."""
+    """A ledger cannot be read or written: it is missing, is not a ledger of kmq-spark, or has another version."""
 
 
 class LeaseLostError(KmqError):
-    """The caller's lease ran out; the message may have been, or will be, delivered again."""
+    """The caller's lease ran out; the message may have been delivered again already, or will be."""
 
 
 class UsageError(KmqError, RuntimeError):
-    """A call that is not allowed now: a closed client, another process after a fork, a second receiving thread."""
+    """The call is not allowed now: the client is closed, was created before a fork, or another thread receives."""
 
 
 class FencedError(KmqError):
@@ -84,11 +85,11 @@ class KafkaClientError(KmqError):
 
     Attributes:
         code: Name of the Kafka error, such as `_TRANSPORT` or `MSG_SIZE_TOO_LARGE`.
-        retriable: As the client says.
+        retriable: Whether the client reports the error as retriable.
     """
 
     def __init__(self, message: str, *, code: str = "", retriable: bool = False) -> None:
-        """Keep the client's error code and whether a retry may help."""
+        """Store the error text, the client's error code and whether a retry may help."""
         super().__init__(message)
         self.code = code
         self.retriable = retriable
@@ -96,15 +97,15 @@ class KafkaClientError(KmqError):
 
 class TransactionError(KafkaClientError):
     """
-    A consumer's transaction of results and ENDs was not committed, or nobody knows whether it was.
+    A consumer's transaction of results and ENDs was not committed, or its outcome is unknown.
 
     Attributes:
-        nothing_written: True where it is known that neither a result nor an END was written: the messages are held as
-            before. False where the broker could not be asked: the messages are let go, and the log decides, so that
-            they are redelivered if nothing was written and never if it was.
+        nothing_written: True if it is certain that neither a result nor an END was written; the consumer then still
+            holds the messages. False if the broker could not be asked; the consumer then no longer holds them. They are
+            redelivered if the transaction was not committed, and not redelivered if it was.
     """
 
     def __init__(self, message: str, *, code: str = "", retriable: bool = False, nothing_written: bool) -> None:
-        """Keep what is known of the outcome."""
+        """Store the error, and whether it is certain that nothing was written."""
         super().__init__(message, code=code, retriable=retriable)
         self.nothing_written = nothing_written

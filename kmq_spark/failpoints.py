@@ -1,14 +1,14 @@
 """
-Places in the code where a test may end the process, as a power cut would.
+Points in the code at which a test can end the process without cleanup, as a power failure would.
 
     KMQ_FAILPOINT=tracker.before-commit:3 kmq tracker run orders
 
-ends the process with exit code 137 at the third passage of that line: no cleanup, no flush, no goodbye.
+ends the process with exit code 137 when it reaches that point for the third time. There is no cleanup and no flush.
 
-Rule 1: free when unset: one test of a module's variable.
-Rule 2: every name stands in `FAILPOINTS`, and every one of them is passed somewhere; a test looks for both.
-Rule 3: the only module below the edge that reads the environment: a crash must reach Spark's Python workers too, which
-inherit nothing else.
+Rule 1: almost no cost when unset: each point checks one module variable.
+Rule 2: every point is in `FAILPOINTS`, and every name in `FAILPOINTS` is used in the code; a test checks both.
+Rule 3: apart from `cli/` and `jobs/`, only this module reads the environment. Spark's Python workers must be able to
+crash too, and they inherit only the environment.
 
 Source: TiKV's and FreeBSD's fail points; exit code 137 is what a shell sees after `kill -9`.
 """
@@ -29,7 +29,7 @@ VARIABLE = "KMQ_FAILPOINT"
 """`name` or `name:nth`."""
 
 ONCE_VARIABLE = "KMQ_FAILPOINT_ONCE_FILE"
-"""A file that is made when the point fires; where it exists, no point fires: a restarted process lives."""
+"""A file that is created when the point fires. If it exists, no point fires, so a restarted process survives."""
 
 LOG_VARIABLE = "KMQ_FAILPOINT_LOG"
 """A file to which each point that fires appends its name, a line."""
@@ -81,12 +81,12 @@ FAILPOINTS: dict[str, str] = {
     "redrive.before-commit": "all of a redrive's transaction is sent, its commit is not",
     "redrive.committed": "a redrive's transaction is committed, nothing has taken note of it",
 }
-"""Every point: its name, and what is true there."""
+"""All points: name, and the situation at that point."""
 
 
 @dataclass(slots=True)
 class _Armed:
-    """The point that is to fire, and how many passages are left."""
+    """The point that is to fire, and how often it must still be reached."""
 
     name: str
     passages_left: int
@@ -114,13 +114,13 @@ _ARMED = _armed(os.environ)
 
 
 def is_armed() -> bool:
-    """Whether any point may fire in this process: where even a call a message costs too much."""
+    """Return whether any point may fire in this process; for code where even one call a message costs too much."""
     return _ARMED is not None
 
 
 def failpoint(name: str) -> None:
     """
-    End the process here, if this is the passage that was asked for.
+    End the process here if this point is armed and has been reached often enough.
 
     Args:
         name: A key of `FAILPOINTS`.
@@ -135,7 +135,7 @@ def _pass(armed: _Armed, name: str) -> None:
     armed.passages_left -= 1
     if armed.passages_left <= 0 and _is_first(armed.once_file):
         _note(armed)
-        # Neither atexit nor finally nor librdkafka's threads get a turn.
+        # Skips atexit handlers, `finally` blocks and librdkafka's threads.
         os._exit(EXIT_CODE)
 
 
@@ -148,7 +148,7 @@ def _note(armed: _Armed) -> None:
 
 
 def _is_first(once_file: str) -> bool:
-    """Claim the file that says that the point has fired; True where there is none to claim."""
+    """Create the once file; return False if it exists, True if it was created or no file is configured."""
     if not once_file:
         return True
     try:

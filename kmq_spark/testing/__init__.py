@@ -1,7 +1,8 @@
 """
-What tests of code around kmq-spark need: builders of markers, and the rules of the tracker as a slow, readable model.
+Helpers for tests of code that uses kmq-spark: builders of markers, and a simple model of the tracker's rules.
 
-Rule 1: shipped, so that users test with the same values as we do; needs `core` and `wire`, no broker and no Spark.
+Rule 1: part of the package, so that users test with the same values as this project. Needs `core` and `wire`, no broker
+and no Spark.
 """
 
 from __future__ import annotations

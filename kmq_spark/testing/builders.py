@@ -1,8 +1,8 @@
 """
-Builders of markers at their place in the log: `start(message_offset=7, at_ms=1_000)`.
+Build markers with offset and append time: `start(message_offset=7, at_ms=1_000)`.
 
-Rule 1: every argument has a small round default; a test names those that it is about.
-Rule 2: marker offsets are the test's where it names them; else `log` gives them, in the order of writing.
+Rule 1: every argument has a small, round default; a test only names the arguments that it is about.
+Rule 2: a test may set marker offsets; `log` assigns the others in the order of its arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.policy import QueueRules
 
 UNPLACED = -1
-"""Marker offset of a marker that `log` has not placed yet."""
+"""Marker offset of a marker to which `log` has not yet assigned one."""
 
 
 def start(
@@ -41,14 +41,14 @@ def start(
     Args:
         message_offset: First message covered.
         at_ms: Append time, epoch milliseconds.
-        lease_ms: Lease from then on.
-        count: Messages covered, one after the other.
-        delivery_count: Deliveries of each, this one included.
-        never_handed_out: Whether it is a deferral: nobody holds the messages, and the delivery does not count.
-        due_at_ms: Of a deferral: no deadline before this instant, epoch milliseconds.
-        queue_partition: Of all of them.
+        lease_ms: Lease from the append time on, milliseconds.
+        count: Number of consecutive messages covered.
+        delivery_count: Number of deliveries of each message, including this one.
+        never_handed_out: Whether it is a deferral: no consumer holds the messages, and the delivery does not count.
+        due_at_ms: For a deferral: the deadline is not before this instant, epoch milliseconds.
+        queue_partition: Queue partition of all messages.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
-        marker_offset: Place in the log.
+        marker_offset: Offset of the marker in the log.
     """
     covered = _covered(message_offset, count, ranges)
     marker = Marker(
@@ -72,19 +72,19 @@ def keep_alive(
     marker_offset: int = UNPLACED,
 ) -> LoggedMarker:
     """
-    Return a KEEPALIVE; with another *release* than RENEWED it ends the delivery.
+    Return a KEEPALIVE; it ends the delivery unless *release* is RENEWED.
 
     Args:
         message_offset: First message covered.
         at_ms: Append time, epoch milliseconds.
-        lease_ms: Lease from then on.
-        count: Messages covered, one after the other.
+        lease_ms: Lease from the append time on, milliseconds.
+        count: Number of consecutive messages covered.
         never_handed_out: Whether the delivery does not count.
         release: Whether it renews the lease or ends the delivery.
-        reason: Exception of a delivery that failed.
-        queue_partition: Of all of them.
+        reason: Exception text of a failed delivery.
+        queue_partition: Queue partition of all messages.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
-        marker_offset: Place in the log.
+        marker_offset: Offset of the marker in the log.
     """
     covered = _covered(message_offset, count, ranges)
     marker = Marker(
@@ -117,11 +117,11 @@ def end(
         message_offset: First message covered.
         at_ms: Append time, epoch milliseconds.
         outcome: How the messages ended.
-        reason: Why, of a rejection.
-        count: Messages covered, one after the other.
-        queue_partition: Of all of them.
+        reason: Reason of a rejection.
+        count: Number of consecutive messages covered.
+        queue_partition: Queue partition of all messages.
         ranges: Pairs of first message offset and count, in place of *message_offset* and *count*.
-        marker_offset: Place in the log.
+        marker_offset: Offset of the marker in the log.
     """
     covered = _covered(message_offset, count, ranges)
     marker = Marker(MarkerType.END, queue_partition, covered, outcome=outcome, reason=reason)
@@ -136,30 +136,30 @@ def tick(
 
     Args:
         at_ms: Append time, epoch milliseconds.
-        queue_ends: End of each partition of the queue topic, -1 where it is not known; none for a TICK without them.
-        ends_as_of: Marker offset of the TICK that was in the log before the ends were read.
-        marker_offset: Place in the log.
+        queue_ends: End offset of each partition of the queue topic, -1 if unknown; empty for a TICK without them.
+        ends_as_of: Marker offset of a TICK that was in the log before the end offsets were read.
+        marker_offset: Offset of the marker in the log.
     """
     return LoggedMarker(marker_offset, at_ms, tick_marker(queue_ends, ends_as_of))
 
 
 def rules(queue_rules: QueueRules, at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
-    """Return the marker from which a queue's rules hold."""
+    """Return a RULES marker: the queue's rules from its offset on."""
     return LoggedMarker(marker_offset, at_ms, Marker(MarkerType.RULES, rules=queue_rules))
 
 
 def unreadable(at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
-    """Return a record that is no marker."""
+    """Return a record that cannot be read as a marker."""
     return LoggedMarker(marker_offset, at_ms, None)
 
 
 def log(*markers: LoggedMarker, first: int = 0) -> list[LoggedMarker]:
     """
-    Place markers in a log, one after the other.
+    Assign consecutive marker offsets to markers.
 
     Args:
-        markers: A marker that names its marker offset keeps it, and the next ones follow it.
-        first: Marker offset of the first.
+        markers: A marker that already has a marker offset keeps it; the following markers continue from there.
+        first: Marker offset of the first marker.
     """
     placed = []
     for logged in markers:
@@ -170,7 +170,7 @@ def log(*markers: LoggedMarker, first: int = 0) -> list[LoggedMarker]:
 
 
 def marker_record(logged: LoggedMarker) -> bytes:
-    """Return the record value of a marker; of an unreadable one, bytes that no reader accepts."""
+    """Return the record value of a marker; for an unreadable record, bytes that cannot be decoded."""
     return b"\xff\xff\xff" if logged.marker is None else encode_marker(logged.marker)
 
 

@@ -1,8 +1,8 @@
 """
-The rules of the tracker, one message at a time: the specification that the packed fold is compared with.
+The tracker's rules, one message at a time: the reference with which the packed fold is compared.
 
-Rule 1: slow and plain; where this and `core.fold` differ, one of them is wrong, and this one is easier to read.
-Rule 2: nothing shared with the fold but the values that go in and come out.
+Rule 1: slow and simple. Where this module and `core.fold` differ, one of them is wrong; this one is easier to read.
+Rule 2: shares only input and output types with the fold.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Lease:
 
 class ModelTracker:
     """
-    One markers partition.
+    A model of the tracker for one markers partition.
 
     Args:
-        rules: Of the tracker; may be replaced between batches, as a restarted tracker does.
-        queue_rules: Of the queue, in force before the first marker.
+        rules: Rules from the tracker's settings; may be replaced between batches, as a restarted tracker does.
+        queue_rules: Rules of the queue, in force before the first marker.
 
     Attributes:
-        in_flight: The messages started and not ended.
-        unconfirmed: The messages decided, until the END of that is read back.
+        in_flight: Messages started and not ended.
+        unconfirmed: Decided messages whose END is not yet read back.
     """
 
     def __init__(self, rules: Rules | None = None, queue_rules: QueueRules | None = None) -> None:
-        """Begin before the first marker."""
+        """Create the state before the first marker."""
         self.rules = rules or Rules()
         self._queue_rules = [(-1, queue_rules)]
         self.in_flight: dict[MessageId, Lease] = {}
@@ -67,10 +67,10 @@ class ModelTracker:
         Fold a batch.
 
         Args:
-            markers: In any order.
+            markers: Markers in any order.
 
         Returns:
-            Decisions in their order, and where the partition stands.
+            Decisions in order, and the status of the partition after the batch.
         """
         decisions: list[Decision] = []
         for marker_offset, appended_at_ms, marker in sorted(markers, key=lambda logged: logged.marker_offset):
@@ -94,7 +94,7 @@ class ModelTracker:
         return decisions, self.status()
 
     def status(self) -> Status:
-        """Return where the partition stands."""
+        """Return the status of the partition."""
         leases = self.in_flight.values()
         earliest = min(leases, key=lambda lease: lease.deadline_at_ms, default=None)
         needed = min((lease.start_marker_offset for lease in leases), default=self._next_marker_offset)
@@ -113,7 +113,7 @@ class ModelTracker:
         )
 
     def _rules_now(self) -> Rules:
-        """Return the rules that hold for the marker being folded."""
+        """Return the rules in force for the current marker."""
         return self.rules.under(self._queue_rules[-1][1])
 
     def _pass_time(self, appended_at_ms: int) -> None:
@@ -126,7 +126,7 @@ class ModelTracker:
         self._appended_at_ms = appended_at_ms
 
     def _broker_ms(self, lease: Lease) -> int:
-        """Return a deadline as the broker's clock shows it."""
+        """Return a deadline on the broker's clock."""
         if lease.is_rejected:
             return -1
         return lease.deadline_at_ms - (self._clock_ms - self._appended_at_ms)
@@ -161,7 +161,7 @@ class ModelTracker:
             self._counters.started += 1
         deadline_at_ms, count = self._clock_ms + marker.redeliver_after_ms, max(1, marker.delivery_count)
         if marker.due_at_ms:
-            # An instant of the broker's clock.
+            # `due_at_ms` is on the broker's clock; convert it to the partition's clock.
             deadline_at_ms = max(deadline_at_ms, marker.due_at_ms + self._clock_ms - self._appended_at_ms)
         if marker.never_handed_out:
             lease = Lease(deadline_at_ms, count - 1, marker_offset, given_back=True)
@@ -184,8 +184,8 @@ class ModelTracker:
         is_failed = marker.release is Release.FAILED and not marker.never_handed_out
         lease.reason = marker.reason[:300] if is_failed else ""
         if is_failed and 0 < limit <= lease.delivery_count:
-            lease.deadline_at_ms = self._clock_ms  # nothing to rest for: it becomes a dead letter
-        # Once given back it stays so: a renewal behind it is a straggler.
+            lease.deadline_at_ms = self._clock_ms  # due at once: it becomes a dead letter
+        # Once given back it remains so: a later renewal is a straggler.
         lease.given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
 
     def _backoff_ms(self, message_id: MessageId, delivery_count: int) -> int:
@@ -223,7 +223,7 @@ class ModelTracker:
         if marker_offset < self.rules.decide_from_marker_offset:
             return []
         if self._decided_at < self.rules.decide_from_marker_offset:
-            # Of an earlier tracker, whose ENDs have all been read: these were not carried out.
+            # An earlier tracker decided these. All of its ENDs have been read, so these decisions were not carried out.
             self._counters.started += len(self.unconfirmed)
             self.in_flight |= self.unconfirmed
             self.unconfirmed = {}
