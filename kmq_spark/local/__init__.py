@@ -1,3 +1,3 @@
-"""What a laptop needs to run everything by itself: a Java, the jars, a Kafka broker. Not for production."""
+"""Everything needed to run kmq-spark on one machine: Java, the jars, a Kafka broker. Not for production."""
 
 from __future__ import annotations

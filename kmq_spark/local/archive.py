@@ -1,11 +1,12 @@
 """
-This package as one zip file, for executors that have not got it: `spark-submit --py-files`.
+Pack this package into a zip file for executors on which it is not installed: `spark-submit --py-files`.
 
-Rule 1: the file's name holds a digest of its contents: one checkout is one file, and a changed one is another.
-Rule 2: the same sources give the same bytes, and a file appears whole, by one rename.
+Rule 1: the file name contains a digest of the contents, so changed sources give another file.
+Rule 2: the same sources give the same bytes. The file is created with one rename, so it is always complete.
 
-Executors need numpy, pandas, pyarrow and protobuf of their own: those have compiled parts, which no zip can hold.
-`python -m kmq_spark.local.archive` writes it where needed, and prints its path.
+numpy, pandas, pyarrow and protobuf must be installed on the executors: a zip file cannot provide their compiled
+parts.
+`python -m kmq_spark.local.archive` writes the file if needed and prints its path.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ PACKAGE = Path(__file__).parents[1]
 
 _LEFT_OUT = frozenset({"__pycache__"})
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The oldest time that a zip can hold; any would do that is always the same."""
+"""A constant file time, so that the bytes are reproducible; the earliest time that a zip file can store."""
 
 
 def package_archive() -> Path:
     """
-    Return this package as a zip, written first when the cache does not hold it.
+    Return the zip file of this package; write it first if it is not in the cache.
 
     Returns:
-        Absolute path of `kmq_spark-<digest>.zip` beside the jar sets.
+        Absolute path of `kmq_spark-<digest>.zip` in the directory of the jar sets.
 
     Raises:
         SetupError: The cache cannot be written.
@@ -53,7 +54,7 @@ def package_archive() -> Path:
 
 
 def _contents() -> dict[str, bytes]:
-    """Return every file of the package by its name in the archive, in order."""
+    """Return the contents of all files of the package by their names in the archive, sorted."""
     files = (file for file in PACKAGE.rglob("*") if file.is_file() and not _LEFT_OUT & set(file.parts))
     return {str(file.relative_to(PACKAGE.parent)): file.read_bytes() for file in sorted(files)}
 
@@ -69,7 +70,7 @@ def _write(contents: dict[str, bytes], target: Path) -> None:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in contents.items():
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
-        # Readable for executors of another user, as any file that spark-submit is given.
+        # Executors may run as another user.
         Path(temporary).chmod(0o644)
         Path(temporary).rename(target)
     except BaseException:
@@ -78,7 +79,7 @@ def _write(contents: dict[str, bytes], target: Path) -> None:
 
 
 def main() -> int:
-    """Print the path; return the exit code: 0 well, 1 failed (one line on stderr)."""
+    """Print the path; return the exit code: 0 = success, 1 = failure (one line on stderr)."""
     try:
         sys.stdout.write(f"{package_archive()}\n")
     except SetupError as error:

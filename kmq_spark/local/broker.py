@@ -1,9 +1,9 @@
 """
-A real Kafka broker in a process of its own, for the demo, the tests and the notebooks. Not for production.
+Run a real Kafka broker in a separate process, for the demo, the tests and the notebooks. Not for production.
 
-Rule 1: it listens on 127.0.0.1 only, on free ports, and keeps its data in a directory that nobody else can read.
-Rule 2: it never outlives the process that started it, killed with -9 or not: see supervisor.py.
-Rule 3: `start` returns when the broker answers, or raises with the broker's own last words.
+Rule 1: the broker listens only on 127.0.0.1, on free ports. Its data directory is readable only for its user.
+Rule 2: the broker ends when the process that started it ends, even if that process is killed (supervisor.py).
+Rule 3: `start` returns when the broker answers; otherwise it raises an error with the broker's last log lines.
 
 Source: Kafka quickstart, KRaft mode, one combined node.
 """
@@ -46,22 +46,22 @@ _LOG_FILES = ("kafka.log", "console.log")
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
-# A gigabyte at most: it shares a laptop with Spark. The serial collector needs the fewest threads.
+# At most 1 GB of heap, because Spark runs on the same machine. The serial collector needs the fewest threads.
 _JVM_FLAGS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
-# Formatting runs for a second: the quick compiler alone, and no more heap than it takes.
+# Formatting takes one second: use the fast compiler only, and a small heap.
 _FORMAT_FLAGS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class EmbeddedBroker:
     """
-    One Kafka broker, started and ended by this process.
+    A Kafka broker that this process starts and ends.
 
-    A context manager; `start` and `close` do the same by hand. It may be stopped, killed, paused and started again on
-    the same data and port, which is what the fault tests do.
+    Use it as a context manager, or call `start` and `close`. It can be stopped, killed, paused and started again with
+    the same data and port, as the fault tests do.
 
     Attributes:
-        data_dir: Everything the broker writes, its log files `kafka.log` and `console.log` too.
-        port: Where clients connect, on 127.0.0.1; 0 before the first start where none was given.
+        data_dir: Directory of all files that the broker writes, including its logs `kafka.log` and `console.log`.
+        port: Port for clients, on 127.0.0.1; 0 before the first start if no port was given.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class EmbeddedBroker:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Remember the settings; nothing is started yet.
+        Create a broker without starting it.
 
         Args:
-            data_dir: Where to keep the data. A directory of an earlier broker continues with its topics. By default a
-                temporary one, removed by `close` or with this process.
-            port: Port on 127.0.0.1; a free one by default.
-            extra: Kafka broker settings that add to or replace ours.
-            environment: Environment variables of its process, in addition to those of this one.
+            data_dir: Data directory. With the directory of an earlier broker, the new one has its topics. The default
+                is a temporary directory, which is removed by `close` or when this process ends.
+            port: Port on 127.0.0.1; the default is a free port.
+            extra: Kafka broker settings, in addition to the default ones of this module or in place of them.
+            environment: Environment variables of the broker process, in addition to those of this process.
         """
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kmq-broker-")) if data_dir is None else data_dir.absolute()
@@ -94,7 +94,7 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a Kafka client connects to: `127.0.0.1:<port>`."""
+        """Bootstrap address for Kafka clients: `127.0.0.1:<port>`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -104,24 +104,24 @@ class EmbeddedBroker:
 
     @property
     def is_running(self) -> bool:
-        """True from `start` until the process has ended; a paused broker is running."""
+        """Whether the broker process runs; a paused broker counts as running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def start(self) -> Self:
         """
-        Start the broker and wait until it is ready; fetch its jars first where the cache lacks them.
+        Start the broker and wait until it is ready; fetch its jars first if they are not in the cache.
 
         Returns:
             This broker.
 
         Raises:
-            SetupError: Java or the jars are missing, the port is taken, or the broker ended or stayed silent; its last
-                log lines are in the message.
+            SetupError: Java or the jars are missing, the port is in use, or the broker ended or did not become ready;
+                the message contains its last log lines.
         """
         if self.is_running:
             return self
         if self._port_is_given:
-            # Otherwise the broker that has the port answers our probe while ours still starts, and seems to be ours.
+            # Otherwise another broker on this port would answer the readiness probe while ours still starts.
             self._check_port_is_free()
         java, class_path = find_java(), os.pathsep.join(map(str, jar_paths("broker")))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
@@ -131,56 +131,56 @@ class EmbeddedBroker:
                 break
             failure = self._last_words()
             self.kill()
-            # Somebody took the free port between our look and the broker's bind: look again.
+            # Another process took the port between our check and the broker's bind: try again with a new port.
             if self._port_is_given or "Address already in use" not in failure or attempt == _PORT_ATTEMPTS:
                 message = f"the embedded broker did not start on {self.bootstrap_servers}; its last lines:\n{failure}"
                 raise SetupError(message)
             self._forget_ports()
-        self._port_is_given = True  # clients know it now: a restart keeps it
+        self._port_is_given = True  # clients use this port, so a restart must keep it
         logger.warning("embedded broker on %s, data in %s: not for production", self.bootstrap_servers, self.data_dir)
         return self
 
     def stop(self) -> None:
-        """End the broker cleanly, data kept; killed where it takes longer than 20 seconds."""
+        """Shut down the broker and keep its data; kill it if that takes more than 20 seconds."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the broker at once, as `kill -9` does; data kept."""
+        """Kill the broker (SIGKILL) and keep its data."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stop the broker in its tracks (SIGSTOP): connections stay open and nothing answers."""
+        """Pause the broker (SIGSTOP): connections stay open, but requests get no answer."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused broker go on."""
+        """Continue a paused broker (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def restart(self) -> Self:
-        """Stop where it runs, then start on the same data and port."""
+        """Stop the broker if it runs, then start it with the same data and port."""
         self.stop()
         return self.start()
 
     def close(self) -> None:
-        """End the broker and remove its data where they are temporary."""
-        # Data that nobody will read need no clean shutdown, which takes a second.
+        """End the broker, and remove its data if they are temporary."""
+        # Temporary data are removed anyway, so skip the clean shutdown, which takes a second.
         self._end(signal.SIGKILL if self._is_temporary else signal.SIGTERM)
         if self._remove_data is not None:
             self._remove_data()
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the broker."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the broker."""
         self.close()
 
     def save_logs(self) -> Path:
         """
-        Copy the broker's logs to a folder that stays when its data are removed.
+        Copy the broker's logs to a folder that is kept when its data are removed.
 
         Returns:
             The folder, with `kafka.log` and `console.log`.
@@ -193,7 +193,7 @@ class EmbeddedBroker:
 
     def _check_port_is_free(self) -> None:
         with socket.socket() as probe:
-            # As the broker does: connections of an earlier one that are not quite closed are no obstacle.
+            # The broker sets this option too: connections of an earlier broker in TIME_WAIT do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", self.port))
@@ -206,7 +206,7 @@ class EmbeddedBroker:
                 raise SetupError(message) from error
 
     def _prepare(self, java: Path, class_path: str) -> None:
-        """Write the settings; format the log directory where it is new."""
+        """Write the settings; format the log directory if it is new."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         controller_port_file = self.data_dir / "controller.port"
         is_new = not controller_port_file.exists()
@@ -222,11 +222,11 @@ class EmbeddedBroker:
         controller_port_file.write_text(str(controller_port))
 
     def _format(self, java: Path, class_path: str) -> None:
-        """Give the log directory its cluster id, and make this node the only voter."""
+        """Format the log directory with a new cluster id and this node as the only voter."""
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         jvm = [str(java), *_FORMAT_FLAGS, *self._log_flags(), "-cp", class_path]
         properties = str(self.data_dir / "server.properties")
-        # With `=`: one id in 64 begins with a dash, which would be read as an option.
+        # With `=`, because one id in 64 begins with a dash, which would be parsed as an option.
         command = [
             *(*jvm, "kafka.tools.StorageTool", "format", "--standalone"),
             *(f"--cluster-id={cluster_id}", f"--config={properties}"),
@@ -249,29 +249,29 @@ class EmbeddedBroker:
                 stderr=console,
                 text=True,
                 env={**os.environ, **self._environment},
-                start_new_session=True,  # Ctrl+C is for us: clients stop first, the broker last
+                start_new_session=True,  # Ctrl+C must not reach the broker: clients stop first, the broker last
             )
-        if self._supervisor.stdout is None:  # not with PIPE; for the type checker
+        if self._supervisor.stdout is None:  # impossible with PIPE; for the type checker
             raise AssertionError
         line = self._supervisor.stdout.readline()
         self._pid = int(line) if line.strip() else 0
 
     def _wait_until_ready(self) -> bool:
-        """Wait for the broker; False when it ended or stayed silent."""
+        """Wait until the broker is ready; return False if it ended or did not become ready in time."""
         give_up_at = time.monotonic() + _START_TIMEOUT_S
         while self.is_running and time.monotonic() < give_up_at:
             if is_ready(self.port):
-                return self.is_running  # not somebody else's broker on a port that ours failed to bind
+                return self.is_running  # else another broker has the port, and ours failed to bind it
             time.sleep(_POLL_INTERVAL_S)
         return False
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the JVM, never a process that got its id after it."""
+        """Send a signal to the JVM, never to a later process with the same process id."""
         if self.is_running and self._pid:
             os.kill(self._pid, number)
 
     def _end(self, number: signal.Signals) -> None:
-        """Signal the JVM and wait until the supervisor has reaped it."""
+        """Send a signal to the JVM and wait until the supervisor has reaped it."""
         if self._supervisor is None:
             return
         self._signal(number)
@@ -286,13 +286,13 @@ class EmbeddedBroker:
         self._supervisor = None
 
     def _forget_ports(self) -> None:
-        """Choose new ports at the next attempt, which needs a new voter record, so a new log."""
+        """Discard the ports, and the log, which contains a voter record with the controller port."""
         self.port = 0
         (self.data_dir / "controller.port").unlink()
         shutil.rmtree(self.data_dir / "log")
 
     def _last_words(self) -> str:
-        """Return the last lines that the broker wrote."""
+        """Return the last log lines of the broker."""
         lines: list[str] = []
         for name in _LOG_FILES:
             file = self.data_dir / name
@@ -300,18 +300,18 @@ class EmbeddedBroker:
         return "\n".join(lines) or "(none)"
 
     def _log_flags(self) -> list[str]:
-        """Return the JVM flags that name the log settings."""
+        """Return the JVM flags for the log settings."""
         return [f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"]
 
 
 def _free_port() -> int:
-    """Return a TCP port on the loopback that nobody listens on at this moment."""
+    """Return a TCP port on the loopback interface that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _remove(directory: Path, owner: int) -> None:
-    """Remove temporary data, in the process that made them only."""
+    """Remove temporary data, but only in the process that created them."""
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,8 +1,8 @@
 """
-The files that an embedded broker starts from: server properties and log settings.
+Generate the configuration files of an embedded broker: server properties and log settings.
 
-Rule 1: each setting that is not Kafka's default has its reason beside it.
-Rule 2: the loopback only; nothing here belongs on a production broker.
+Rule 1: each setting that differs from Kafka's default has a comment with the reason.
+Rule 2: loopback only; these settings are not for production brokers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
     Return the text of `server.properties` for one node that is broker and controller.
 
     Args:
-        data_dir: Directory of the log.
-        port: Where clients connect, on 127.0.0.1.
-        controller_port: Where the broker half reaches the controller half; written into the log, so it must not change.
-        extra: Kafka settings that add to or replace ours.
+        data_dir: Directory that contains the log directory.
+        port: Port for clients, on 127.0.0.1.
+        controller_port: Port of the controller, on 127.0.0.1; the log contains it, so it must not change.
+        extra: Kafka settings, in addition to those of this module or in place of them.
     """
     settings = {
         "process.roles": "broker,controller",
@@ -32,9 +32,9 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
         "log.dirs": str(data_dir / "log"),
-        # A queue's topics are made on purpose (kmq queue create); a name mistyped must be an error.
+        # Topics are created explicitly (kmq queue create); a mistyped name must be an error.
         "auto.create.topics.enable": "false",
-        # One node: every internal topic has one replica, and few partitions, since each costs files and start-up time.
+        # One node: internal topics have one replica, and few partitions because each costs files and start-up time.
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "4",
         "transaction.state.log.replication.factor": "1",
@@ -43,22 +43,22 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "1",
-        # Consumers of a demo or a test start one by one; waiting for more of them costs three seconds each time.
+        # Consumers of a demo or a test start one by one; the default delay would cost three seconds each time.
         "group.initial.rebalance.delay.ms": "0",
-        # KIP-848 groups: a killed consumer's partitions go to another within seconds (45 by default).
+        # KIP-848 groups: the partitions of a killed consumer are reassigned within seconds (default: 45 s).
         "group.consumer.min.session.timeout.ms": "6000",
         "group.consumer.session.timeout.ms": "6000",
         "group.consumer.min.heartbeat.interval.ms": "1000",
         "group.consumer.heartbeat.interval.ms": "1000",
-        # After kill -9 a broker is refused until its old session has run out: nine seconds by default.
+        # After kill -9 a restarted broker cannot register until its old session times out (default: 9 s).
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
-        # A laptop: few threads, and a cleaner buffer that fits into the heap (128 MiB by default).
+        # For a laptop: few threads, and a cleaner buffer that fits into the heap (default: 128 MiB).
         "num.network.threads": "2",
         "num.io.threads": "4",
         "log.cleaner.threads": "1",
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
-        # Segments are preallocated in part (index files): small ones, since a demo has many partitions.
+        # Index files are preallocated for each segment; keep them small because a demo has many partitions.
         "log.index.size.max.bytes": str(1024 * 1024),
     }
     return "".join(f"{name}={value}\n" for name, value in (settings | dict(extra)).items())
@@ -69,7 +69,7 @@ def log_properties(log_file: Path) -> str:
     Return log4j2 settings: warnings and errors, to a file of at most 20 MB.
 
     Args:
-        log_file: File to append to.
+        log_file: Path of the log file.
     """
     return f"""\
 status = error

@@ -1,9 +1,9 @@
 """
-Resolve Maven coordinates with the Ivy that the pyspark package carries.
+Resolve Maven coordinates with the Ivy library in the pyspark package.
 
-Rule 1: run as a process of its own (`python -m kmq_spark.local.ivy DIR COORDINATES`): its JVM ends with it.
-Rule 2: exactly the coordinates given, never their dependencies: those are in the lock file too.
-Rule 3: no address of a repository here; Spark knows the default one and reads `DEFAULT_ARTIFACT_REPOSITORY`.
+Rule 1: run in a separate process (`python -m kmq_spark.local.ivy DIR COORDINATES`), so that its JVM ends with it.
+Rule 2: fetch exactly the given coordinates without dependencies; the lock file lists the dependencies too.
+Rule 3: no repository address in this file. Spark has a default one and reads `DEFAULT_ARTIFACT_REPOSITORY`.
 
 Source: Spark `DependencyUtils.resolveMavenDependencies`, what `spark-submit --packages` runs.
 """
@@ -19,13 +19,13 @@ _ARGUMENTS = 2
 
 def main(arguments: list[str]) -> int:
     """
-    Fetch into `<ivy_dir>/jars`, one file a coordinate, named `<group>_<artifact>-<version>.jar`.
+    Fetch jars into `<ivy_dir>/jars`, one file for each coordinate, named `<group>_<artifact>-<version>.jar`.
 
     Args:
-        arguments: Directory for Ivy, and coordinates `group:artifact:version` joined by commas.
+        arguments: Directory for Ivy, and coordinates `group:artifact:version` separated by commas.
 
     Returns:
-        Exit code, 0 when everything was fetched.
+        Exit code: 0 if all jars were fetched, 2 for wrong arguments.
     """
     if len(arguments) != _ARGUMENTS:
         sys.stderr.write("usage: python -m kmq_spark.local.ivy IVY_DIR COORDINATE,…\n")

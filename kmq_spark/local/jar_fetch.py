@@ -1,8 +1,8 @@
 """
-Run Ivy in a process of its own, show its progress, and say in one line what went wrong.
+Run Ivy in a separate process, show its progress, and report a failure in one line.
 
-Rule 1: Ivy's own talk goes to a log file; the terminal gets one line of progress.
-Rule 2: the caller verifies what came: nothing in here is trusted.
+Rule 1: Ivy's output is written to a log file; the terminal shows one progress line.
+Rule 2: the caller must verify the fetched files; this module does not check them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 STALL_LIMIT_S = 30.0
-"""Without a byte for so long, a fetch is given up: Ivy alone would wait for minutes, jar by jar."""
+"""A fetch is aborted after this time without new bytes; Ivy itself would wait for minutes for each jar."""
 
 _STALLED = f"kmq: given up, no byte came for {STALL_LIMIT_S:.0f} s"
 
 _NEEDED_BYTES = 10_000_000
-"""With less left after a failure, the disk is why."""
+"""If less disk space is free after a failure, the full disk is reported as the cause."""
 
 _POLL_INTERVAL_S = 0.2
 
@@ -50,21 +50,21 @@ def fetch_with_ivy(coordinates: Sequence[str], into: Path, *, log: Path, title: 
     Fetch exactly these coordinates.
 
     Args:
-        coordinates: `group:artifact:version` each, no dependencies are added.
-        into: Directory for Ivy's files, made when missing.
-        log: File that receives everything Ivy and its JVM say.
-        title: Word for the line of progress, such as `broker`.
+        coordinates: Coordinates `group:artifact:version`; dependencies are not added.
+        into: Directory for Ivy's files; created if it is missing.
+        log: File for the output of Ivy and its JVM.
+        title: Word for the progress line, such as `broker`.
 
     Returns:
-        The directory that holds the jars, named `<group>_<artifact>-<version>.jar`.
+        The directory that contains the jars, named `<group>_<artifact>-<version>.jar`.
 
     Raises:
         SetupError: Java or pyspark is missing, the network or the disk failed, or a coordinate does not exist.
     """
     java_home = find_java().parent.parent
     jars = into / "jars"
-    # A home of its own first: a Maven cache that holds a pom without its jar stops Ivy. Then the user's, whose Maven
-    # cache may be all there is without a network.
+    # First try an empty home directory: a Maven cache with a pom but without its jar makes Ivy fail. Then try the
+    # user's home, because without a network its Maven cache may be the only source.
     homes = [Path(tempfile.mkdtemp(dir=_made(into), prefix="home-"))]
     homes += [Path.home()] if Path.home().joinpath(".m2", "repository").is_dir() else []
     for home in homes:
@@ -78,7 +78,7 @@ def fetch_with_ivy(coordinates: Sequence[str], into: Path, *, log: Path, title: 
 
 
 def _made(directory: Path) -> Path:
-    """Make a directory and return it."""
+    """Create a directory and return it."""
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
@@ -89,7 +89,7 @@ def _command(into: Path, coordinates: Sequence[str]) -> list[str]:
 
 
 def _environment(java_home: Path, home: Path) -> dict[str, str]:
-    """Return our environment without what would start another Spark, or this one with the user's packages."""
+    """Return this environment without variables that would select another Spark or load the user's packages."""
     unwanted = {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_REMOTE"}
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
     arguments = f"--driver-java-options '-Duser.home={home}' pyspark-shell"
@@ -97,20 +97,20 @@ def _environment(java_home: Path, home: Path) -> dict[str, str]:
         "JAVA_HOME": str(java_home),
         "PYSPARK_SUBMIT_ARGS": arguments,
         "PYTHONPATH": os.pathsep.join(sys.path),
-        # Spark looks up its own host name at start, which takes half a minute where no name server answers.
+        # Spark resolves its host name at start, which takes half a minute if no name server answers.
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_HOSTNAME": "localhost",
     }
 
 
 def _start(command: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start Ivy with everything it says in the log file."""
+    """Start Ivy with its output in the log file."""
     with log.open("wb") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
 
 
 def _wait(ivy: subprocess.Popen[bytes], directory: Path, *, title: str, total: int) -> bool:
-    """Wait until Ivy ends, or until nothing has moved for too long; tell whether it did well."""
+    """Wait until Ivy ends or stalls; return whether it succeeded."""
     try:
         for fetched in _watch(ivy, directory):
             _show(f"kmq: fetching {title}: {fetched} of {total}")
@@ -135,19 +135,19 @@ def _watch(ivy: subprocess.Popen[bytes], directory: Path) -> Iterator[int]:
 
 
 def _show(line: str) -> None:
-    """Rewrite the line of progress, on a terminal only."""
+    """Rewrite the progress line, on a terminal only."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()
 
 
 def _failure(title: str, log: Path, *, free_bytes: int) -> str:
-    """Return the one line that tells why Ivy failed and what to do."""
+    """Return one line that says why Ivy failed and what to do."""
     said = log.read_text(errors="replace")
     what = f"cannot fetch the {title} jars"
     if "No module named 'pyspark'" in said:
         return f"{what}: pyspark is not installed; run pip install 'kmq-spark[spark]'"
-    # On a full disk Ivy may hang without a word.
+    # On a full disk Ivy may hang without an error message.
     if free_bytes < _NEEDED_BYTES or "No space left on device" in said:
         return f"{what}: no space left on device; free 300 MB or set KMQ_JARS_DIR to another disk"
     if _STALLED in said or any(sign in said for sign in _NETWORK_SIGNS):

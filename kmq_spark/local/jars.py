@@ -1,12 +1,12 @@
 """
-The jars of the embedded broker and of Spark: locked by sha256, fetched once, kept in a cache.
+Provide the jars of the embedded broker and of Spark: locked by sha256, fetched once, kept in a cache.
 
-Rule 1: `jars.lock` names every jar, dependencies included, with its sha256; nothing else ever reaches a class path.
-Rule 2: a set appears in the cache whole and verified, by one rename, or not at all.
-Rule 3: two sets, never mixed: the broker and Spark carry different kafka-clients.
+Rule 1: `jars.lock` lists every jar with its sha256, including dependencies. Only these jars are put on a class path.
+Rule 2: a set is verified first, then put into the cache with one rename. The cache never has an incomplete set.
+Rule 3: the two sets are never mixed, because the broker and Spark need different versions of kafka-clients.
 
-Ivy's own checksums come from the same repository as the jars, so they are no pin; the lock file is.
-`python -m kmq_spark.local.jars fetch` fills the cache, `… lock` writes the sums in the lock file anew.
+Ivy's own checksums come from the same repository as the jars, so they prove nothing; the lock file does.
+`python -m kmq_spark.local.jars fetch` fills the cache, `… lock` computes the sums in the lock file again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 
 _COMPLETE = "complete.json"
-"""Written last: the size of each jar. A set without it was never finished."""
+"""File with the size of each jar, written last. A set without this file is incomplete."""
 
 _LOCK_HEADER = """\
 # Every jar that the embedded broker and Spark load: coordinate and sha256, dependencies included.
@@ -43,34 +43,34 @@ _LOCK_HEADER = """\
 
 
 class LockedJar(NamedTuple):
-    """A jar of the lock file: its Maven coordinate `group:artifact:version` and its sha256 in hex."""
+    """A jar of the lock file: Maven coordinate `group:artifact:version`, and sha256 in hex."""
 
     coordinate: str
     sha256: str
 
     @property
     def ivy_name(self) -> str:
-        """The file name that Ivy gives it."""
+        """File name that Ivy uses for the jar."""
         group, artifact, version = self.coordinate.split(":")
         return f"{group}_{artifact}-{version}.jar"
 
     @property
     def plain_name(self) -> str:
-        """The file name that Spark's own distribution gives it."""
+        """File name of the jar in the Spark distribution."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
 
 def jar_paths(jar_set: str) -> list[Path]:
     """
-    Return the jars of a set, fetched first when the cache does not hold them.
+    Return the jars of a set; fetch them first if they are not in the cache.
 
     Args:
         jar_set: `broker` or `spark`, a table of `jars.lock`.
 
     Returns:
-        Absolute paths in the order of the lock file. They were verified when they entered the cache; a later call
-        looks at their sizes only, which is a matter of a millisecond.
+        Absolute paths in the order of the lock file. The sha256 sums are verified when the jars are put into the cache;
+        later calls only compare file sizes, which takes about a millisecond.
 
     Raises:
         SetupError: The set is unknown, cannot be fetched, or does not match the lock file.
@@ -84,7 +84,7 @@ def jar_paths(jar_set: str) -> list[Path]:
 
 
 def cache_directory() -> Path:
-    """Return the directory of all jar sets: `KMQ_JARS_DIR`, else `kmq-spark/jars` in the user's cache."""
+    """Return the directory of all jar sets: `KMQ_JARS_DIR`, or `kmq-spark/jars` in the user's cache directory."""
     if chosen := os.environ.get("KMQ_JARS_DIR"):
         return Path(chosen).absolute()
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -92,14 +92,14 @@ def cache_directory() -> Path:
 
 
 def read_lock() -> dict[str, list[LockedJar]]:
-    """Return the lock file: the jars of each set."""
+    """Read the lock file; return the jars of each set."""
     tables = tomllib.loads(LOCK_FILE.read_text(encoding="utf-8"))
     return {jar_set: [LockedJar(*row) for row in table.items()] for jar_set, table in tables.items()}
 
 
 def write_lock() -> None:
     """
-    Fetch every coordinate of the lock file and write the sums that it has now.
+    Fetch every coordinate of the lock file and write the current sha256 sums to it.
 
     Raises:
         SetupError: A coordinate cannot be fetched.
@@ -123,16 +123,16 @@ def _locked(jar_set: str) -> list[LockedJar]:
 
 
 def _cached(jar_set: str, wanted: Sequence[LockedJar]) -> Path:
-    """Return the directory that holds the whole set, filled first when it is missing or damaged."""
+    """Return the directory of a complete set; fetch the set first if it is missing or damaged."""
     cache = cache_directory()
     home = cache / f"{jar_set}-{_digest(wanted)}"
     if _is_complete(home, wanted):
         return home
     cache.mkdir(parents=True, exist_ok=True)
     with _exclusive(cache / f"{jar_set}.lock"):
-        if _is_complete(home, wanted):  # somebody else fetched it while we waited
+        if _is_complete(home, wanted):  # another process fetched it while this one waited
             return home
-        for left_over in cache.glob(f".{jar_set}-*"):  # of a fetch that was killed
+        for left_over in cache.glob(f".{jar_set}-*"):  # from a fetch that was killed
             shutil.rmtree(left_over, ignore_errors=True)
         sys.stderr.write(f"kmq: fetching {len(wanted)} {jar_set} jars into {cache}, once\n")
         with tempfile.TemporaryDirectory(dir=cache, prefix=f".{jar_set}-") as temporary:
@@ -140,19 +140,19 @@ def _cached(jar_set: str, wanted: Sequence[LockedJar]) -> Path:
             _verify(staged, wanted)
             sizes = {jar.ivy_name: (staged / jar.ivy_name).stat().st_size for jar in wanted}
             (staged / _COMPLETE).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
-            if home.exists():  # damaged: a rename needs the name free
+            if home.exists():  # damaged; a rename needs a free name
                 shutil.rmtree(home)
             staged.rename(home)
     return home
 
 
 def _stage(jar_set: str, wanted: Sequence[LockedJar], temporary: Path, log: Path) -> Path:
-    """Bring the jars of a set into one new directory, not yet verified."""
+    """Collect the jars of a set in a new directory; they are not yet verified."""
     staged = temporary / "set"
     staged.mkdir()
     missing = []
     for jar in wanted:
-        # Spark ships some of them, and its Ivy refuses to fetch scala-library, since every Spark has one.
+        # pyspark contains some of them. Its Ivy does not fetch scala-library, because every Spark has one.
         shipped = _shipped_with_spark(jar)
         if shipped is None:
             missing.append(jar)
@@ -171,8 +171,8 @@ def _stage(jar_set: str, wanted: Sequence[LockedJar], temporary: Path, log: Path
 
 
 def _shipped_with_spark(jar: LockedJar) -> Path | None:
-    """Return the copy of a jar inside the installed pyspark package, where it has one and it is the locked one."""
-    spec = importlib.util.find_spec("pyspark")  # looks, does not import
+    """Return the jar in the installed pyspark package, or None if it has none with the locked sha256."""
+    spec = importlib.util.find_spec("pyspark")  # does not import pyspark
     for location in (spec.submodule_search_locations or ()) if spec else ():
         candidate = Path(location, "jars", jar.plain_name)
         if candidate.is_file() and jar.sha256 in ("", _sha256(candidate)):
@@ -181,7 +181,7 @@ def _shipped_with_spark(jar: LockedJar) -> Path | None:
 
 
 def _verify(staged: Path, wanted: Sequence[LockedJar]) -> None:
-    """Refuse a set of which any jar is not the locked one."""
+    """Raise an error if the sha256 of any jar differs from the lock file."""
     for jar in wanted:
         got = _sha256(staged / jar.ivy_name)
         if got != jar.sha256:
@@ -193,7 +193,7 @@ def _verify(staged: Path, wanted: Sequence[LockedJar]) -> None:
 
 
 def _is_complete(home: Path, wanted: Sequence[LockedJar]) -> bool:
-    """Tell whether the set was finished and every jar still has its size."""
+    """Return whether the set is complete and every jar has its expected size."""
     try:
         sizes = json.loads((home / _COMPLETE).read_text(encoding="utf-8"))
         return all((home / jar.ivy_name).stat().st_size == sizes[jar.ivy_name] for jar in wanted)
@@ -202,7 +202,7 @@ def _is_complete(home: Path, wanted: Sequence[LockedJar]) -> bool:
 
 
 def _digest(wanted: Sequence[LockedJar]) -> str:
-    """Return a short name for exactly these jars, so that a changed lock file never meets an old cache."""
+    """Return a digest of these jars, so that a changed lock file does not use an old cache directory."""
     lines = "".join(f"{jar.coordinate}={jar.sha256}\n" for jar in wanted)
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
@@ -215,14 +215,14 @@ def _sha256(file: Path) -> str:
 
 @contextmanager
 def _exclusive(lock: Path) -> Iterator[None]:
-    """Hold a lock file; a second process waits, and the kernel lets go when the holder dies."""
+    """Hold an exclusive file lock. Other processes wait; the kernel releases the lock when the holder ends."""
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def _disk_failure(error: OSError) -> str:
-    """Return the line for a cache that cannot be written."""
+    """Return the error text for a cache that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     repair = "free 300 MB there" if full else "make it writable"
     cache = cache_directory()
@@ -234,7 +234,7 @@ def main(arguments: list[str]) -> int:
     Run `fetch [SET …]`, `paths SET` or `lock` from the command line.
 
     Returns:
-        Exit code: 0 well, 1 failed (one line on stderr), 2 usage.
+        Exit code: 0 = success, 1 = failure (one line on stderr), 2 = wrong arguments.
     """
     try:
         match arguments:

@@ -1,8 +1,8 @@
 """
-Find a Java that Spark and Kafka both run on.
+Find a Java that can run both Spark and Kafka.
 
-Rule 1: `JAVA_HOME` first, then `PATH`; the first one that is new enough is taken.
-Rule 2: nothing but the standard library, so that set-up can ask before anything is installed.
+Rule 1: check `JAVA_HOME` first, then `PATH`; use the first Java that is new enough.
+Rule 2: only the standard library, so that a setup script can use this module before anything is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from kmq_spark.errors import SetupError
 
 MINIMUM_JAVA = 17
-"""Spark 4 and Kafka 4 brokers are compiled for it."""
+"""Spark 4 and Kafka 4 brokers need this version."""
 
 _VERSION_TIMEOUT_S = 30
 
@@ -26,10 +26,10 @@ def find_java() -> Path:
     Return the `java` program to run, version 17 or newer.
 
     Returns:
-        Absolute path; `JAVA_HOME` comes before `PATH`.
+        Absolute path; `JAVA_HOME` takes precedence over `PATH`.
 
     Raises:
-        SetupError: None is installed, or all of them are too old.
+        SetupError: No Java is installed, or all are too old.
     """
     found: list[str] = []
     for candidate in _candidates():
@@ -49,10 +49,10 @@ def java_version(java: Path) -> int | None:
     Return the feature version of a `java` program, such as 17.
 
     Args:
-        java: Program to ask; it is run with `-version`.
+        java: Path of the program; it is run with `-version`.
 
     Returns:
-        The version (8 for the old form `1.8`), None where the program does not run or says nothing we know.
+        The version (8 for the old form `1.8`); None if the program does not run or its output has no version.
     """
     try:
         done = subprocess.run(
@@ -65,7 +65,7 @@ def java_version(java: Path) -> int | None:
 
 
 def _candidates() -> list[Path]:
-    """Return the programs to ask, in order; those that exist."""
+    """Return the existing `java` programs, in order of precedence."""
     named = [Path(home, "bin", "java")] if (home := os.environ.get("JAVA_HOME")) else []
     on_path = shutil.which("java")
     both = named + ([Path(on_path)] if on_path else [])

@@ -1,10 +1,11 @@
 """
-Ask a broker whether it is ready, in three requests over plain sockets.
+Check whether a broker is ready, with three requests over plain sockets.
 
-Rule 1: `kmq_spark.kafka` alone imports a Kafka client, so the requests are made by hand, in old, simple versions.
-Rule 2: ready means that the broker lists itself (it is registered and no longer fenced, so topics can be made on it),
-    and that it has a coordinator for consumer groups and for transactions. Asking for one makes their internal topics,
-    in 0.3 s; the first consumer would otherwise wait 3 s for them.
+Rule 1: only `kmq_spark.kafka` imports a Kafka client, so this module encodes the requests itself, in old, simple
+    versions.
+Rule 2: ready means two things. The broker lists itself in its metadata: it is registered and no longer fenced, so
+    topics can be created. And it has coordinators for consumer groups and transactions. The FindCoordinator request
+    creates their internal topics in 0.3 s; otherwise the first consumer would wait 3 s for them.
 
 Source: Kafka protocol guide, Metadata version 4, FindCoordinator version 1.
 """
@@ -27,13 +28,13 @@ _NOT_YET = (14, 15)  # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE; 
 
 def is_ready(port: int) -> bool:
     """
-    Tell whether a broker on the loopback serves topics, consumer groups and transactions.
+    Return whether a broker on the loopback interface serves topics, consumer groups and transactions.
 
     Args:
         port: TCP port on 127.0.0.1.
 
     Returns:
-        False as long as the port is closed, silent, or the broker still at its start.
+        False while the port is closed or does not answer, or the broker is starting.
     """
     try:
         return _lists_itself(port) and _has_coordinator(port, _GROUP) and _has_coordinator(port, _TRANSACTION)
@@ -42,14 +43,14 @@ def is_ready(port: int) -> bool:
 
 
 def _lists_itself(port: int) -> bool:
-    """Tell whether the broker's metadata name a broker."""
+    """Return whether the broker's metadata list a broker."""
     # correlation id, throttle time, number of brokers
     _, _, broker_count = struct.unpack_from(">iii", _ask(port, _METADATA, _NO_TOPICS))
     return bool(broker_count > 0)
 
 
 def _has_coordinator(port: int, kind: int) -> bool:
-    """Tell whether groups (0) or transactions (1) have a coordinator."""
+    """Return whether consumer groups (0) or transactions (1) have a coordinator."""
     response = _ask(port, _FIND_COORDINATOR, struct.pack(">h", len(_CLIENT_ID)) + _CLIENT_ID + struct.pack(">b", kind))
     # correlation id, throttle time, error code
     _, _, error_code = struct.unpack_from(">iih", response)
@@ -57,7 +58,7 @@ def _has_coordinator(port: int, kind: int) -> bool:
 
 
 def _ask(port: int, api: tuple[int, int], body: bytes) -> bytes:
-    """Send one request and return its response, correlation id first."""
+    """Send one request and return its response, which begins with the correlation id."""
     request = struct.pack(">hhih", *api, 1, len(_CLIENT_ID)) + _CLIENT_ID + body
     with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
@@ -66,7 +67,7 @@ def _ask(port: int, api: tuple[int, int], body: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """Read exactly this many bytes."""
+    """Read exactly *size* bytes."""
     received = b""
     while len(received) < size:
         part = connection.recv(size - len(received))

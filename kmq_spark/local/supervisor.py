@@ -1,13 +1,14 @@
 """
-Run one child process, and end it when our parent ends, whatever ends the parent.
+Run one child process, and kill it when the parent of this process ends for any reason.
 
-Rule 1: standard library alone, and run as a file (`python -I -S supervisor.py`): it must start in milliseconds.
-Rule 2: three ways to notice, since each has a gap: the pipe from the parent closes (a forked child of the parent may
-    keep it open), the parent's process id changes (seen within 0.2 s), and on Linux the kernel kills the child should
-    this process itself be killed.
-Rule 3: the child is killed, not asked: a paused process does not answer, and Kafka's log is made for it.
+Rule 1: only the standard library, and run as a file (`python -I -S supervisor.py`), so that it starts in milliseconds.
+Rule 2: the end of the parent is detected in two ways. The pipe from the parent closes, unless a forked child of the
+    parent keeps it open. The parent process id changes, which is noticed within 0.2 s. If this process itself is
+    killed, the Linux kernel kills the child.
+Rule 3: the child is killed, not terminated: a paused process does not react to SIGTERM, and Kafka's log survives a
+    kill.
 
-Arguments: a directory to remove when the parent dies (empty for none), then the command.
+Arguments: a directory to remove when the parent ends (empty for none), then the command.
 Standard input: the pipe from the parent. Standard output: one line, the child's process id.
 """
 
@@ -30,7 +31,7 @@ def main(remove_directory: str, command: list[str]) -> int:
     Start the command and wait until it or the parent ends.
 
     Returns:
-        Exit code of the child as a shell would give it: 128 + n when signal n ended it.
+        Exit code of the child as in a shell: 128 + n if signal n ended it.
     """
     parent = os.getppid()
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -39,12 +40,12 @@ def main(remove_directory: str, command: list[str]) -> int:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    # PDEATHSIG follows the thread that forked: this process has no other, so preexec_fn is safe too.
+    # PDEATHSIG is sent when the forking thread ends. This process has a single thread, so preexec_fn is safe too.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_supervisor)  # noqa: PLW1509
     sys.stdout.write(f"{child.pid}\n")
     sys.stdout.flush()
     while child.poll() is None:
-        # Nothing is ever written to the pipe: readable means closed.
+        # The parent never writes to the pipe, so readable means closed.
         closed, _, _ = select.select([sys.stdin], [], [], _POLL_INTERVAL_S)
         if closed or os.getppid() != parent:
             child.kill()

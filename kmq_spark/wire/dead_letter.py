@@ -111,7 +111,8 @@ def _problem(death: Death, queue_topic: str, *, has_payload: bool) -> str:
         return "no dead letter of ours: it does not say which topic it came from"
     if death.topic != queue_topic:
         return f"no message of the queue: it was set aside from {death.topic}"
-    # The tracker writes the append times of all copies that it read; without them it did not copy a payload.
+    # The tracker writes the append times of all copies that it read. It read none if the payload was gone, or stays in
+    # the queue topic.
     if not has_payload and not death.attempts_ms:
         return "it has no payload: see its reason"
     return ""
