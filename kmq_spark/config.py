@@ -62,7 +62,7 @@ class _Section(BaseModel):
 
 
 class KafkaSettings(_Section):
-    """`[kafka]`: the broker and how to reach it."""
+    """`[kafka]`: the connection to the broker."""
 
     bootstrap_servers: str = Field(default="localhost:9092", min_length=1)
     """Comma-separated `host:port`. Kafka key: `bootstrap.servers`."""
@@ -82,7 +82,7 @@ class KafkaSettings(_Section):
 
 
 class QueueSettings(_Section):
-    """`[queue]`: what holds for every queue, unless `[queues.<name>]` says otherwise."""
+    """`[queue]`: settings of every queue; `[queues.<name>]` overrides them for one queue."""
 
     lease_ms: int = Field(default=30_000, ge=1_000, le=TWELVE_HOURS_MS)
     """How long a consumer holds a message before it is redelivered; SQS's visibility timeout, whose default this is."""
@@ -91,16 +91,16 @@ class QueueSettings(_Section):
     """Last allowed delivery, then the dead-letter topic; 0 = no limit. 5 as in Kafka's share groups."""
 
     backoff: Literal["none", "constant", "linear", "exponential"] = "none"
-    """How the rest after a failed delivery grows: a lease that ran out, or a handler that raised."""
+    """How the backoff grows with the delivery count; it applies when a lease runs out or a handler raises."""
 
     backoff_initial_ms: int = Field(default=1_000, ge=1, le=TWELVE_HOURS_MS)
-    """Rest after the first failed delivery, beyond the lease or the release's own delay."""
+    """Backoff after the first failed delivery, added to the lease or to the delay of the release."""
 
     backoff_max_ms: int = Field(default=60_000, ge=1, le=TWELVE_HOURS_MS)
     """Longest rest."""
 
     backoff_jitter: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of each rest that may be left out, by a hash of message and delivery: 1 = anything from none to all."""
+    """Largest share of a backoff that a hash of message and delivery may subtract: 1 = from nothing to all of it."""
 
     expired: Literal["drop", "dead-letter"] = "drop"
     """What becomes of a message whose time to live is over."""
@@ -122,13 +122,14 @@ class ConsumerSettings(_Section):
     """Bytes of values held at once; one message may be larger than that. 64 MiB as the client's own buffer."""
 
     isolate_after: int = Field(default=2, ge=0, le=10_000)
-    """Deliveries without a word after which a message is handed out apart; 0 = never. Half of `max_deliveries`."""
+    """Silent deliveries (the lease ran out) from which on a message is handed out in isolation; 0 = never. The default
+    is half of `max_deliveries`, rounded down."""
 
     concurrency: int = Field(default=8, ge=1, le=1_024)
     """Handler threads of `run`."""
 
     retry_delay_ms: int = Field(default=1_000, ge=0, le=TWELVE_HOURS_MS)
-    """How long a message rests after its handler raised, the queue's backoff apart; 0 gives it back at once."""
+    """Delay before redelivery after the handler raised, in addition to the queue's backoff; 0 = no delay."""
 
     drain_timeout_ms: int = Field(default=20_000, ge=0, le=3_600_000)
     """How long a clean stop waits for running handlers; below Kubernetes' 30 s grace period."""
@@ -153,13 +154,14 @@ class TrackerSettings(_Section):
     """Shortest time between two TICKs of a markers partition: a bound on the clock's share of the lateness."""
 
     rest_ms: int = Field(default=250, ge=0, le=10_000)
-    """Longest pause after a batch while nothing is due; a TICK ends it. What is released at once may wait as long."""
+    """Longest pause after a batch while nothing is due; a TICK ends it. A message released without delay may wait as
+    long."""
 
     commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
     """How often the group's offsets are committed while nothing is sent: how old the lag is that Kafka's tools show."""
 
     transaction_timeout_ms: int = Field(default=10_000, ge=1_000, le=900_000)
-    """When the broker aborts a transaction of a tracker that died within it; until then consumers wait behind it."""
+    """Time after which the broker aborts the open transaction of a killed tracker; until then consumers wait."""
 
     state_partitions: int = Field(default=2, ge=1, le=1_000)
     """State partitions (`spark.sql.shuffle.partitions`); pinned by the first run of a checkpoint."""
@@ -184,7 +186,7 @@ class TrackerSettings(_Section):
 
 
 class LedgerSettings(_Section):
-    """`[ledger]`: what happened to every message, in Delta tables."""
+    """`[ledger]`: the ledger, the history of all messages in Delta tables."""
 
     queues: tuple[TrackedName, ...] = ()
     """Queues of this application; none: those of `[tracker]`. Arguments of `kmq ledger run` go before both."""
@@ -224,13 +226,13 @@ class LedgerSettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """`[metrics]`: numbers of the tracker for Prometheus."""
+    """`[metrics]`: Prometheus metrics of the tracker."""
 
     port: int = Field(default=0, ge=0, le=65_535)
     """Where the tracker serves `/metrics`; 0 = it does not."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address to listen on; loopback, since the page tells names of queues to whoever asks."""
+    """Address to listen on; loopback by default, because the page shows the names of queues without authentication."""
 
     interval_ms: int = Field(default=10_000, ge=500, le=3_600_000)
     """How often the topics are looked at for what the tracker does not fold: ready, lag, dead letters."""

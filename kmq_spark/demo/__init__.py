@@ -1,1 +1,1 @@
-"""The demo: index the Python standard library through a queue whose workers are killed, and count what came out."""
+"""The demo: index the Python standard library through a queue, kill workers, and compare the results."""

@@ -1,8 +1,8 @@
 """
-What the topics say happened: read after the demo, from the log itself and nobody's counters.
+Audit a queue after the demo by reading its topics; counters of the tracker and of workers are not used.
 
-Rule 1: broker clock on both sides: append times of markers and of redelivered messages.
-Rule 2: independent of the tracker: deadlines are computed here again, from STARTs and KEEPALIVEs.
+Rule 1: all times are append times of markers and redelivered messages, on the broker's clock.
+Rule 2: independent of the tracker: this module computes deadlines again, from STARTs and KEEPALIVEs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Audit:
     """
-    The story of a queue, from its topics.
+    The history of a queue, read from its topics.
 
     Attributes:
         sent: First copies in the queue topic.
-        acked: Messages (first copies) with an END that says so.
-        rejected: Messages (first copies) with a dead letter.
-        redelivered: Copies that the tracker sent.
-        lateness_ms: For each of them: append time less deadline; negative is too early.
+        acked: Messages (as first copies) with an END ACKED.
+        rejected: Messages (as first copies) with a dead letter.
+        redelivered: Number of copies that the tracker sent.
+        lateness_ms: For each of these copies, append time minus deadline; negative means too early.
     """
 
     sent: set[MessageId] = field(default_factory=set)
@@ -47,21 +47,21 @@ class Audit:
 
     @property
     def lost(self) -> set[MessageId]:
-        """Messages that were sent and are neither acknowledged nor dead letters."""
+        """Messages that were sent and are neither acknowledged nor dead-lettered."""
         return self.sent - self.acked - self.rejected
 
     @property
     def early(self) -> int:
-        """Redeliveries before their deadline."""
+        """Number of redeliveries before their deadline."""
         return sum(lateness < 0 for lateness in self.lateness_ms)
 
     def percentile(self, share: float) -> int:
-        """Return a percentile of the lateness in milliseconds, 0 where nothing was redelivered."""
+        """Return a percentile of the lateness in milliseconds; 0 if there was no redelivery."""
         return int(np.percentile(self.lateness_ms, share)) if self.lateness_ms else 0
 
 
 def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
-    """Read the three topics of a queue from beginning to end and put the story together."""
+    """Read the queue, markers and dead-letter topics from beginning to end and return the history."""
     config = reader_config(bootstrap_servers, f"{layout.topics.consumer_group}.audit")
     topics, result = layout.topics, Audit()
     story = _Markers()
@@ -81,21 +81,21 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
     result.acked = {origins[copy] for copy in story.acked}
     for record in read_to_end(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
         headers = dict(record.headers() or [])
-        if ORIGIN in headers:  # else a record of the markers topic that was no marker
+        if ORIGIN in headers:  # otherwise it is an unreadable record of the markers topic
             result.rejected.add(_id(headers[ORIGIN]))
     return result
 
 
 @dataclass(slots=True)
 class _Markers:
-    """What the markers say, copy by copy."""
+    """Deadlines and outcomes of each copy, from the markers."""
 
     deadlines: dict[MessageId, int] = field(default_factory=dict)
     redelivered_deadlines: defaultdict[MessageId, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     acked: set[MessageId] = field(default_factory=set)
 
     def fold(self, record: Message) -> None:
-        """Take in the next record of a markers partition."""
+        """Process the next record of a markers partition."""
         try:
             marker = decode_marker(record.value())
         except WireError:
@@ -110,7 +110,7 @@ class _Markers:
         elif marker.type is MarkerType.END and marker.outcome is Outcome.ACKED:
             self.acked.update(ids)
         elif marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED:
-            # The deadline as it stood then: a copy that is fetched once more after a crash gets another lease.
+            # Keep the deadline at this point: a copy that is fetched again after a crash gets another lease.
             for copy in ids:
                 self.redelivered_deadlines[copy].append(self.deadlines[copy])
 

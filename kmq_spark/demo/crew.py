@@ -1,7 +1,7 @@
 """
-The demo's workers as a crew: hired, killed at work, replaced, and asked what they did.
+Manage the worker processes of the demo: start, kill and replace them, and read their results.
 
-Rule 1: what a worker did is read from its results file; nothing of it is kept here.
+Rule 1: results are read from the results files of the workers; this module does not store them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 class Crew:
     """
-    Worker processes of one queue.
+    The worker processes of one queue.
 
     Args:
-        folder: Where results and logs go.
-        arguments: Of `WorkerProcess`, for each of them.
+        folder: Folder for results and logs.
+        arguments: Arguments of each `WorkerProcess`.
     """
 
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
-        """Start without anybody."""
+        """Create a crew without workers."""
         self._folder = folder
         self._arguments = arguments
         self._workers: list[WorkerProcess] = []
@@ -36,7 +36,7 @@ class Crew:
         self._workers.append(WorkerProcess(self._folder, len(self._workers) + 1, self._arguments))
 
     def kill_one_at_work(self) -> str:
-        """`kill -9` a worker that is in the middle of a file; say which and what, or nothing where none is."""
+        """Kill (SIGKILL) a worker that is processing a file; return which one, or an empty text if there is none."""
         for worker in self._workers:
             if not worker.is_running:
                 continue
@@ -49,12 +49,12 @@ class Crew:
         return ""
 
     def stop(self) -> None:
-        """Ask all of them to stop, and wait."""
+        """Terminate all workers (SIGTERM) and wait for them."""
         for worker in self._workers:
             worker.stop()
 
     def counts(self) -> dict[str, int]:
-        """Return the definitions counted, by file."""
+        """Return the number of definitions of each file."""
         return {str(event["path"]): int(str(event["definitions"])) for event in self._ended("counted")}
 
     def rejected(self) -> set[str]:
@@ -62,11 +62,11 @@ class Crew:
         return {str(event["path"]) for event in self._ended("rejected")}
 
     def done_count(self) -> int:
-        """Return how many files are counted or rejected."""
+        """Return the number of files that are counted or rejected."""
         return len({event["path"] for event in self._ended("counted", "rejected")})
 
     def repeated_count(self) -> int:
-        """Return how many files were done twice: a killed worker's result may be written and its ack not."""
+        """Return the number of files with several results: a killed worker may have written a result but no ack."""
         done = Counter(event["path"] for event in self._ended("counted", "rejected"))
         return sum(count > 1 for count in done.values())
 

@@ -1,7 +1,7 @@
 """
-The demo itself: set the stage, send, kill, wait, count, and tell it in a few lines.
+Run the demo: start broker and tracker, send messages, kill workers, wait, count, and print a few lines about it.
 
-Rule 1: what is printed was measured in this run; the table comes from the topics (`audit.py`), from nobody's counters.
+Rule 1: all printed numbers are measured in this run. The table is read from the topics (`audit.py`), not from counters.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SETTLE_TIMEOUT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """
-    What the demo found.
+    The result of the demo.
 
     Attributes:
-        audit: From the topics.
-        is_same_count: Whether the workers' counts equal the direct ones, file by file.
-        is_same_rejects: Whether the rejected files are the ones that cannot be parsed.
+        audit: History of the queue, from its topics.
+        is_same_count: Whether the workers' count of each file equals the direct count.
+        is_same_rejects: Whether the rejected files are exactly those that cannot be parsed.
     """
 
     audit: Audit
@@ -49,11 +49,11 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Nothing lost, nothing early, and the same result as without a queue."""
+        """Whether no message is lost, none was redelivered early, and the result is the same as without a queue."""
         return not self.audit.lost and not self.audit.early and self.is_same_count and self.is_same_rejects
 
     def summary(self) -> dict[str, object]:
-        """Return the last line of the demo."""
+        """Return the JSON object that the demo prints as its last line."""
         return {
             "sent": len(self.audit.sent),
             "acked": len(self.audit.acked),
@@ -68,12 +68,12 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """
-    Where the demo plays.
+    The environment of a demo run.
 
     Attributes:
-        bootstrap_servers: Of the broker.
-        group_protocol: Of the workers' group: KIP-848 on our own broker, what every broker knows on another.
-        layout: The queue, made for this run, so that a broker with a past can be used.
+        bootstrap_servers: Bootstrap address of the broker.
+        group_protocol: Group protocol of the workers: KIP-848 on the embedded broker, `classic` on any other.
+        layout: The queue; created for this run, so that a broker with existing data can be used.
     """
 
     bootstrap_servers: str
@@ -83,17 +83,17 @@ class Stage:
 
 class Demo:
     """
-    One run.
+    One run of the demo.
 
     Args:
-        folder: Logs, results and checkpoint.
-        workers: Worker processes at work at a time.
-        kills: How many of them are killed.
-        lease_ms: How long a worker holds a message.
+        folder: Folder for logs, results and checkpoint.
+        workers: Number of worker processes that run at the same time.
+        kills: Number of workers that are killed.
+        lease_ms: Lease of the workers, milliseconds.
     """
 
     def __init__(self, folder: Path, *, workers: int, kills: int, lease_ms: int) -> None:
-        """Keep the wishes."""
+        """Store the arguments; nothing is started yet."""
         self._folder = folder
         self._worker_count = workers
         self._kills = kills
@@ -101,7 +101,7 @@ class Demo:
         self._out = Console(stderr=True, highlight=False)
 
     def run(self, bootstrap_servers: str | None) -> Outcome:
-        """Play the demo; an embedded broker is started where no other is given."""
+        """Run the demo; start an embedded broker if no bootstrap address is given."""
         with ExitStack() as stack:
             files = self._files()
             stage = self._set_stage(stack, bootstrap_servers)
@@ -138,7 +138,7 @@ class Demo:
         began_s = time.monotonic()
         tracker = TrackerProcess(stage.bootstrap_servers, stage.layout.topics.queue, self._folder)
         stack.callback(tracker.stop)
-        # Shown on a terminal only: the longest silence of the demo.
+        # Shown on a terminal only: the longest step without other output.
         with self._out.status("tracker   Spark is starting"):
             tracker.wait_ready()
         self._say("tracker", f"one Spark streaming job, ready in {time.monotonic() - began_s:.1f} s")
@@ -151,7 +151,7 @@ class Demo:
         self._say("sent", f"{counted(len(files), 'message')}, one a file, in {time.monotonic() - began_s:.1f} s")
 
     def _work(self, stack: ExitStack, stage: Stage, file_count: int) -> Crew:
-        """Let workers work; kill one each time another share of the files is done, and hire a new one in its place."""
+        """Run workers until all files are done; at equal intervals of files, kill one worker and start another."""
         queue = stage.layout.topics.queue
         crew = Crew(self._folder, [stage.bootstrap_servers, queue, str(self._lease_ms), stage.group_protocol])
         stack.callback(crew.stop)
@@ -177,11 +177,11 @@ class Demo:
         return crew
 
     def _compare(self, stage: Stage, crew: Crew, files: dict[str, bytes]) -> Outcome:
-        """Wait until nothing is in flight, read the topics, and compare with a count without any queue."""
+        """Wait until every message is settled, then compare the results with a direct count without a queue."""
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S + self._lease_ms / 1000
         found = audit(stage.layout, stage.bootstrap_servers)
         while found.lost and time.monotonic() < deadline_s:
-            # Rejections become dead letters at the tracker's next TICK; what killed workers held is redelivered.
+            # Rejected messages become dead letters at the next TICK; messages of killed workers are redelivered.
             time.sleep(0.5)
             found = audit(stage.layout, stage.bootstrap_servers)
         counts, broken = count_directly(files)

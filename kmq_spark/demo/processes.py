@@ -1,7 +1,7 @@
 """
-The processes of the demo: the tracker and the workers, started as a user would, ended with us.
+The processes of the demo: the tracker and the workers, started as a user would start them.
 
-Rule 1: a worker is killed with SIGKILL, so it cannot say goodbye; the others are asked to stop.
+Rule 1: a worker is killed with SIGKILL, so it cannot clean up; the other processes are stopped with SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TRACKER_START_TIMEOUT_S = 300.0
 
 
 class TrackerProcess:
-    """`kmq tracker run` in a process of its own, its log in a file."""
+    """A process that runs `kmq tracker run`, with its log in a file."""
 
     def __init__(self, bootstrap_servers: str, queue: str, folder: Path) -> None:
-        """Start it; `wait_ready` waits until it tracks."""
+        """Start the process; `wait_ready` waits until the tracker is ready."""
         self.log = folder / "tracker.log"
         command = [
             *(sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", queue, "--events"),
@@ -39,10 +39,10 @@ class TrackerProcess:
 
     def wait_ready(self) -> None:
         """
-        Wait for its first batch.
+        Wait for the first batch of the tracker.
 
         Raises:
-            SetupError: It ended before, or did not get there in five minutes.
+            SetupError: The process ended before, or had no batch within five minutes.
         """
         first_line = next(_lines_within(self._process, TRACKER_START_TIMEOUT_S), "")
         if not first_line or json.loads(first_line).get("event") != "ready":
@@ -53,15 +53,15 @@ class TrackerProcess:
             raise SetupError(message)
 
     def stop(self) -> None:
-        """Ask it to stop between two batches, and wait."""
+        """Send SIGTERM and wait; the tracker stops between two batches."""
         _stop(self._process)
 
 
 class WorkerProcess:
-    """One worker, its results in a file."""
+    """A worker process, with its results in a file."""
 
     def __init__(self, folder: Path, number: int, arguments: Sequence[str]) -> None:
-        """Start it; the arguments are those of `kmq_spark.demo.worker` behind its results file."""
+        """Start the process; *arguments* are those of `kmq_spark.demo.worker` after the results file."""
         self.number = number
         self._results = folder / f"worker-{number}.jsonl"
         command = [sys.executable, "-m", "kmq_spark.demo.worker", str(self._results), *arguments]
@@ -75,20 +75,20 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """`kill -9`."""
+        """Kill the process (SIGKILL) and wait for it."""
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to stop, and wait."""
+        """Send SIGTERM and wait."""
         _stop(self._process)
 
     def events(self) -> list[dict[str, object]]:
-        """Return what it has written so far."""
+        """Return the events in the results file so far."""
         if not self._results.exists():
             return []
         return complete_events(self._results.read_bytes())
@@ -96,10 +96,11 @@ class WorkerProcess:
 
 def complete_events(written: bytes) -> list[dict[str, object]]:
     """
-    Return the events of a results file that may be read in the middle of a write.
+    Return the complete events of a results file.
 
     Args:
-        written: Lines of JSON; the last one may lack its end: a write of several pages is not atomic for a reader.
+        written: Lines of JSON. The last line may be incomplete, because a write of several pages is not atomic for a
+            reader.
     """
     complete, _, _ = written.rpartition(b"\n")
     return [json.loads(line) for line in complete.splitlines()]
@@ -120,7 +121,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _lines_within(process: subprocess.Popen[bytes], timeout_s: float) -> Iterator[str]:
-    """Yield what a process prints, until it ends or the time is up."""
+    """Yield the lines that a process prints, until it ends or the timeout passes."""
     pipe: IO[bytes] | None = process.stdout
     if pipe is None:
         return

@@ -1,7 +1,7 @@
 """
-The demo's real input: the `.py` files of the standard library, and what is counted in each.
+The input of the demo: the `.py` files of the standard library, and the function that counts their definitions.
 
-Rule 1: the workers and the direct count call the same function; what differs is only how the files reach it.
+Rule 1: the workers and the direct count call the same function; they only differ in how they get the files.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import warnings
 from pathlib import Path
 
 LARGEST_FILE_BYTES = 900_000
-"""Files above it do not fit into a message of 1 MiB with its key and headers; the standard library has none today."""
+"""Larger files do not fit into a message of 1 MiB with key and headers; the standard library has none today."""
 
 BROKEN_FILES = {
     "kmq-demo/unclosed.py": b"def unclosed(:\n",
     "kmq-demo/indented.py": b"x = 1\n    y = 2\n",
     "kmq-demo/null_byte.py": b"x = '\x00'\n",
 }
-"""Files that cannot be parsed, for installations whose standard library ships none (its tests are a package apart)."""
+"""Files that cannot be parsed, for installations without such files (if the library's tests are a separate package)."""
 
 
 def standard_library() -> dict[str, bytes]:
@@ -27,7 +27,7 @@ def standard_library() -> dict[str, bytes]:
     Read the standard library of this interpreter.
 
     Returns:
-        Content by path, relative to the library's folder, in order of the path.
+        Content by path relative to the library's folder, sorted by path.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = (path for path in sorted(root.rglob("*.py")) if "site-packages" not in path.parts)
@@ -40,11 +40,11 @@ def count_definitions(content: bytes) -> int:
     Count the functions and classes of a source file.
 
     Raises:
-        SyntaxError: It cannot be parsed.
-        ValueError: It is no source text at all (null bytes, an encoding that does not exist).
+        SyntaxError: The file cannot be parsed.
+        ValueError: The content is not source text (null bytes, an unknown encoding).
     """
     with warnings.catch_warnings():
-        # Old escapes and the like: the library's tests have them on purpose.
+        # The library's tests contain invalid escapes and similar code on purpose.
         warnings.simplefilter("ignore")
         tree = ast.parse(content)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

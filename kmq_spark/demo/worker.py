@@ -1,5 +1,5 @@
 """
-One worker process of the demo: an ordinary consumer, which does not know that it may be killed.
+A worker process of the demo: an ordinary consumer, without code for being killed.
 
     python -m kmq_spark.demo.worker RESULTS_FILE BOOTSTRAP_SERVER QUEUE LEASE_MS GROUP_PROTOCOL
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
 
 MAX_IN_FLIGHT = 40
-"""Few enough that a killed worker takes a handful of files with it, not half the library."""
+"""A small number, so that killing a worker delays only a few files."""
 
 THREADS = 2
 
@@ -28,9 +28,9 @@ NICENESS = 10
 
 
 def main(results_file: str, bootstrap_servers: str, queue: str, lease_ms: str, group_protocol: str) -> None:
-    """Work until SIGTERM, one result a line; a line that a kill or a reader cuts lacks its line break."""
+    """Process messages until SIGTERM and write one result a line; an incomplete line has no line break."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    # Workers belong on machines of their own; here they share two cores with broker and tracker, so they step back.
+    # In production workers run on other machines. Here they share the cores with broker and tracker: lower priority.
     os.nice(NICENESS)
     results = os.open(Path(results_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
