@@ -1,11 +1,11 @@
 """
-`kmq acls`: the rights that each part of a queue needs and no more, as the commands that grant them.
+`kmq acls`: print commands that grant each part of a queue exactly the ACLs that it needs.
 
-Rule 1: one table; `tests/kafka/operator/test_rights.py` runs every part under it, on a broker with Kafka's own
-authorizer, and tries what must be refused.
-Rule 2: groups are granted by their whole name. A prefix is granted only where a process chooses the rest of the name,
-and it ends with a separator: `kmq.orders` is also the beginning of the tracker's group, of every named group and of
-the groups of a queue `orders2`.
+Rule 1: there is one table of grants. `tests/kafka/operator/test_rights.py` runs every part with these grants on a
+broker with Kafka's authorizer, and checks that other operations are denied.
+Rule 2: groups are granted by their full name. A prefix is granted only if a process chooses the rest of the name, and
+the prefix ends with a separator: `kmq.orders` is also a prefix of the tracker's group, of the groups of every
+`orders@group`, and of the groups of a queue `orders2`.
 
 Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 """
@@ -34,7 +34,7 @@ PARTS = (
 
 
 class Grant(NamedTuple):
-    """One row: a part may do these operations on a resource."""
+    """One row of the table: a part may perform these operations on a resource."""
 
     part: str
     resource: str
@@ -45,11 +45,11 @@ class Grant(NamedTuple):
 
 def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[Grant]:
     """
-    Yield what the parts of a queue need.
+    Yield the grants that the parts of a queue need.
 
     Args:
-        topics: Names of the queue.
-        logical_queues: Logical queues whose consumers need rights too, and the tracker on their groups.
+        topics: Topic and group names of the queue.
+        logical_queues: Logical queues; their consumers get grants too, and the tracker gets grants on their groups.
 
     Source: reliability.md, S2.
     """
@@ -59,7 +59,7 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
         topics.queue_topic, topics.markers_topic, topics.dead_letter_topic, topics.redrive_topic,
     )  # fmt: skip
     yield Grant("producer", "topic", queue, ("Write", "Describe"))
-    # The retention of the queue bounds a message's delay.
+    # The producer checks that a delay is not longer than the retention of the markers topic.
     yield Grant("producer", "topic", markers, ("Describe",))
     yield from _consumer_grants(topics, logical_queues)
     yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
@@ -68,14 +68,14 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"))
     # Spark's source names its groups `<prefix>-<uuid>-…`.
     yield Grant("tracker", "group", f"{topics.tracker_group}.source-", ("Read", "Describe"), is_prefix=True)
-    # The metrics compare the consumers' positions with the end of the queue topic; expired positions are restored.
+    # Metrics compare the consumers' committed offsets with the end of the queue topic; expired offsets are restored.
     for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
         yield Grant("tracker", "group", group, ("Read", "Describe"))
     yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
-    # The rules of the queue; they are written by `kmq queue create` and `alter`.
+    # To read the rules of the queue, which `kmq queue create` and `alter` write.
     for part in ("consumer", "transactional-consumer", "tracker", "viewer"):
         yield Grant(part, "topic", RULES_TOPIC, ("Read", "Describe"))
-    # Whether the queue is full.
+    # The tracker writes to this topic whether the queue is full.
     yield Grant("tracker", "topic", RULES_TOPIC, ("Write",))
     yield Grant("creator", "topic", RULES_TOPIC, ("Create", "Describe", "Read", "Write"))
     yield Grant("creator", "transactional-id", f"{RULES_TOPIC}.{topics}", ("Write", "Describe"))
@@ -92,19 +92,19 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
         yield Grant("viewer", "group", group, ("Describe",))
     for topic in (queue, markers, letters):
         yield Grant("ledger", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
-    # Of the queue itself, of whichever group the markers are.
+    # The group prefix is that of the queue without `@group`, whatever group the markers belong to.
     ledger = f"{replace(topics, group='').consumer_group}.ledger-"
     yield Grant("ledger", "group", ledger, ("Read", "Describe"), is_prefix=True)
     for topic in (queue, markers, letters, redrive):
-        # AlterConfigs: how many replicas the broker's default gave a topic, and so min.insync.replicas, is known late.
+        # AlterConfigs: min.insync.replicas depends on the number of replicas, which is known only after the creation.
         yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs", "AlterConfigs"))
 
 
 def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iterator[Grant]:
-    """Yield what a consumer needs, and one that uses `consumer.transaction()` or starts messages in transactions."""
+    """Yield the grants of a consumer, and of one that uses `consumer.transaction()` or transactional STARTs."""
     for part in ("consumer", "transactional-consumer"):
         yield Grant(part, "topic", topics.queue_topic, ("Read", "Describe"))
-        # A commit whose answer was lost is looked up in the markers topic; results need Write where they go.
+        # Read on the markers topic: to check a commit whose response was lost. Output topics need Write in addition.
         reading = ("Read",) if part != "consumer" else ()
         yield Grant(part, "topic", topics.markers_topic, (*reading, "Write", "Describe"))
         for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
@@ -135,7 +135,7 @@ def acls(
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
     from kmq_spark.kafka.queue_topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    del print_them  # the only thing this command does; the flag is there because Kafka's users expect to ask for it
+    del print_them  # the command always prints; the flag exists because users of Kafka's tools expect it
     for each in part or ():
         if each not in PARTS:
             message = f"part is not allowed: got {each!r}, one of {', '.join(PARTS)}; correct --part"

@@ -1,4 +1,4 @@
-"""`kmq up`: an embedded broker to try things on."""
+"""`kmq up`: run an embedded broker for experiments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-The tracker's checkpoint folder, seen from the command line.
+Inspect the tracker's checkpoint folder for commands.
 
-Rule 1: nothing is opened for writing; what is not on this machine is not looked at.
+Rule 1: read only; folders that are not on this machine are not inspected.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kmq_spark.inspection.facts import CheckpointFacts
 
 def look_at_checkpoint(checkpoint_dir: str, queue: str) -> CheckpointFacts | None:
     """
-    Return what a checkpoint folder tells.
+    Inspect a checkpoint folder.
 
     Args:
-        checkpoint_dir: As in `[tracker] checkpoint_dir`: a path, or an address of one of the cluster's file systems.
-        queue: Whose tracker.
+        checkpoint_dir: As in `[tracker] checkpoint_dir`: a path, or the URL of a file system of the cluster.
+        queue: Queue of the tracker.
 
     Returns:
-        None where there is no such folder here: the tracker may run elsewhere.
+        The facts; None if the folder does not exist on this machine, since the tracker may run elsewhere.
     """
     address = f"{checkpoint_dir.rstrip('/')}/{queue}"
     scheme = urlsplit(checkpoint_dir).scheme

@@ -1,8 +1,9 @@
 """
-What every command shares: exit codes, errors, logs.
+Shared code of all commands: exit codes, errors, logs.
 
-Rule 1: exit 0 well, 1 failed, 2 usage, 3 unhealthy; an error is one line on stderr, never a traceback.
-Rule 2: data goes to stdout, everything else to stderr.
+Rule 1: exit codes: 0 = success, 1 = failure, 2 = usage error, 3 = unhealthy. An error is one line on stderr, never a
+traceback.
+Rule 2: data is written to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ R = TypeVar("R")
 
 
 def told_clearly(function: Callable[..., R]) -> Callable[..., R]:
-    """Make a command of a function: groups of options spread, our errors one line, a closed pipe a quiet end."""
+    """
+    Wrap a function as a command.
+
+    Groups of options become single options. A `KmqError` is printed as one line. A closed output pipe ends the command
+    without an error.
+    """
     command = spread(function)
 
     @functools.wraps(command)
@@ -41,7 +47,7 @@ def told_clearly(function: Callable[..., R]) -> Callable[..., R]:
             typer.echo(f"kmq: {error}", err=True)
             raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED) from None
         except BrokenPipeError:
-            # The reader of our output is gone: nothing is left to say, and the interpreter must not try again.
+            # The reader of stdout has closed it. Redirect it, so that the interpreter's flush at exit does not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
 
@@ -49,23 +55,23 @@ def told_clearly(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def run_alone(command: Callable[..., None]) -> None:
-    """Run one command with the arguments of this process: for spark-submit and Databricks wheel tasks."""
+    """Run a single command with the arguments of this process, for spark-submit and Databricks wheel tasks."""
     submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
     submitted.command(cls=OneLineCommand)(command)
     submitted()
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object as one line, at once."""
+    """Print a JSON object on one line and flush."""
     typer.echo(json.dumps(value, default=str))
 
 
 def set_up_logs(level: str = "INFO") -> None:
-    """Send the log to stderr, a line an event."""
+    """Write logs to stderr, one line an event."""
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
     )
-    # py4j logs every command that fails in a stopping JVM, whole stacks, some of them by the root logger's name.
+    # While a JVM stops, py4j logs failed commands with full stack traces, some of them with the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)

@@ -1,4 +1,4 @@
-"""`kmq demo`: everything on this machine, narrated, with an outcome that can be checked."""
+"""`kmq demo`: run all parts on this machine, print each step, and check the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def demo(
     from kmq_spark.demo.narrator import Demo  # noqa: PLC0415  # `kmq --help` must not wait for it
 
     set_up_logs("WARNING")
-    # What a broker and its clients say while they come and go is no part of the story.
+    # Hide logs of broker and clients about connections that open and close.
     for name in ("kmq_spark.kafka.client", "kmq_spark.local"):
         logging.getLogger(name).setLevel(logging.ERROR)
     folder = Path(mkdtemp(prefix="kmq-demo-"))

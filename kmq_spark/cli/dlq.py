@@ -1,8 +1,8 @@
 """
-`kmq dlq`: look at dead letters, send them back, end them.
+`kmq dlq`: list, show, redrive and purge dead letters.
 
-Rule 1: `redrive` and `purge` only tell what they would do, unless `--execute` is given.
-Rule 2: what is meant is said: `--id`, filters, or `--all`.
+Rule 1: without `--execute`, `redrive` and `purge` only print what they would do.
+Rule 2: the selection must be explicit: `--id`, filters, or `--all`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kmq_spark.errors import ConfigError
 app = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)
 
 LIST_LIMIT = 100
-"""What `list` shows unless told otherwise: a screenful or two."""
+"""Default limit of `list`: one or two screens."""
 
 _AGO = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -40,7 +40,7 @@ MaxBytes = Annotated[int, typer.Option(min=1, help="What is shown of a key, a va
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which dead letters are meant: by name, and by what they tell."""
+    """Options that select dead letters by id and by their content."""
 
     ids: Ids = None
     reason: Annotated[
@@ -55,7 +55,7 @@ class Wanted:
     newer_than: Annotated[str | None, typer.Option(help="Dead for less, as --older-than.", metavar="AGO")] = None
 
     def chosen(self) -> dict[str, Any]:
-        """Return the arguments of `list_dead_letters`; `where` has the parts that are given, None where none is."""
+        """Return arguments for `list_dead_letters`; `where` contains the given filters, None if there are none."""
         parts = {
             "reason": self.reason,
             "key": self.key,
@@ -70,13 +70,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Selection(Wanted):
-    """Which dead letters something is done with: all of them must be asked for."""
+    """Options that select dead letters to change; selecting all of them needs `--all`."""
 
     everything: Annotated[bool, typer.Option("--all", help="All open dead letters.")] = False
     limit: Limit = None
 
     def chosen(self) -> dict[str, Any]:
-        """Return the arguments of `redrive` and `purge`."""
+        """Return arguments for `redrive` and `purge`."""
         return {**super().chosen(), "everything": self.everything, "limit": self.limit}
 
 
@@ -172,7 +172,7 @@ def _topic(name: str) -> str:
 
 
 def _instant_ms(text: str | None, option: str) -> int | None:
-    """Read `2h` (ago, by this machine's clock) or an ISO instant (UTC where it names no zone) as epoch milliseconds."""
+    """Parse `2h` (ago, on this machine's clock) or an ISO instant (UTC if it has no zone) to epoch milliseconds."""
     if text is None:
         return None
     if (ago := _AGO.fullmatch(text)) is not None:

@@ -1,8 +1,8 @@
 """
-How dead letters are shown: a table, lines of text, JSON.
+Print dead letters as a table, as lines of text or as JSON.
 
-Rule 1: what came from a message is never given to the terminal as it is: control characters are escaped.
-Rule 2: JSON names are those of `DeadLetter`; a key or value that is no UTF-8 stands as hex under a name of its own.
+Rule 1: control characters in text from a message are escaped, never written to the terminal.
+Rule 2: JSON names are those of `DeadLetter`. A key or value that is not UTF-8 is written as hex under another name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[s
 
 
 def print_letters(letters: Iterable[DeadLetter], form: OutputForm, max_bytes: int) -> int:
-    """Print dead letters as a list; return how many."""
+    """Print a list of dead letters; return their number."""
     if form is not OutputForm.TABLE:
         return print_data(form, (as_json(each, max_bytes=max_bytes, with_headers=False) for each in letters))
     if found := [_cells(each) for each in letters]:
@@ -70,7 +70,7 @@ def _origin(letter: DeadLetter) -> str | None:
 
 
 def print_whole(letter: DeadLetter, max_bytes: int) -> None:
-    """Print everything that a dead letter tells, a fact a line."""
+    """Print all information of a dead letter, one fact a line."""
     typer.echo(f"dead letter    {letter.id}")
     typer.echo(f"reason         {shown(letter.reason)}")
     if letter.problem:
@@ -93,13 +93,13 @@ def print_whole(letter: DeadLetter, max_bytes: int) -> None:
 
 def print_summary(summary: RedriveSummary, what: str, topics: str, form: OutputForm) -> None:
     """
-    Print what a redrive or a purge did or would do.
+    Print what a redrive or purge did or would do.
 
     Args:
-        summary: What.
+        summary: Result of the redrive or purge.
         what: `redrive` or `purge`.
-        topics: From where to where.
-        form: As given.
+        topics: Text that names source and target.
+        form: Output form.
     """
     if form is not OutputForm.TABLE:
         names = ("done", "by_reason", "done_before", "left", "left_because", "missing", "transactions", "is_dry_run")

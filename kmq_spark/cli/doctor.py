@@ -1,4 +1,4 @@
-"""`kmq doctor`: what is wrong with a queue, and what to do about it."""
+"""`kmq doctor`: find problems of a queue and name the repairs."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def _findings(name: str, settings: Settings) -> list[Finding]:
 
 def gather(name: str, settings: Settings) -> QueueFacts:
     """
-    Find out everything that the checks look at.
+    Collect the facts that the checks need.
 
     Args:
-        name: Queue.
-        settings: Address, lease and limit of the queue, checkpoint folder.
+        name: Queue or `queue@group`.
+        settings: Connection, settings of the queue, checkpoint folder.
 
     Raises:
         ConfigError: The name is not allowed.
@@ -77,7 +77,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         brokers = cluster.facts()
         local = settings.for_queue(name)
         stored = read_rules(name, **settings.kafka.reach())
-        # A rule that the queue does not have is for the settings.
+        # The settings apply where the queue has no rule of its own.
         own = {} if stored is None else {rule: value for rule, value in stored.to_dict().items() if value is not None}
         rules = checked_rules({**rules_by_name(local), **own})
         queue, markers, letters = cluster.topics(topics.all_topics).values()

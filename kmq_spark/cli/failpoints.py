@@ -1,4 +1,4 @@
-"""`kmq failpoints`: where a test may end a process, and how."""
+"""`kmq failpoints`: list the points at which a test can end a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kmq_spark.cli.common import told_clearly
 @told_clearly
 def failpoints() -> None:
     """List the crash points that KMQ_FAILPOINT=name[:nth] arms, for fault tests."""
-    # Loaded here: an unknown name in the environment is found while the module loads, and told as any other error.
+    # Imported here: loading the module checks the variable, and an unknown name is then reported like any other error.
     from kmq_spark.failpoints import FAILPOINTS  # noqa: PLC0415
 
     width = max(map(len, FAILPOINTS))

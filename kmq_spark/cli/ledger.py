@@ -1,7 +1,8 @@
 """
-`kmq ledger`: write the ledger, ask it, keep it small.
+`kmq ledger`: write, query and maintain the ledger.
 
-Rule 1: Spark writes and maintains; a ledger in a local folder is read without it, since a JVM takes half a minute.
+Rule 1: Spark writes and maintains the ledger. A ledger in a local folder is read without Spark, because starting a JVM
+takes half a minute.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Catalog = Annotated[str | None, typer.Option(help="catalog.schema in place of a 
 
 
 class Engine(StrEnum):
-    """What reads a ledger."""
+    """The engine that reads a ledger."""
 
     DUCKDB = "duckdb"
     SPARK = "spark"
@@ -157,7 +158,7 @@ def maintain(
 
 
 def _place(ledger_dir: str | None, catalog: str | None) -> dict[str, str | None]:
-    """Return the flags of a place; a folder that is named goes before a catalog in the settings."""
+    """Return the flags for the ledger's location; `--ledger-dir` takes precedence over a catalog in the settings."""
     if ledger_dir and catalog:
         message = f"the location of the ledger is ambiguous: got --ledger-dir {ledger_dir!r} and --catalog; give one"
         raise ConfigError(message)
@@ -165,7 +166,7 @@ def _place(ledger_dir: str | None, catalog: str | None) -> dict[str, str | None]
 
 
 def _queues(settings: Settings) -> tuple[str, ...]:
-    """Tell what is wrong with the names, the broker and the topics now: a JVM takes seconds to start and to end."""
+    """Check names, broker and topics before the JVM, which takes seconds to start and stop; return the queues."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
     queues = settings.ledger.queues or settings.tracker.queues
@@ -190,7 +191,7 @@ def _message_place(view: str, queue: str, message: str) -> MessageId | None:
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:
-    # Loaded here: the other commands must not wait for Spark to load.
+    # Imported here, so that the other commands do not load Spark.
     from kmq_spark.local.jars import jar_paths  # noqa: PLC0415
     from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
 
@@ -203,7 +204,7 @@ def _session(master: str, driver_memory: str) -> SparkSession:
 
 @contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Let a process that is started here, the JVM, write to stderr what it would write to stdout: VACUUM prints."""
+    """Redirect stdout to stderr for a JVM that is started in this context, because VACUUM prints to stdout."""
     sys.stdout.flush()
     ours = os.dup(1)
     os.dup2(2, 1)
@@ -223,7 +224,7 @@ def _read_by_spark(
     try:
         ledger.open_ledger(spark, location.folder, catalog=location.catalog)
         if place is not None:
-            # A story has these columns the same in every row.
+            # The first three columns are the same in every row of a message's history; `step` only sorts.
             found = ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step")
         else:
             found = ledger.of_queue(ledger.ask(spark, view), queue)
@@ -250,5 +251,5 @@ def _run(
 
 
 def run_submitted() -> None:
-    """Run with the arguments of `kmq ledger`: for `jobs/ledger.py` and Databricks wheel tasks."""
+    """Run with the arguments of `kmq ledger run`, for `jobs/ledger.py` and Databricks wheel tasks."""
     run_alone(run)

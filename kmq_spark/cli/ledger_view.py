@@ -1,8 +1,8 @@
 """
-How rows of the ledger are shown: a table, one column under the other where a line has no room, JSON.
+Print rows of the ledger as a table, as one line a column if a row is too wide for the terminal, or as JSON.
 
-Rule 1: what came from a message is never given to the terminal as it is: control characters are escaped.
-Rule 2: columns that are empty in every row are left out of a table, never of JSON.
+Rule 1: control characters in text from a message are escaped, never written to the terminal.
+Rule 2: columns that are empty in every row are omitted from a table, but not from JSON.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], form: OutputForm) -> None:
     Print rows to stdout.
 
     Args:
-        rows: Values by column; instants with their zone, or without one in this machine's, as Spark returns them.
-        form: As asked for.
+        rows: Values by column. Instants have a time zone, or are in local time without one, as Spark returns them.
+        form: Output form.
     """
     if form is not OutputForm.TABLE:
         print_data(form, map(_plain, rows))
@@ -49,7 +49,7 @@ def _json_value(value: object) -> object:
 
 
 def _instant(value: datetime) -> str:
-    """Return an instant in UTC; Spark returns local time without a zone."""
+    """Format an instant in UTC; an instant without a zone is local time, as Spark returns it."""
     return value.astimezone(UTC).isoformat(" ", "milliseconds").replace("+00:00", "Z")
 
 
@@ -83,7 +83,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return each row as a block of lines, a column each."""
+    """Return each row as a block with one line a column."""
     width = max(map(len, names))
     blocks = [
         "\n".join(f"{name.rjust(width)}  {cell}" for name, cell in zip(names, line, strict=True)) for line in cells

@@ -1,4 +1,4 @@
-"""What the commands that only look share: an inspector from the options, and a sign of life while it reads."""
+"""Shared code of read-only commands: create an inspector from the options, and show progress while it reads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def quiet_client() -> None:
-    """Keep the client's own log from the terminal: what matters of it is in our one line."""
+    """Hide the Kafka client's log lines; the relevant information is in the error line of the command."""
     client = logging.getLogger("kmq_spark.kafka.client")
-    # Not by the level: the reason of a failed connection is taken from the lines themselves.
+    # The level is not changed, because the reason of a failed connection is taken from these log lines.
     client.propagate = False
     if not client.handlers:
         client.addHandler(logging.NullHandler())
 
 
 def inspector_of(queue: str, settings: Settings) -> QueueInspector:
-    """Return an inspector of a queue; close it."""
+    """Return an inspector of a queue; the caller must close it."""
     from kmq_spark.inspection.inspector import QueueInspector  # noqa: PLC0415  # `kmq --help` must not load the client
 
     quiet_client()
@@ -33,7 +33,7 @@ def inspector_of(queue: str, settings: Settings) -> QueueInspector:
 
 @contextmanager
 def reading(queue: str) -> Iterator[Callable[[int], None]]:
-    """Show how many markers were read: on stderr, on a terminal only, and gone when it is done."""
+    """Show the number of markers read on stderr, on a terminal only; the line is erased at the end."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return

@@ -1,4 +1,4 @@
-"""The `kmq` command, put together from its nouns."""
+"""The `kmq` command with all its subcommands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kmq message show`: what happened to one message."""
+"""`kmq message show`: show the history of one message."""
 
 from __future__ import annotations
 

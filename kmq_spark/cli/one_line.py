@@ -1,7 +1,7 @@
 """
-Usage errors as one line: `kmq: what is wrong; what to do`, exit code 2, as every other error of ours.
+Print usage errors as one line, `kmq: what is wrong; what to do`, with exit code 2, like all other errors of kmq.
 
-Rule 1: only the form changes; what is wrong is found by the parser.
+Rule 1: only the form of the error changes; the parser finds the error.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The parser is click, or typer's own copy of it: both are reached by typer's public names alone.
+# The parser is click or typer's own copy of it. Typer's public names work for both.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 EXIT_INTERRUPTED = 130
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
-"""Of the parser's context; commands inherit it."""
+"""Settings of the parser's context; commands inherit them."""
 
 
 class _Told(Protocol):
-    """What we use of a usage error."""
+    """The used part of the parser's usage error."""
 
     exit_code: int
     ctx: typer.Context | None
 
     def format_message(self) -> str:
-        """Return what is wrong."""
+        """Return the error text."""
 
     def show(self) -> None:
-        """Print it in the parser's own form."""
+        """Print the error in the parser's own form."""
 
 
 def _run(main: Any, args: Sequence[str] | None, extra: dict[str, Any], *, standalone_mode: bool) -> Any:  # noqa: ANN401  # the parser's own `main`
@@ -47,7 +47,7 @@ def _run(main: Any, args: Sequence[str] | None, extra: dict[str, Any], *, standa
         sys.exit(cast("_Told", error).exit_code)
     except typer.Abort:
         sys.exit(EXIT_INTERRUPTED)
-    # Without standalone mode an exit code is a result, and so is what a command returns: ours return nothing.
+    # Without standalone mode, `main` returns an exit code or the command's result; commands of kmq return None.
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -61,7 +61,7 @@ def _tell(error: _Told) -> None:
 
 
 class OneLineGroup(TyperGroup):
-    """A command with subcommands."""
+    """A command with subcommands that prints usage errors as one line."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: ANN401  # as above
         """Run it."""
@@ -69,7 +69,7 @@ class OneLineGroup(TyperGroup):
 
 
 class OneLineCommand(TyperCommand):
-    """A command by itself."""
+    """A single command that prints usage errors as one line."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # noqa: ANN401  # as above
         """Run it."""

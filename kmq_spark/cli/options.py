@@ -1,8 +1,8 @@
 """
-Options that commands share: to a broker, to settings; and how a group of options becomes one parameter.
+Shared options of commands for the broker and the settings, and groups of options as one parameter.
 
-Rule 1: a group is a frozen dataclass whose fields are annotated as typer wants options to be. A command that has a
-parameter of such a type has the group's options at the place of that parameter (`spread`).
+Rule 1: a group of options is a frozen dataclass whose fields have typer annotations. If a command has a parameter of
+this type, `spread` replaces the parameter by the options of the group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 SECRET = re.compile(r"password|secret|token|credential|jaas|\.key(\.|$)|\.pem$", re.IGNORECASE)
-"""Keys whose value `ps` should not show."""
+"""Keys whose value should not be visible in `ps`."""
 
 QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")]
 BootstrapServer = Annotated[
@@ -48,7 +48,7 @@ LogLevel = Annotated[str, typer.Option(help="Level of our own log.")]
 
 @dataclass(frozen=True)
 class Address:
-    """Where the broker is, and who we are to it."""
+    """Options for the address of the broker and the client settings, including credentials."""
 
     bootstrap_server: BootstrapServer = None
     config: ConfigFile = None
@@ -66,24 +66,24 @@ class Address:
 
 @dataclass(frozen=True)
 class Connection(Address):
-    """An address, and how long to wait for an answer."""
+    """Options for the address and the timeout."""
 
     timeout_ms: TimeoutMs = None
 
     def settings(self, **flags: Mapping[str, Any]) -> Settings:
-        """Return the settings, as `settings_from` does."""
+        """Return the settings; see `settings_from`."""
         return settings_from(self, self.timeout_ms, **flags)
 
     def reach(self) -> Reach:
-        """Return the arguments by which a client is told of the broker."""
+        """Return the connection arguments for a client."""
         return self.settings().kafka.reach()
 
 
 def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapping[str, Any]) -> Settings:
     """
-    Put the settings together from a command's options.
+    Build the settings from the options of a command.
 
-    Client settings may go by the Java client's names or by librdkafka's: both clients get them by their own.
+    Client settings may have the names of the Java client or of librdkafka; they are translated for each client.
 
     Raises:
         ConfigError: A source cannot be read or a value is not allowed.
@@ -91,7 +91,7 @@ def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapp
     pairs = dict(_pair(text, "-X") for text in address.client_settings or [])
     _warn_of_secrets(pairs)
     given = {**_properties(address.command_config), **pairs}
-    # Kafka's own tools take the address from the file too, where no flag gives it.
+    # As in Kafka's own tools, the file may contain the address; the flag takes precedence.
     in_file = given.pop("bootstrap.servers", None)
     kafka: dict[str, Any] = {
         "bootstrap_servers": address.bootstrap_server or in_file,
@@ -104,10 +104,10 @@ def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapp
 
 def spread(command: Callable[..., R]) -> Callable[..., R]:
     """
-    Return a command that takes the options of its groups one by one, for typer, which knows no groups.
+    Return a command with single options in place of its option groups, which typer does not support.
 
     Args:
-        command: Its annotations are evaluated now.
+        command: The command; its annotations are evaluated now.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -135,7 +135,7 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _literal(annotation: Any) -> Any:  # noqa: ANN401  # any type hint
-    """Return an annotation whose help is shown as it stands: typer takes `[tracker]` for markup and leaves it out."""
+    """Escape the help text of an annotation: typer would interpret `[tracker]` as markup and omit it."""
     if not hasattr(annotation, "__metadata__"):
         return annotation
     metadata = []
@@ -172,7 +172,7 @@ def _properties(file: Path | None) -> dict[str, str]:
 def _pair(text: str, source: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        # The text is not shown: it may be a password with its key left out.
+        # The text is not shown: it may be a password without its key.
         message = f"a client setting in {source} has no key or no '=': allowed is key=value; correct it"
         raise ConfigError(message)
     return key.strip(), value.strip()

@@ -1,9 +1,11 @@
 """
-What every command that shows something shares: forms of output, escaping, tables.
+Shared code for output: output forms, escaping, tables.
 
-Rule 1: what came from a message is never given to the terminal as it is: control characters are escaped.
-Rule 2: a table fits the terminal; into a pipe it is as wide as it needs to be. JSON has no width.
-Rule 3: a pipe whose reader is gone ends the command quietly (`common.told_clearly`), so nothing here writes by itself.
+Rule 1: control characters in text from a message are escaped, never written to the terminal.
+Rule 2: a table fits the width of the terminal; in a pipe it may have up to `PIPE_WIDTH` characters. JSON has no width
+limit.
+Rule 3: a closed pipe ends the command without an error (`common.told_clearly`), so this module writes only through
+`typer.echo`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PIPE_WIDTH = 200
-"""Characters of a line where nobody's terminal says how wide it is."""
+"""Width of a line in characters if stdout is not a terminal."""
 
 NARROWEST = 40
 
 
 class OutputForm(StrEnum):
-    """What `-o` takes."""
+    """The values of `-o`."""
 
     TABLE = "table"
     JSON = "json"
@@ -43,17 +45,17 @@ Output = Annotated[OutputForm, typer.Option("-o", "--output", help="Form of the 
 
 
 def width() -> int:
-    """Return how many characters a line of the output may have."""
+    """Return the width of an output line in characters."""
     return max(NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def rendered(*parts: RenderableType, columns: int | None = None) -> str:
     """
-    Return what rich makes of these, as text for `typer.echo`.
+    Render tables and texts with rich, as text for `typer.echo`.
 
     Args:
-        parts: Tables, texts.
-        columns: Width; the terminal's where None.
+        parts: Tables and texts.
+        columns: Width in characters; None for the width of the output.
     """
     text = io.StringIO()
     console = Console(
@@ -67,12 +69,13 @@ def rendered(*parts: RenderableType, columns: int | None = None) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """
-    Return a table without lines.
+    Return a table without border lines.
 
     Args:
-        columns: Heads; one that begins with `>` is of numbers, one that ends with `…` is cut where there is no room,
-            with a number behind it at that many characters in any case; all others are folded.
-        rows: Cells; text that came from outside must have been through `shown`.
+        columns: Column heads. `>` at the beginning marks a column of numbers. `…` at the end marks a column that is
+            truncated if there is no room; with a number after it, the column has at most that many characters. All
+            other columns are wrapped.
+        rows: Cells; text from outside must have been escaped with `shown`.
     """
     made = Table(box=None, pad_edge=False, header_style="")
     for column in columns:
@@ -92,12 +95,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table
 
 def print_rows(form: OutputForm, rows: Sequence[Mapping[str, Any]], as_table: Callable[[], RenderableType]) -> None:
     """
-    Print a list in the form that was asked for.
+    Print rows in the given output form.
 
     Args:
-        form: As given.
-        rows: As JSON can hold them.
-        as_table: Makes the table where that is wanted.
+        form: Output form.
+        rows: Rows as JSON values.
+        as_table: Function that creates the table, called only for that form.
     """
     if form is OutputForm.TABLE:
         typer.echo(rendered(as_table()))
@@ -106,7 +109,7 @@ def print_rows(form: OutputForm, rows: Sequence[Mapping[str, Any]], as_table: Ca
 
 
 def print_data(form: OutputForm, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Print rows as JSON: one document, or a line each as they come; return how many."""
+    """Print rows as one JSON document, or as one line each without waiting for the others; return their number."""
     if form is OutputForm.JSON:
         found = list(rows)
         typer.echo(json.dumps(found, indent=2))
@@ -119,15 +122,15 @@ def print_data(form: OutputForm, rows: Iterable[Mapping[str, Any]]) -> int:
 
 def shown(value: bytes | str | None, max_bytes: int = 0) -> str:
     """
-    Return bytes or text as a terminal may have them.
+    Return bytes or text in a form that is safe for a terminal.
 
     Args:
-        value: As it came from the log.
-        max_bytes: What is shown at most; 0 = all.
+        value: Value from the log.
+        max_bytes: Largest number of bytes shown; 0 = all.
 
     Returns:
-        The text where it is UTF-8, hex otherwise; `-` for nothing. Control and other unprintable characters are
-        escaped, line breaks too.
+        The text if it is UTF-8, hex otherwise; `-` for None. Unprintable characters are escaped, including control
+        characters and line breaks.
     """
     if value is None:
         return "-"
@@ -136,7 +139,7 @@ def shown(value: bytes | str | None, max_bytes: int = 0) -> str:
 
 
 def json_bytes(name: str, value: bytes | None, max_bytes: int = 0) -> dict[str, Any]:
-    """Return bytes under their name where they are UTF-8, as hex under `<name>_hex` otherwise; told where cut."""
+    """Return bytes as `name` if they are UTF-8, else as hex in `<name>_hex`; `<name>_is_cut` if they are truncated."""
     if value is None:
         return {name: None}
     text, is_cut = _text_of(value, max_bytes)
@@ -149,7 +152,7 @@ def _text_of(value: bytes, max_bytes: int) -> tuple[str, bool]:
     part = value[:max_bytes] if max_bytes else value
     is_cut = len(part) < len(value)
     for drop in range(4 if is_cut else 1):
-        try:  # a cut may go through a character
+        try:  # the cut may be inside a character
             return part[: len(part) - drop].decode("utf-8"), is_cut
         except UnicodeDecodeError:
             continue

@@ -1,10 +1,10 @@
 """
-`kmq send` and `kmq receive`: a queue in a pipe, a message a line.
+`kmq send` and `kmq receive`: use a queue in a shell pipe, one message a line.
 
-Rule 1: `receive` acknowledges a message after its line was written and flushed; a reader that is gone leaves the
-message in the queue.
-Rule 2: what `receive -o jsonl` writes `send --json` reads.
-Rule 3: a value goes into a pipe or a file as it is; on a terminal it is escaped: its sender is not the terminal's user.
+Rule 1: `receive` acknowledges a message after its line is written and flushed. If the reader has closed the pipe, the
+message remains in the queue.
+Rule 2: `send --json` reads the output of `receive -o jsonl`.
+Rule 3: a value is written unchanged to a pipe or file. On a terminal it is escaped, because its sender is not trusted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def receive(
     settings = connection.settings()
     stopping = _Stopping()
     left, heard_s = limit, time.monotonic()
-    # Leaving the block gives back what was not acknowledged, uncounted.
+    # Leaving the block releases messages that are not acknowledged. Deliveries of prefetched messages, which `receive`
+    # has not returned yet, do not count.
     with consumer_from(settings, name) as consumer:
         while not stopping.is_asked and left != 0:
             messages = consumer.receive(min(RECEIVED_AT_ONCE, left or RECEIVED_AT_ONCE), timeout=POLL_S)
@@ -91,10 +92,10 @@ def receive(
 
 
 class _Stopping:
-    """Hears SIGTERM and Ctrl+C; the second one ends the process."""
+    """Handle SIGTERM and Ctrl+C; a second signal ends the process."""
 
     def __init__(self) -> None:
-        """Take over both signals."""
+        """Install the signal handlers."""
         self.is_asked = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)

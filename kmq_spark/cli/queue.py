@@ -1,4 +1,4 @@
-"""`kmq queue`: make and look at a queue's topics."""
+"""`kmq queue`: create, alter and check a queue."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def describe(
     layout = check_queue(name, **connection.reach())
     stored = read_rules(name, **connection.reach())
     if output is not OutputForm.TABLE:
-        # One object, not a list: there is one queue.
+        # One object, not a list, because there is one queue.
         found = {"queue": name, **asdict(layout), "rules": None if stored is None else stored.to_dict()}
         typer.echo(json.dumps(found, indent=2 if output is OutputForm.JSON else None))
         return

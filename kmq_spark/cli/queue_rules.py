@@ -1,4 +1,4 @@
-"""`kmq queue alter`, and the rules in `create` and `describe`: what belongs to a queue and not to its tracker."""
+"""`kmq queue alter`, and the rules in `create` and `describe`: rules are stored with a queue, not with its tracker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ExpectVersion = Annotated[
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """The rules of a queue."""
+    """Options for the rules of a queue."""
 
     max_deliveries: Annotated[
         int | None, typer.Option("--max-deliveries", help="Last allowed delivery, then a dead letter; 0 = no limit.")
@@ -53,16 +53,19 @@ class RuleOptions:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Return the rules that were named."""
+        """Return the rules for which an option was given."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def create_rules(name: str, options: RuleOptions, settings: Settings, replication_factor: int) -> StoredRules | None:
     """
-    Write version 1 of a queue's rules where some were named.
+    Write version 1 of a queue's rules, if any rule option was given.
+
+    Returns:
+        The stored rules; None if no rule option was given.
 
     Raises:
-        ConfigError: A value is not allowed; or the queue has other rules already.
+        ConfigError: A value is not allowed, or the queue already has other rules.
     """
     from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # `kmq --help` must not load the client
         checked_rules,
@@ -95,14 +98,14 @@ def alter_rules(
     name: str, options: RuleOptions, settings: Settings, *, execute: bool, expect_version: int | None
 ) -> list[dict[str, Any]]:
     """
-    Change the rules of a queue, or show what would change.
+    Change the rules of a queue, or return what would change.
 
     Returns:
-        The version and every rule: `rule`, `now` (None for a queue without rules) and `new`.
+        One row for the version and one for each rule: `rule`, `now` (None for a queue without rules) and `new`.
 
     Raises:
-        ConfigError: No rule is named, a value is not allowed, or another version is there.
-        TopicError: There is no such queue.
+        ConfigError: No rule option was given, a value is not allowed, or the rules have another version.
+        TopicError: The queue does not exist.
     """
     from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # as above
         RULE_NAMES,
@@ -132,7 +135,7 @@ def alter_rules(
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
-    """Return what changes as a table."""
+    """Return the changes as a table."""
     return table(
         ("RULE", ">NOW", ">NEW"),
         [(row["rule"], _cell(row["now"]), _cell(row["new"]) if row["now"] != row["new"] else "") for row in rows],

@@ -1,4 +1,4 @@
-"""`kmq queue list` and `kmq queue peek`: which queues there are, and what stands in one."""
+"""`kmq queue list` and `kmq queue peek`: list the queues of a cluster, and show messages of one queue."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _queues(rows: list[dict[str, Any]]) -> Table:
 
 
 def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
-    """Yield what is in flight, that which was started first first."""
+    """Yield the messages in flight, in the order of their STARTs."""
     from kmq_spark.kafka.payloads import PayloadReader  # noqa: PLC0415  # as above
 
     now_ms = int(time.time() * 1000)
@@ -145,7 +145,7 @@ def _state(held: Held, now_ms: int) -> str:
 
 
 def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
-    """Yield what is ready, a partition after the other: which is next depends on who asks."""
+    """Yield ready messages, partition by partition; there is no global order, as each consumer has other partitions."""
     now_ms = int(time.time() * 1000)
     for record in inspector.ready_records(limit):
         headers = cast("Headers", record.headers() or [])
@@ -164,7 +164,7 @@ def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[di
 
 
 def _due_at_ms(headers: Headers, appended_at_ms: int) -> int | None:
-    """Return when a delayed message may be handed out, epoch milliseconds; None where it has no delay."""
+    """Return when a delayed message may be handed out, epoch milliseconds; None if it has no delay."""
     known = by_name(headers)
     due_at_ms = read_number(known.get(NOT_BEFORE_MS))
     delay_ms = read_number(known.get(DELAY_MS))
@@ -181,7 +181,7 @@ def _messages(rows: list[dict[str, Any]]) -> Table:
         (">DELIVERIES", lambda row: str(row["delivery_count"])),
         (">AGE", lambda row: "-" if row["age_ms"] is None else span(row["age_ms"])),
     ]
-    # Two columns for those who use delays or logical queues; a terminal is narrow.
+    # Show these two columns only if delays or logical queues are used, because a terminal is narrow.
     if any(row["due_at_ms"] is not None for row in rows):
         columns.append((">DUE IN", lambda row: "-" if row["due_at_ms"] is None else span(row["due_at_ms"] - now_ms)))
     if any(row["logical_queue"] for row in rows):

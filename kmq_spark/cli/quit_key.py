@@ -1,8 +1,8 @@
 """
-The key `q`, which ends a live view as it does in `top` and `less`.
+The key `q`, which ends a live view as in `top` and `less`.
 
-Rule 1: the terminal is as it was when the view ends. Ctrl+C stays a signal.
-Rule 2: where standard input is no terminal of ours (a pipe, a background job, no POSIX), nothing is read.
+Rule 1: the terminal settings are restored when the view ends. Ctrl+C still sends a signal.
+Rule 2: nothing is read if standard input is not a terminal of this process (a pipe, a background job, no POSIX).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def quit_key() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits for some seconds and returns whether `q` was typed."""
+    """Yield a function that waits for the given seconds and returns whether `q` was typed."""
     try:
-        import termios  # noqa: PLC0415  # POSIX alone has it
+        import termios  # noqa: PLC0415  # only on POSIX
         import tty  # noqa: PLC0415  # as above
     except ImportError:
         yield _wait_only
@@ -33,7 +33,7 @@ def quit_key() -> Iterator[Callable[[float], bool]]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        # Each key at once, and not shown; Ctrl+C is a signal as before.
+        # Keys arrive at once and without echo; Ctrl+C still sends a signal.
         tty.setcbreak(descriptor)
         yield _typed
     finally:
@@ -41,7 +41,7 @@ def quit_key() -> Iterator[Callable[[float], bool]]:
 
 
 def _is_ours() -> bool:
-    """Return whether standard input is a terminal that this process may read: a background job would be stopped."""
+    """Return whether this process may read standard input as a terminal; a background job would be stopped."""
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`kmq top`: queues, live."""
+"""`kmq top`: show queues live."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kmq_spark.inspection.inspector import QueueInspector
 
 NARROW = 100
-"""Columns below which the less asked for figures are left out."""
+"""Terminal width in characters below which less important figures are omitted."""
 
 WIDE = (
     "QUEUE…", ">READY", ">IN FLIGHT", ">OLDEST", ">OVERDUE", ">DEFERRED", ">ACKED/S", ">REDELIVERED/S", ">DEAD",
@@ -42,12 +42,12 @@ SLIM = ("QUEUE…", ">READY", ">FLIGHT", ">OLDEST", ">ACK/S", ">DEAD", ">LAG")
 @dataclass(frozen=True, slots=True)
 class Frame:
     """
-    What one look at all queues gave.
+    The result of one check of all queues.
 
     Attributes:
-        figures: By queue, those of an earlier look where this one failed.
-        rates: Messages a second since the look before, by queue and counter; empty at first.
-        trouble: What failed, one line; empty where nothing did.
+        figures: Figures by queue; those of an earlier check if this one failed.
+        rates: Messages a second since the previous check, by queue and counter; empty at first.
+        trouble: Error text of a failed check, one line; empty if all succeeded.
     """
 
     figures: dict[str, Figures]
@@ -82,19 +82,19 @@ def top(
         else:
             frames = _frames(inspectors, interval, _never)
             if once:
-                # Two looks for one frame: a rate needs both.
+                # A rate needs two checks, so skip the first frame.
                 next(frames)
                 frames = islice(frames, 1)
             _lines(frames, output)
     except KeyboardInterrupt:
-        pass  # how one leaves it
+        pass  # Ctrl+C is the usual way to end the command
     finally:
         for inspector in inspectors.values():
             inspector.close()
 
 
 def _never(wait_s: float) -> bool:
-    """Wait; there is no key that ends it."""
+    """Wait and return False: there is no quit key."""
     time.sleep(wait_s)
     return False
 
@@ -103,9 +103,9 @@ def _frames(
     inspectors: dict[str, QueueInspector], interval_s: float, is_quit: Callable[[float], bool]
 ) -> Iterator[Frame]:
     """
-    Look again and again, until *is_quit*, which waits for some seconds, returns true.
+    Yield a frame for each check of the queues, until *is_quit* returns true; *is_quit* waits for the given seconds.
 
-    What is wrong at the first look is raised; later it is part of the frame.
+    An error of the first check is raised; an error of a later check is part of the frame.
     """
     frame = Frame({}, {})
     for number in count():
@@ -143,7 +143,7 @@ def _live(frames: Iterator[Frame]) -> None:
 
 
 def _lines(frames: Iterator[Frame], output: OutputForm) -> None:
-    """Print frame after frame: into a pipe, or once."""
+    """Print frames one after another, for a pipe or `--once`."""
     for number, frame in enumerate(frames):
         if output is not OutputForm.TABLE:
             print_json({

@@ -1,4 +1,4 @@
-"""`kmq tracker run`: the redelivery tracker in this process, with a Spark of its own or in a cluster's driver."""
+"""`kmq tracker run`: run the redelivery tracker in this process, with local Spark or in the driver of a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 SUBMITTED_MARKS = frozenset({"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"})
-"""Environment variables of a driver that was started for us, with its JVM, its master and its jars."""
+"""Environment variables that show that Spark started this driver and provides JVM, master and jars."""
 
 app = typer.Typer(help="The redelivery tracker.", no_args_is_help=True)
 
@@ -74,7 +74,7 @@ def run(
 
 
 def log_level_of(text: str) -> str:
-    """Return the name of a level, refused where there is none."""
+    """Return the name of a log level; raise a `ConfigError` if it does not exist."""
     if text.upper() not in LOG_LEVELS:
         message = f"log level is not allowed: got {text!r}, one of {', '.join(LOG_LEVELS)}; correct --log-level"
         raise ConfigError(message)
@@ -82,7 +82,7 @@ def log_level_of(text: str) -> str:
 
 
 def check_queues(settings: Settings) -> None:
-    """Tell what is wrong with the names, the broker and the topics now: a JVM takes seconds to start and to end."""
+    """Check names, broker and topics before the JVM, which takes seconds to start and stop."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
     if not settings.tracker.queues:
@@ -96,46 +96,46 @@ def check_queues(settings: Settings) -> None:
 
 
 class Stoppable(Protocol):
-    """What a signal stops."""
+    """A service that a signal can stop."""
 
     def stop(self) -> None:
-        """Ask it to end; safe in a signal handler."""
+        """Request a stop; safe in a signal handler."""
 
 
 class StopOnSignals:
-    """Hears SIGTERM and Ctrl+C from the beginning, and tells the service once there is one."""
+    """Handle SIGTERM and Ctrl+C from the start of the command, and stop the service once it is attached."""
 
     def __init__(self) -> None:
-        """Take over both signals."""
+        """Install the signal handlers."""
         self._service: Stoppable | None = None
         self._is_asked = False
         self._take_over()
 
     def attach(self, service: Stoppable) -> None:
-        """Stop this service when a signal comes, at once where one has come."""
+        """Stop this service when a signal arrives; at once if a signal has already arrived."""
         self._service = service
         if self._is_asked:
             service.stop()
         else:
-            # Once more: a Spark session that starts makes Ctrl+C cancel its jobs and raise KeyboardInterrupt.
+            # Install the handlers again: a new Spark session makes Ctrl+C cancel its jobs and raise KeyboardInterrupt.
             self._take_over()
 
     def _take_over(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # of a notebook or a wheel task, which its cluster ends: Python refuses handlers there
+            return  # Python allows handlers only in the main thread; a cluster ends its notebooks and wheel tasks
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hear)
 
     def _hear(self, number: int, _frame: object) -> None:
         self._is_asked = True
-        # The second one ends the process as it would end any other: nothing can be lost by that.
+        # A second signal ends the process at once, which cannot lose a message.
         signal.signal(number, signal.SIG_DFL)
         if self._service is not None:
             self._service.stop()
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:
-    # Loaded here: the other commands must not wait for Spark to load.
+    # Imported here, so that the other commands do not load Spark.
     from kmq_spark.local.jars import jar_paths  # noqa: PLC0415
     from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
 
@@ -145,10 +145,10 @@ def _session(master: str, driver_memory: str) -> SparkSession:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop Spark; one that is gone is stopped."""
+    """Stop Spark; ignore errors, because the JVM may have ended already."""
     try:
         spark.stop()
-    except Exception:  # py4j has no common ancestor of its errors, and a JVM that is gone is stopped
+    except Exception:  # py4j errors have no common base class
         logger.debug("Spark did not stop", exc_info=True)
 
 
@@ -195,5 +195,5 @@ def _counts(service: TrackerService) -> dict[str, Any]:
 
 
 def run_submitted() -> None:
-    """Run with the arguments of `kmq tracker run`: for `jobs/redelivery_tracker.py` and Databricks wheel tasks."""
+    """Run with the arguments of `kmq tracker run`, for `jobs/redelivery_tracker.py` and Databricks wheel tasks."""
     run_alone(run)

@@ -1,4 +1,4 @@
-"""`kmq tracker once`: redeliver what is overdue and end, without Spark."""
+"""`kmq tracker once`: redeliver overdue messages once and end, without Spark."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def once(
 
 
 def run_submitted() -> None:
-    """Run with the arguments of `kmq tracker once`: for Databricks wheel tasks."""
+    """Run with the arguments of `kmq tracker once`, for Databricks wheel tasks."""
     run_alone(once)

@@ -1,4 +1,4 @@
-"""`kmq tracker status`: where the tracker of a queue stands."""
+"""`kmq tracker status`: show whether the tracker of a queue runs, and its progress."""
 
 from __future__ import annotations
 

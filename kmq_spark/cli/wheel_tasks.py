@@ -1,7 +1,7 @@
 """
-Entry points of Databricks wheel tasks: `kmq tracker run` and `kmq ledger run`, with the task's parameters.
+Entry points for Databricks wheel tasks: `kmq tracker run`, `kmq tracker once` and `kmq ledger run`.
 
-Rule 1: a job that ends well returns: Databricks takes any SystemExit for a failure, the one with code 0 too.
+Rule 1: a successful job returns normally, because Databricks treats any SystemExit as a failure, even with code 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def tracker() -> None:
 
 
 def tracker_once() -> None:
-    """Redeliver what is overdue and end, without Spark: entry point `kmq-tracker-once`."""
+    """Redeliver overdue messages once and end, without Spark: entry point `kmq-tracker-once`."""
     _run("kmq_spark.cli.tracker_once")
 
 

@@ -2,9 +2,6 @@
 Dead letters as values: the content of their records, and why one cannot be redriven.
 
 Rule 1: no client, no clock. Records are untrusted; any record gives a value, never an error.
-Rule 2: a filter matches if all given conditions match; a condition that is not given always matches.
-
-Source: SQS redrive and RabbitMQ shovel move all messages or none; users of both asked for a filter.
 """
 
 from __future__ import annotations
