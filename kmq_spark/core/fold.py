@@ -6,7 +6,7 @@ Rule 2: no system clock, no Kafka, no Spark. Time comes from the append times of
 Rule 3: an END with a lower offset than a TICK always takes effect before that TICK.
 Rule 4: a TICK that has nothing to decide costs one comparison. The table is only updated when a message may be due.
 Rule 5: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
-Rule 6: a TICK with the end offsets of the queue topic removes messages at or past the end whose START is older than
+Rule 6: a TICK with the end offsets of the queue topic removes messages at or past the end whose last START is below
 `ends_as_of`.
 Rule 7: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
 back in flight.

@@ -261,7 +261,7 @@ class EmbeddedBroker:
         give_up_at = time.monotonic() + _START_TIMEOUT_S
         while self.is_running and time.monotonic() < give_up_at:
             if is_ready(self.port):
-                return self.is_running  # else another broker has the port, and ours failed to bind it
+                return self.is_running  # False: another broker answered, because ours failed to bind the port
             time.sleep(_POLL_INTERVAL_S)
         return False
 

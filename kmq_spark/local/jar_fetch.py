@@ -71,7 +71,7 @@ def fetch_with_ivy(coordinates: Sequence[str], into: Path, *, log: Path, title: 
         ivy = _start(_command(into, coordinates), _environment(java_home, home), log)
         if _wait(ivy, into, title=f"{title} jars", total=len(coordinates)):
             return jars
-        if ivy.returncode == -signal.SIGKILL:  # by us, after a stall
+        if ivy.returncode == -signal.SIGKILL:  # `_wait` killed it after a stall
             with log.open("a") as out:
                 out.write(f"{_STALLED}\n")
     raise SetupError(_failure(title, log, free_bytes=shutil.disk_usage(into).free))
