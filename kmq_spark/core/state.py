@@ -232,7 +232,12 @@ class PartitionState:
         return next((ahead_ms for offset, ahead_ms in reversed(self.ahead) if offset <= marker_offset), 0)
 
     def forget_the_old(self) -> None:
-        """Drop changes of rules and clock that are older than the oldest START in flight or unconfirmed."""
+        """
+        Drop changes of rules and clock that no marker needs any more.
+
+        Needed are the changes from the oldest START on, and the values in force there. STARTs of unconfirmed messages
+        count too, because a decision may be taken back.
+        """
         starts = (self.in_flight.smallest_start_marker_offset(), self.unconfirmed.smallest_start_marker_offset())
         needed = min((start for start in starts if start is not None), default=self.next_marker_offset)
         self.rules_log = self.rules_log.needed_from(needed)
@@ -340,7 +345,7 @@ def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
 
 
 def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
-    """Return the rows as runs: length and first row of adjacent rows whose keys increase by 1 and all else is equal."""
+    """Return runs: length and first row of adjacent rows whose keys increase by 1 and whose other columns are equal."""
     key, deadline = columns.key, columns.deadline_at_ms
     if not len(key):
         return [key] * 6
