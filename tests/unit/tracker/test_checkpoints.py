@@ -39,7 +39,11 @@ def test_damaged_checkpoint_is_renamed_and_kept(tmp_path: Path, caplog: pytest.L
     assert CheckpointFolder(str(tmp_path / "orders")).put_aside() is None
 
 
-RENAMING = "import sys; from kmq_spark.tracker.checkpoint_folder import CheckpointFolder; CheckpointFolder(sys.argv[1]).put_aside()"
+RENAMING = (
+    "import sys\n"
+    "from kmq_spark.tracker.checkpoint_folder import CheckpointFolder\n"
+    "CheckpointFolder(sys.argv[1]).put_aside()\n"
+)
 
 
 @pytest.mark.crosses("tracker.checkpoint-renamed")
