@@ -87,7 +87,7 @@ class Story:
         return self.say(RecordType.CLAIM, client_id, after_ms, resource=resource)
 
     def holder(self, resource: str = "r") -> str:
-        """Return who holds a resource, empty where nobody does."""
+        """Return the holder of a resource, empty where there is none."""
         known = self.world.resources.get(resource)
         return known.holder if known else ""
 
@@ -152,7 +152,7 @@ FITS = st.sampled_from([True, True, False])
 
 
 def _who_may(kind: RecordType, client_id: str, fields: dict[str, Any], model: ModelGroup) -> str:
-    """Return who would succeed with a record, empty where that is anybody or nobody."""
+    """Return the client whose record would succeed, empty where that is any client or none."""
     if kind in {RecordType.ASSIGN, RecordType.SNAPSHOT}:
         return str(model.view()["leader"])
     if kind in WITH_EPOCH:
