@@ -70,6 +70,22 @@ class LeaseLostError(KmqError):
     """The caller's lease ran out; the message may have been, or will be, delivered again."""
 
 
+class ClaimLostError(KmqError):
+    """
+    A claim of a coordination group is over; another member may hold the resource.
+
+    Attributes:
+        resource: What was claimed.
+        epoch: Of the claim that is over.
+    """
+
+    def __init__(self, message: str, *, resource: str, epoch: int) -> None:
+        """Keep which claim is over beside the text."""
+        super().__init__(message)
+        self.resource = resource
+        self.epoch = epoch
+
+
 class UsageError(KmqError, RuntimeError):
     """A call that is not allowed now: a closed client, another process after a fork, a second receiving thread."""
 
