@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, Producer
 
 from kmq_spark.core.markers import MessageId
-from kmq_spark.core.producing import check_producer_id
+from kmq_spark.core.producing import check_own_id
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.retention import KnownRetentions
@@ -80,6 +80,8 @@ class QueueProducer:
         commit_every_ms: int = 100,
         commit_every: int = 50_000,
         transaction_timeout_ms: int = 10_000,
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
     ) -> None:
         """
         Connect and check that the queue topic exists; with a *producer_id* take over from the older producer of it.
@@ -98,6 +100,9 @@ class QueueProducer:
             commit_every: With *producer_id*: most messages of a transaction, 1 to 100,000.
             transaction_timeout_ms: With *producer_id*: when the broker aborts a transaction of a process that died
                 within it, 1,000 to 900,000. Consumers wait behind it until then, or until the id is used again.
+            metrics_port: With *producer_id*: serve Prometheus metrics there; needs the extra `metrics`. 0 takes a free
+                port, which the log names.
+            metrics_host: Address to listen on; loopback by default.
 
         Raises:
             ConfigError: A value is out of bounds, or *extra* would break a guarantee.
@@ -121,7 +126,7 @@ class QueueProducer:
 
             self._resuming = ResumingSender(
                 self._topics,
-                check_producer_id(producer_id),
+                check_own_id(producer_id),
                 client_id=client_id,
                 max_message_bytes=max_message_bytes,
                 delivery_timeout_ms=delivery_timeout_ms,
@@ -131,9 +136,13 @@ class QueueProducer:
                 commit_every=commit_every,
                 bootstrap_servers=bootstrap_servers,
                 extra=extra,
+                metrics_port=metrics_port,
+                metrics_host=metrics_host,
             )
             watch(self)
             return
+        if metrics_port is not None:
+            raise self._no_id("metrics_port")
         self._producer = make_client(
             Producer,
             producer_config(
@@ -361,7 +370,7 @@ class QueueProducer:
 
     @staticmethod
     def _no_id(what: str) -> UsageError:
-        return UsageError(f"producer has no producer_id: got a call for {what}; give QueueProducer a producer_id")
+        return UsageError(f"producer has no producer_id: got a use of {what}, which needs one; give it a producer_id")
 
     def _produce(
         self,

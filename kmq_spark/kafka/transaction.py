@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
 
     from kmq_spark.kafka.redelivery_records import OutgoingRecord
+    from kmq_spark.wire.headers import Headers
 
+    Record = OutgoingRecord | tuple[str, int, bytes | None, bytes | None, Headers]
     OnDelivery = Callable[[KafkaError | None, Message], None]
     OnEachDelivery = Callable[[int, KafkaError | None, Message], None]
 
@@ -125,7 +127,7 @@ class TransactionalProducer:
         self._produce(record, self._on_report if on_delivery is None else partial(self._report_to, on_delivery))
         self._producer.poll(0)
 
-    def send_all(self, records: Iterable[OutgoingRecord | None], on_delivery: OnEachDelivery) -> None:
+    def send_all(self, records: Iterable[Record | None], on_delivery: OnEachDelivery) -> None:
         """
         Add many records to the open transaction; only `run`'s work may call it.
 
@@ -147,7 +149,7 @@ class TransactionalProducer:
                 if self._failed is not None:
                     raise KafkaException(self._failed)
 
-    def send_unreported(self, records: Iterable[OutgoingRecord]) -> None:
+    def send_unreported(self, records: Iterable[Record]) -> None:
         """
         Add many records to the open transaction, without a report of each; only `run`'s work may call it.
 
@@ -160,10 +162,15 @@ class TransactionalProducer:
         Raises:
             KafkaException: The client refuses one; `run` knows what to make of that.
         """
+        produce = self._producer.produce
         for record in records:
-            self._produce(record, None)
+            topic, partition, key, value, headers = record
+            try:
+                produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]  # as below
+            except (BufferError, KafkaException):
+                self._produce(record, None)
 
-    def _produce(self, record: OutgoingRecord, report: OnDelivery | None) -> None:
+    def _produce(self, record: Record, report: OnDelivery | None) -> None:
         topic, partition, key, value, headers = record
         is_asked = False
         while True:
