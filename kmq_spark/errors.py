@@ -66,6 +66,10 @@ class LedgerError(KmqError):
     """A ledger that cannot be read or written: nothing there, not ours, or of another version; the message tells."""
 
 
+class SinkError(KmqError):
+    """A batch that an exactly-once sink must not write: rows, query or slots that do not fit what is committed."""
+
+
 class LeaseLostError(KmqError):
     """The caller's lease ran out; the message may have been, or will be, delivered again."""
 
