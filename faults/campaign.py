@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from faults.on_producers import CopyStage
 
 Value = TypeVar("Value")
 
@@ -50,7 +51,7 @@ class Campaign:
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
         self._shared_spark = spark
         self._own_spark: SparkSession | None = None
-        self._stages: list[Stage] = []
+        self._stages: list[Stage | CopyStage] = []
 
     def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
@@ -59,6 +60,14 @@ class Campaign:
         evidence = None if self.evidence is None else self.evidence / queue
         options |= {"owns_broker": broker is not None, "evidence": evidence}
         stage = Stage(broker or self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
+        self._stages.append(stage)
+        return stage
+
+    def copy_stage(self, name: str, **options: Any) -> CopyStage:  # noqa: ANN401  # of CopyStage
+        """Return a file and a queue that it is copied to, on the campaign's broker."""
+        from faults.on_producers import CopyStage  # noqa: PLC0415  # it imports this module's types
+
+        stage = CopyStage(self.broker, self.folder, f"{name}.{time.time_ns() // 1_000_000}", **options)
         self._stages.append(stage)
         return stage
 

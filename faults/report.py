@@ -25,7 +25,7 @@ class FaultResult:
     What one scenario of a fault gave.
 
     Attributes:
-        fault: Its number, `F1` to `F24`.
+        fault: Its number, `F1` to `F28` and, of senders, `S1` on.
         what: One line.
         injections: How often it was injected.
         violations: What the checker found.
@@ -62,7 +62,7 @@ def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, ma
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     faults = {number: _fault(number, seed, scenarios) for number, scenarios in _by_fault(results).items()}
-    ordered = sorted(faults.values(), key=lambda fault: int(fault["id"][1:]))
+    ordered = sorted(faults.values(), key=lambda fault: (fault["id"][0], int(fault["id"][1:])))
     total = {
         "injections": sum(fault["injections"] for fault in ordered),
         "violations": sum(fault["violations"] for fault in ordered),

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from faults import on_brokers, on_consumers, on_markers, on_trackers
+from faults import on_brokers, on_consumers, on_markers, on_producers, on_trackers
 from faults.campaign import Campaign
 from faults.checker import Violation
 from faults.report import FaultResult, percentiles, told_violations, write_results
@@ -29,13 +29,14 @@ from faults.report import FaultResult, percentiles, told_violations, write_resul
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from faults.on_producers import CopyStage
     from faults.stage import Stage
 
 logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 
-Scenario = Callable[["Campaign"], "Stage | list[Stage] | None"]
+Scenario = Callable[["Campaign"], "Stage | CopyStage | list[Stage] | None"]
 
 SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
@@ -64,6 +65,9 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F26", on_consumers.interrupted),
     ("F27", on_brokers.offsets_expired),
     ("F28", on_markers.hostile),
+    ("S1", on_producers.restarted),
+    ("S2", on_producers.killed_at_points),
+    ("S3", on_producers.two_at_once),
 )
 
 
@@ -88,7 +92,7 @@ def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultRes
     return result
 
 
-def _add(result: FaultResult, stage: Stage) -> None:
+def _add(result: FaultResult, stage: Stage | CopyStage) -> None:
     verdict = stage.verdict(is_drained=stage.is_drained)
     result.injections += stage.injections
     result.violations += verdict.violations
@@ -96,7 +100,7 @@ def _add(result: FaultResult, stage: Stage) -> None:
     result.counts.update(verdict.counts)
     result.recovery_s += stage.recovery_s
     result.notes += stage.notes
-    result.protocols.add(stage.profile.group_protocol)
+    result.protocols |= stage.group_protocols
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:

@@ -143,6 +143,11 @@ class Stage:
         self._told: tuple[Path, Mapping[int, TrackerStatus]] | None = None
         self._lock = threading.Lock()
 
+    @property
+    def group_protocols(self) -> set[str]:
+        """Group protocols of the workers."""
+        return {self.profile.group_protocol}
+
     def injected(self, what: str, **fields: object) -> None:
         """Count an injection and write it down; safe for threads."""
         with self._lock:

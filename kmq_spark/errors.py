@@ -67,8 +67,28 @@ class LedgerError(KmqError):
     """A ledger cannot be read or written: it is missing, is not a ledger of kmq-spark, or has another version."""
 
 
+class SinkError(KmqError):
+    """A batch that an exactly-once sink must not write: rows, query or slots that do not fit what is committed."""
+
+
 class LeaseLostError(KmqError):
     """The caller's lease ran out; the message may have been delivered again already, or will be."""
+
+
+class ClaimLostError(KmqError):
+    """
+    A claim of a coordination group is over; another member may hold the resource.
+
+    Attributes:
+        resource: What was claimed.
+        epoch: Of the claim that is over.
+    """
+
+    def __init__(self, message: str, *, resource: str, epoch: int) -> None:
+        """Keep which claim is over beside the text."""
+        super().__init__(message)
+        self.resource = resource
+        self.epoch = epoch
 
 
 class UsageError(KmqError, RuntimeError):

@@ -76,6 +76,8 @@ FAILPOINTS: dict[str, str] = {
     "producer.position-sent": "messages and position are sent in an open transaction, its commit is not sent",
     "producer.committed": "messages and position are committed, nothing has taken note of it",
     "queue.topic-created": "one topic of a queue is made, the others may be or not",
+    "sink.rows-sent": "the rows of a slot are sent in an open transaction, their position is not; ends a Python worker",
+    "sink.committed": "rows and position of a slot are committed, its task does not know; ends a Python worker",
     "redrive.message-sent": "a dead letter is sent back in an open transaction",
     "redrive.end-sent": "the END of a dead letter is sent in an open transaction",
     "redrive.before-commit": "all of a redrive's transaction is sent, its commit is not",

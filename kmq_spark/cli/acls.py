@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 PARTS = (
-    "producer", "consumer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger", "creator",
+    "producer", "consumer", "transactional-consumer", "resuming-producer", "tracker", "dlq-operator", "viewer",
+    "ledger", "creator",
 )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     yield Grant("producer", "topic", queue, ("Write", "Describe"))
     # The producer checks that a delay is not longer than the retention of the markers topic.
     yield Grant("producer", "topic", markers, ("Describe",))
+    yield from _resuming_producer_grants(topics)
     yield from _consumer_grants(topics, logical_queues)
     yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", markers, ("Read", "Write", "Describe", "DescribeConfigs"))
@@ -86,7 +88,7 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     yield Grant("dlq-operator", "topic", redrive, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("dlq-operator", "group", topics.redrive_id, ("Read", "Describe"))
     yield Grant("dlq-operator", "transactional-id", topics.redrive_id, ("Write", "Describe"))
-    for topic in (queue, markers, letters, redrive):
+    for topic in (queue, markers, letters, redrive, topics.producers_topic):
         yield Grant("viewer", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
     for group in (topics.consumer_group, topics.tracker_group):
         yield Grant("viewer", "group", group, ("Describe",))
@@ -95,9 +97,20 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     # The group prefix is that of the queue without `@group`, whatever group the markers belong to.
     ledger = f"{replace(topics, group='').consumer_group}.ledger-"
     yield Grant("ledger", "group", ledger, ("Read", "Describe"), is_prefix=True)
-    for topic in (queue, markers, letters, redrive):
+    for topic in (queue, markers, letters, redrive, topics.producers_topic):
         # AlterConfigs: min.insync.replicas depends on the number of replicas, which is known only after the creation.
         yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs", "AlterConfigs"))
+
+
+def _resuming_producer_grants(topics: QueueTopics) -> Iterator[Grant]:
+    """Yield what a producer with an id needs: its position, and a transactional id of its own."""
+    part = "resuming-producer"
+    yield Grant(part, "topic", topics.queue_topic, ("Write", "Describe"))
+    yield Grant(part, "topic", topics.markers_topic, ("Describe",))
+    # DescribeConfigs: it refuses to start where its position would be deleted.
+    yield Grant(part, "topic", topics.producers_topic, ("Read", "Write", "Describe", "DescribeConfigs"))
+    own = topics.producer_transactional_id("")
+    yield Grant(part, "transactional-id", own, ("Write", "Describe"), is_prefix=True)
 
 
 def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iterator[Grant]:

@@ -71,6 +71,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
     from kmq_spark.cli.checkpoint import look_at_checkpoint  # noqa: PLC0415  # as above
     from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts  # noqa: PLC0415  # as above
     from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name  # noqa: PLC0415  # as above
+    from kmq_spark.producer.registry import look_at_producers  # noqa: PLC0415  # as above
 
     with inspector_of(name, settings) as inspector:
         topics, cluster = inspector.topics, inspector.cluster
@@ -86,6 +87,9 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             views = inspector.look(told) if exists else {}
         consumers = cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
         now_ms = int(time.time() * 1000)
+        producers = look_at_producers(
+            cluster, topics, retention_ms=local.producer_retention_ms, now_ms=now_ms, reach=settings.kafka.reach()
+        )
         recent = cluster.offsets_at(letters.name, letters.end, now_ms - ONE_HOUR_MS)
         return QueueFacts(
             queue=name,
@@ -106,6 +110,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             rules="" if stored is None else stored.text,
             rules_differing=() if stored is None else tuple(stored.differing(local)),
             checkpoint=look_at_checkpoint(settings.tracker.checkpoint_dir, name),
+            producers=producers,
         )
 
 

@@ -32,14 +32,16 @@ def inspector_of(queue: str, settings: Settings) -> QueueInspector:
 
 
 @contextmanager
-def reading(queue: str) -> Iterator[Callable[[int], None]]:
-    """Show the number of markers read on stderr, on a terminal only; the line is erased at the end."""
+def reading(queue: str, what: str = "markers") -> Iterator[Callable[[int], None]]:
+    """Show the number of records read on stderr, on a terminal only; the line is erased at the end."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return
 
+    topic = f"{queue}.markers" if what == "markers" else queue
+
     def told(count: int) -> None:
-        sys.stderr.write(f"\r\033[Kreading {queue}.markers: {count:,} markers")
+        sys.stderr.write(f"\r\033[Kreading {topic}: {count:,} {what}")
         sys.stderr.flush()
 
     try:

@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from kmq_spark import __version__
-from kmq_spark.cli import acls, broker, demo, dlq, doctor, failpoints, ledger, message, pipes, queue, top, tracker
+from kmq_spark.cli import (
+    acls,
+    broker,
+    demo,
+    dlq,
+    doctor,
+    enqueue,
+    failpoints,
+    ledger,
+    message,
+    pipes,
+    producer,
+    queue,
+    top,
+    tracker,
+)
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
 from kmq_spark.cli import tracker_once as _tracker_once  # noqa: F401  # as above
 from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
@@ -42,7 +57,9 @@ def _kmq(
 app.add_typer(queue.app, name="queue")
 app.add_typer(tracker.app, name="tracker")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(producer.app, name="producer")
 app.add_typer(ledger.app, name="ledger")
+app.command("enqueue")(enqueue.enqueue)
 app.command("up")(broker.up)
 app.command("demo")(demo.demo)
 app.add_typer(message.app, name="message")

@@ -36,7 +36,7 @@ def create(
     replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
 ) -> None:
     """
-    Make the queue, markers, dead-letter and redrive topics where they do not exist, and check them.
+    Make the queue, markers, dead-letter, redrive and producers topics where they do not exist, and check them.
 
     Rules that are named here belong to the queue: its tracker and consumers follow them, whatever their settings say.
     """
@@ -51,7 +51,9 @@ def create(
         **settings.kafka.reach(),
     )
     stored = create_rules(name, rules, settings, replication_factor)
-    names = ", ".join((*layout.topics.all_topics, layout.topics.redrive_topic))
+    topics = layout.topics
+    own = () if topics.group else (topics.producers_topic,)
+    names = ", ".join((*topics.all_topics, topics.redrive_topic, *own))
     typer.echo(f"queue {name}: {names}, {counted(layout.partition_count, 'partition')}")
     if stored is not None:
         typer.echo(f"rules {stored.text}")

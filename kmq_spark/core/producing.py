@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from kmq_spark.core.names import is_name, name_error
+from kmq_spark.errors import ConfigError
 
 LONGEST_PRODUCER_ID = 100
 """Characters of a producer id: each message carries it in a header."""
@@ -67,6 +68,30 @@ def check_producer_id(producer_id: object) -> str:
     if not is_name(producer_id, LONGEST_PRODUCER_ID):
         raise name_error("producer", producer_id, LONGEST_PRODUCER_ID)
     return producer_id
+
+
+def check_own_id(producer_id: object) -> str:
+    """
+    Return a producer id that a program may choose.
+
+    Raises:
+        ConfigError: It is none, or it is that of a slot of a Spark sink.
+    """
+    if slot_of(checked := check_producer_id(producer_id)) is not None:
+        message = f"producer name is reserved: got {checked!r}, which a slot of a Spark sink has; choose another name"
+        raise ConfigError(message)
+    return checked
+
+
+def slot_id(sink_id: str, slot: int) -> str:
+    """Return the producer id of a slot of a Spark sink."""
+    return f"{sink_id}.slot-{slot}"
+
+
+def slot_of(producer_id: str) -> tuple[str, int] | None:
+    """Return sink id and slot of a producer id; None where it is not that of a slot."""
+    sink_id, separator, slot = producer_id.rpartition(".slot-")
+    return (sink_id, int(slot)) if separator and slot.isdecimal() and slot.isascii() else None
 
 
 def next_life(found: ProducerState | None, *, at_ms: int, by: str) -> ProducerState:

@@ -148,6 +148,26 @@ class CheckpointFacts:
     last_batch_at_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProducersFacts:
+    """
+    The producers of a queue that have an id.
+
+    Attributes:
+        topic: The topic of their positions; without partitions where it does not exist.
+        ids: How many there are.
+        unused: Ids that have not committed for `producer_retention_ms`.
+        unreadable: Ids whose position record cannot be read.
+        open_for_ms: For how long, at least, a transaction has been open in the topic of the positions; 0 for none.
+    """
+
+    topic: TopicFacts
+    ids: int = 0
+    unused: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    open_for_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
     """
@@ -173,6 +193,7 @@ class QueueFacts:
         rules: The queue's own rules as text; empty if it has none.
         rules_differing: Settings that differ from the queue's own rules.
         checkpoint: None if no folder was given.
+        producers: Producers with an id; None if we may not read them.
     """
 
     queue: str
@@ -193,6 +214,7 @@ class QueueFacts:
     rules: str = ""
     rules_differing: tuple[str, ...] = ()
     checkpoint: CheckpointFacts | None = None
+    producers: ProducersFacts | None = None
 
     @property
     def topics(self) -> tuple[TopicFacts, TopicFacts, TopicFacts]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.expiry import expiry_finding
 from kmq_spark.inspection.liveness import Life, described, life_of, snapshots_late
+from kmq_spark.inspection.producers import producers_problems, producers_summary
 from kmq_spark.inspection.spans import counted, span
 from kmq_spark.kafka.replication import replication_findings
 
@@ -86,6 +87,7 @@ def examine(facts: QueueFacts) -> list[Finding]:
     if facts.queue_topic.partition_count and facts.markers_topic.partition_count:
         checks += [
             _rules(facts),
+            _producers(facts),
             _retention(facts),
             _tracker(facts),
             _fencing(facts),
@@ -178,6 +180,18 @@ def _rules(facts: QueueFacts) -> Iterator[Finding]:
         )
     else:
         yield Finding("rules", Level.OK, facts.rules)
+
+
+def _producers(facts: QueueFacts) -> Iterator[Finding]:
+    if facts.producers is None:
+        return
+    found = [
+        Finding("producers", Level.UNHEALTHY if problem.is_bad else Level.WARNING, problem.what, problem.repair)
+        for problem in producers_problems(facts.producers, facts.queue.partition("@")[0])
+    ]
+    yield from found
+    if facts.producers.ids and not found:
+        yield Finding("producers", Level.OK, producers_summary(facts.producers))
 
 
 def _retention(facts: QueueFacts) -> Iterator[Finding]:

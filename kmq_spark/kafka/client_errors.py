@@ -55,6 +55,7 @@ _ADVICE = {
     "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
     "CLUSTER_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
+    "INVALID_TRANSACTION_TIMEOUT": "lower transaction_timeout_ms, or raise transaction.max.timeout.ms of the brokers",
     "NOT_ENOUGH_REPLICAS": "wait until the replicas are back in sync",
 }
 

@@ -137,6 +137,10 @@ class QueueTopics:
         """Return the transactional id of a producer; with an empty *producer_id*, the common prefix of all of them."""
         return f"kmq.{self.queue}.producer.{producer_id}"
 
+    def sink_transactional_id(self, sink_id: str, slot: int | str) -> str:
+        """Return the transactional id of a slot of a Spark sink."""
+        return f"kmq.{self.queue}.sink.{sink_id}.{slot}"
+
     @property
     def redrive_id(self) -> str:
         """The transactional id with which dead letters are redriven and purged."""

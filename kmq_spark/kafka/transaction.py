@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
 
     from kmq_spark.kafka.records import OutgoingRecord
+    from kmq_spark.wire.headers import Headers
 
+    Record = OutgoingRecord | tuple[str, int, bytes | None, bytes | None, Headers]
     OnDelivery = Callable[[KafkaError | None, Message], None]
     OnEachDelivery = Callable[[int, KafkaError | None, Message], None]
 
@@ -130,7 +132,7 @@ class TransactionalProducer:
         self._produce(record, self._on_report if on_delivery is None else partial(self._report_to, on_delivery))
         self._producer.poll(0)
 
-    def send_all(self, records: Iterable[OutgoingRecord | None], on_delivery: OnEachDelivery) -> None:
+    def send_all(self, records: Iterable[Record | None], on_delivery: OnEachDelivery) -> None:
         """
         Add many records to the open transaction. Only the *work* of `run` may call this.
 
@@ -153,7 +155,7 @@ class TransactionalProducer:
                 if self._failed is not None:
                     raise KafkaException(self._failed)
 
-    def send_unreported(self, records: Iterable[OutgoingRecord]) -> None:
+    def send_unreported(self, records: Iterable[Record]) -> None:
         """
         Add many records to the open transaction, without delivery reports. Only the *work* of `run` may call this.
 
@@ -166,10 +168,15 @@ class TransactionalProducer:
         Raises:
             KafkaException: The client rejects a record; `run` handles this error.
         """
+        produce = self._producer.produce
         for record in records:
-            self._produce(record, None)
+            topic, partition, key, value, headers = record
+            try:
+                produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]  # as below
+            except (BufferError, KafkaException):
+                self._produce(record, None)
 
-    def _produce(self, record: OutgoingRecord, report: OnDelivery | None) -> None:
+    def _produce(self, record: Record, report: OnDelivery | None) -> None:
         topic, partition, key, value, headers = record
         is_asked = False
         while True:

@@ -35,6 +35,9 @@ Name = Literal[
     "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
     "kmq_queue_full",
+    "kmq_producer_messages_total",
+    "kmq_producer_uncommitted",
+    "kmq_producer_last_commit_timestamp_seconds",
 ]
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -111,6 +114,13 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_queue_full": Metric(
         "gauge", ("queue",), "1 while a markers partition holds more than `max_in_flight` and consumers fetch nothing."
+    ),
+    "kmq_producer_messages_total": Metric(
+        "counter", ("queue",), "Messages that this producer with an id has committed."
+    ),
+    "kmq_producer_uncommitted": Metric("gauge", ("queue",), "Messages given to this producer and not committed."),
+    "kmq_producer_last_commit_timestamp_seconds": Metric(
+        "gauge", ("queue",), "When this producer last committed, by its host's clock; its start counts as one."
     ),
 }
 

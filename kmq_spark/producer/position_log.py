@@ -1,29 +1,28 @@
 """
 The topic `<queue>.producers`: the newest position record of each producer id.
 
-Rule 1: a reader of positions reads to the high watermark, not to the last stable offset. An open transaction of another
-producer holds the last stable offset back, and an older record would be taken for the newest.
+Rule 1: a reader of positions reads to the high watermark (`committed.py`): else an older record would be taken for the
+newest.
 Rule 2: compacted and never deleted by age: a position that is gone means that everything is sent again.
 Rule 3: one partition; a record that cannot be read fails the reader of its id and no other.
 
-Source: KIP-98, "read_committed" and the last stable offset; Kafka Connect's offsets topic.
+Source: Kafka Connect's topic of source offsets.
 """
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.producing import ProducerState
-from kmq_spark.errors import KafkaClientError, TopicError, WireError
-from kmq_spark.kafka.log_reader import LogReader
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, settings_of
+from kmq_spark.errors import TopicError, WireError
+from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.replication import alter_command
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 from kmq_spark.kafka.topics import ensure_producers_topic, partition_count
+from kmq_spark.producer.committed import read_committed
 from kmq_spark.wire.position import decode_state, encode_state
 
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 PARTITION = 0
-
-LSO_WAIT_S = 60.0
-"""How long an open transaction of another producer is waited for; the broker aborts it after its time-out."""
-
-PAUSE_S = 0.02
 
 
 class Found(NamedTuple):
@@ -72,6 +66,7 @@ class PositionLog:
     ) -> None:
         """Connect lazily: nothing is asked before the first call."""
         self.topic = topics.producers_topic
+        self.queue_topic = topics.queue_topic
         self._topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._timeout_ms = timeout_ms
@@ -103,6 +98,15 @@ class PositionLog:
             )
             raise TopicError(message)
 
+    def exists(self) -> bool:
+        """
+        Return whether there is the topic: a queue of an earlier release has none until a producer makes it.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        return partition_count(self.admin, self.topic, self._bootstrap_servers, self._timeout_ms) > 0
+
     def newest(self, key: str) -> ProducerState | None:
         """
         Return the newest committed state of a producer id, None where it has none.
@@ -114,17 +118,20 @@ class PositionLog:
         value, offset, _ = self._read(key).get(key, (None, -1, -1))
         return None if value is None else decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
 
-    def all(self) -> list[Found]:
+    def all(self, patience_s: float | None = None) -> list[Found]:
         """
         Return the newest record of every producer id that was not forgotten, by id; none where there is no topic.
+
+        Args:
+            patience_s: See `read_committed`: for those who only look.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        if not partition_count(self.admin, self.topic, self._bootstrap_servers, self._timeout_ms):
+        if not self.exists():
             return []
         found = []
-        for key, (value, offset, appended_at_ms) in sorted(self._read(None).items()):
+        for key, (value, offset, appended_at_ms) in sorted(self._read(None, patience_s).items()):
             if value is None:
                 continue
             try:
@@ -140,40 +147,13 @@ class PositionLog:
         value = None if state is None else encode_state(state)
         return OutgoingRecord(self.topic, PARTITION, key.encode(), value, [])
 
-    def _read(self, wanted: str | None) -> dict[str, tuple[bytes | None, int, int]]:
+    def _read(self, wanted: str | None, patience_s: float | None = None) -> dict[str, tuple[bytes | None, int, int]]:
         """Return the newest value, offset and append time by key, of one key or of all."""
-        timeout_s = self._timeout_ms / 1000
-        # Asked before reading: what is committed by now lies below it.
-        end = self._offset(LATEST)
-        reader = LogReader(self._config, self.topic, self._timeout_ms)
         newest: dict[str, tuple[bytes | None, int, int]] = {}
-        is_wanted = None if wanted is None else wanted.encode()
-        position = self._offset(EARLIEST)
-        until_s = time.monotonic() + max(LSO_WAIT_S, timeout_s)
-        try:
-            while position < end:
-                for record in reader.read({PARTITION: position}):
-                    key = record.key()
-                    if key is None or (is_wanted is not None and key != is_wanted):
-                        continue
-                    name = bytes(key).decode("utf-8", "replace")
-                    newest[name] = (record.value(), record.offset() or 0, record.timestamp()[1])
-                position = reader.positions[PARTITION]
-                if position < end:
-                    if time.monotonic() > until_s:
-                        message = (
-                            f"cannot read {self.topic} to its end: got offset {position} of {end}, a transaction of "
-                            "another producer is open; wait until the broker has aborted it, or look for it with "
-                            "`kafka-transactions.sh find-hanging`"
-                        )
-                        raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-                    time.sleep(PAUSE_S)
-        finally:
-            reader.close()
+        key_wanted = None if wanted is None else wanted.encode()
+        for record in read_committed(self._config, self.topic, [PARTITION], self._timeout_ms, patience_s=patience_s):
+            key: Any = record.key()
+            if key is not None and key_wanted in {None, key}:
+                value: Any = record.value()
+                newest[key.decode("utf-8", "replace")] = (value, record.offset() or 0, record.timestamp()[1])
         return newest
-
-    def _offset(self, spec: object) -> int:
-        found = offsets_of(
-            self.admin, self.topic, [PARTITION], spec, self._timeout_ms / 1000, with_open_transactions=True,  # type: ignore[arg-type]  # an OffsetSpec
-        )  # fmt: skip
-        return found[PARTITION]

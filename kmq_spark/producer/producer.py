@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, Producer
 
 from kmq_spark.core.markers import MessageId
-from kmq_spark.core.producing import check_producer_id
+from kmq_spark.core.producing import check_own_id
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.queue_topics import QueueTopics
@@ -84,6 +84,8 @@ class QueueProducer:
         commit_every_ms: int = 100,
         commit_every: int = 50_000,
         transaction_timeout_ms: int = 10_000,
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
     ) -> None:
         """
         Connect and check that the queue topic exists. With a *producer_id*, fence the older producer with this id.
@@ -106,6 +108,9 @@ class QueueProducer:
             transaction_timeout_ms: With *producer_id*: time after which the broker aborts the open transaction of a
                 dead process, 1,000 to 900,000. Consumers cannot read past that transaction until then, or until a
                 process uses the id again.
+            metrics_port: With *producer_id*: serve Prometheus metrics on this port; needs the extra `metrics`. 0 takes
+                a free port, which the log names.
+            metrics_host: Address to listen on; loopback by default.
 
         Raises:
             ConfigError: A value is out of bounds, or a setting in *extra* would break a guarantee.
@@ -129,7 +134,7 @@ class QueueProducer:
 
             self._resuming = ResumingSender(
                 self._topics,
-                check_producer_id(producer_id),
+                check_own_id(producer_id),
                 client_id=client_id,
                 max_message_bytes=max_message_bytes,
                 delivery_timeout_ms=delivery_timeout_ms,
@@ -139,9 +144,13 @@ class QueueProducer:
                 commit_every=commit_every,
                 bootstrap_servers=bootstrap_servers,
                 extra=extra,
+                metrics_port=metrics_port,
+                metrics_host=metrics_host,
             )
             watch(self)
             return
+        if metrics_port is not None:
+            raise self._no_id("metrics_port")
         self._producer = make_client(
             Producer,
             producer_config(
@@ -376,7 +385,7 @@ class QueueProducer:
 
     @staticmethod
     def _no_id(what: str) -> UsageError:
-        return UsageError(f"producer has no producer_id: got a call for {what}; give QueueProducer a producer_id")
+        return UsageError(f"producer has no producer_id: got a use of {what}, which needs one; give it a producer_id")
 
     def _produce(
         self,

@@ -4,10 +4,8 @@ Send messages and the source position in Kafka transactions, and go on where the
 Rule 1: `send` only collects. One thread writes what was collected: messages, then the position record, then the commit.
 So a transaction is open for as short as possible, and a transaction that was aborted can be written again.
 Rule 2: the sequence is given when a transaction is written, in the order of the calls.
-Rule 3: an outcome that is not known is looked up: a new Kafka producer of the same transactional id ends what is open,
-and then the position record tells (`core/producing.py`).
-Rule 4: a life that a newer one has replaced writes nothing more: every call raises FencedError.
-Rule 5: once positions are in use, a commit never falls between a message without a position and the next one with a
+Rule 3: a life that a newer one has replaced writes nothing more: every call raises FencedError.
+Rule 4: once positions are in use, a commit never falls between a message without a position and the next one with a
 position: the messages of one source record stay together.
 
 Source: KIP-98 for fencing by transactional id; KIP-618 (Kafka Connect's exactly-once sources) for positions in the
@@ -19,31 +17,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from kmq_spark.core.markers import MessageId
-from kmq_spark.core.producing import Outcome, ProducerState, SourcePosition, next_life, outcome_of
-from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError, TopicError, UsageError
-from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.records import OutgoingRecord
+from kmq_spark.core.producing import MAX_COUNT, ProducerState, SourcePosition
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
 from kmq_spark.kafka.topics import partition_count
-from kmq_spark.kafka.transaction import TransactionalProducer
+from kmq_spark.producer.life import RECORD_BYTES, Life, call_back, count_messages, size_of
+from kmq_spark.producer.metrics import serve_producer
 from kmq_spark.producer.position_log import PositionLog
-from kmq_spark.wire.headers import GENERATION, PRODUCER, SEQUENCE
-from kmq_spark.wire.position import NO_POSITION, EncodedPosition, decode_position, encode_position
+from kmq_spark.wire.position import NO_POSITION, EncodedPosition, encode_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from confluent_kafka import KafkaError
-    from confluent_kafka import Message as KafkaMessage
+    from collections.abc import Mapping
 
     from kmq_spark.kafka.queue_topics import QueueTopics
+    from kmq_spark.producer.life import Item, OnDelivery
     from kmq_spark.wire.headers import Headers
 
-    OnDelivery = Callable[[MessageId | None, KmqError | None], object]
 
 logger = logging.getLogger(__name__)
 
@@ -61,46 +52,7 @@ MAX_COLLECTED_BYTES = 32 * 1024 * 1024
 HEADER_ROOM_BYTES = 1_024
 """What the three headers add to a message, at most: the queue topic has room for them beyond the largest message."""
 
-CLAIM_WAIT_S = 2.0
-"""How long a fenced producer looks for the record of the life that fenced it."""
-
-LOOK_EVERY_S = 0.2
-RETRY_PAUSE_S = 0.5
 STOP_WAIT_S = 5.0
-
-_RECORD_BYTES = 64
-"""What a record takes beside key, value and headers, at most."""
-
-_PERMANENT = frozenset(
-    {
-        *("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"),
-        *("POLICY_VIOLATION", "RECORD_LIST_TOO_LARGE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
-        *("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
-        *("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
-    }
-)
-"""Refusals of a message that writing it again does not change."""
-
-
-class _Item(NamedTuple):
-    """What was collected: a message, or a position alone."""
-
-    value: bytes | None
-    key: bytes | None
-    partition: int
-    headers: Headers | None
-    on_delivery: OnDelivery | None
-    position: EncodedPosition | int | None
-    is_message: bool = True
-
-
-class _RefusedError(Exception):
-    """The broker refuses a message for good; the transaction is aborted."""
-
-    def __init__(self, index: int, code: str, text: str) -> None:
-        super().__init__(text)
-        self.index = index
-        self.code = code
 
 
 class ResumingSender:
@@ -119,6 +71,8 @@ class ResumingSender:
         commit_every: Messages of a transaction, at most.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
+        metrics_port: Where metrics are served; None for nowhere.
+        metrics_host: Address to listen on; loopback where None.
 
     Raises:
         ConfigError: A value is out of bounds.
@@ -142,6 +96,8 @@ class ResumingSender:
         commit_every: int,
         bootstrap_servers: str,
         extra: Mapping[str, str] | None,
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
     ) -> None:
         """Fence the older life, read what it has committed, and write the new generation."""
         _check("commit_every_ms", commit_every_ms, MAX_COMMIT_EVERY_MS)
@@ -156,11 +112,11 @@ class ResumingSender:
         self._max_message_bytes = max_message_bytes
         self._commit_every_s = commit_every_ms / 1000
         self._commit_every = commit_every
-        self._by = client_id or new_client_id("producer")
-        self._config = transactional_producer_config(
+        by = client_id or new_client_id("producer")
+        config = transactional_producer_config(
             bootstrap_servers,
             topics.producer_transactional_id(producer_id),
-            self._by,
+            by,
             extra,
             max_message_bytes=max_message_bytes + HEADER_ROOM_BYTES,
             transaction_timeout_ms=transaction_timeout_ms,
@@ -168,34 +124,51 @@ class ResumingSender:
         self._log = PositionLog(topics, bootstrap_servers, timeout_ms, extra)
         self._log.ensure()
         self._partition_count = partition_count(self._log.admin, self._topic, bootstrap_servers, timeout_ms)
-        self._transactions, self._state = self._begin_life()
-        self._has_positions = self._state.position is not None
+        self._life = Life(self._log, producer_id, config, by=by, timeout_ms=timeout_ms)
+        began = self._life.state
+        self._has_positions = began.position is not None
         # Messages of earlier lives without a position: no position of the source can say that they are sent.
-        self._is_unplaced = self._state.sequence > 0 and not self._has_positions
+        self._is_unplaced = began.sequence > 0 and not self._has_positions
 
-        self._changed = threading.Condition()
-        self._items: list[_Item] = []
-        self._bytes = 0
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._items: list[Item] = []
+        # How many items, and bytes, may be collected without a further look; none before the first item.
+        self._room, self._room_bytes = 0, MAX_COLLECTED_BYTES
         self._began_s = 0.0
+        self._first_sequence = began.sequence
+        self._writing = 0
         self._taken = 0
         self._done = 0
         self._asked = 0
         self._is_closing = False
         self._failure: KmqError | None = None
+        self._metrics = serve_producer(topics.queue, metrics_port, metrics_host, self)
         self._thread = threading.Thread(target=self._run, name=f"kmq-producer-{self._topic}-{producer_id}", daemon=True)
         self._thread.start()
 
     @property
     def state(self) -> ProducerState:
         """What is committed."""
-        return self._state
+        return self._life.state
+
+    @property
+    def uncommitted(self) -> int:
+        """Messages that were given to `send` and are not committed."""
+        with self._lock:
+            return count_messages(self._items) + self._writing
+
+    @property
+    def committed(self) -> int:
+        """Messages that this life has committed."""
+        return self.state.sequence - self._first_sequence
 
     @property
     def clients(self) -> tuple[object, ...]:
         """The clients, to be left alone in a child process."""
-        return (self._transactions.client, self._log.admin)
+        return (self._life.client, self._log.admin)
 
-    def send(
+    def send(  # noqa: C901  # each branch is a look that most calls do not need
         self,
         value: bytes | str | None,
         *,
@@ -215,24 +188,38 @@ class ResumingSender:
             KmqError: Sending has failed; what is not committed is not sent.
             UsageError: Too many messages without a position, or the first position of an id that has sent without.
         """
-        value_bytes = value.encode() if isinstance(value, str) else value
-        key_bytes = key.encode() if isinstance(key, str) else key
-        size = _RECORD_BYTES + len(value_bytes or b"") + len(key_bytes or b"")
+        # The steps of this method are a good part of what sending costs: nothing is called that need not be.
+        if isinstance(value, str):
+            value = value.encode()
+        if isinstance(key, str):
+            key = key.encode()
+        size = RECORD_BYTES + (len(value) if value else 0) + (len(key) if key else 0)
         pairs: Headers | None = None
         if headers:
-            pairs = [(name, text.encode() if isinstance(text, str) else text) for name, text in headers]
-            size += sum(len(name) + len(text or b"") for name, text in pairs)
+            pairs = _with_bytes(headers)
+            size += sum([len(name) + len(text or b"") for name, text in pairs])
         if size > self._max_message_bytes:
-            raise self._too_large(value_bytes, size)
-        if partition is not None and not 0 <= partition < self._partition_count:
+            raise self._too_large(value, size)
+        if partition is None:
+            partition = -1
+        elif not 0 <= partition < self._partition_count:
             self._check_partition(partition)
-        encoded = position if type(position) is int and abs(position) < 2**63 else _encoded(position)
-        item = _Item(value_bytes, key_bytes, -1 if partition is None else partition, pairs, on_delivery, encoded)
-        with self._changed:
-            self._wait_for_room()
-            if encoded is not None:
-                self._check_placed()
-            self._collect(item, size)
+        encoded: EncodedPosition | int | None
+        if position is None or (type(position) is int and -MAX_COUNT <= position <= MAX_COUNT):
+            encoded = position
+        else:
+            encoded = encode_position(position)
+        with self._lock:
+            if self._room <= 0:
+                self._make_room()
+            if encoded is not None and not self._has_positions:
+                self._note_first_position()
+            self._items.append((value, key, partition, pairs, on_delivery, encoded, True))
+            self._room -= 1
+            self._room_bytes -= size
+            if self._room <= 0 or self._room_bytes <= 0:
+                self._room = 0
+                self._changed.notify_all()
 
     def commit(self, timeout_s: float, position: SourcePosition = None) -> None:
         """
@@ -251,8 +238,10 @@ class ResumingSender:
         with self._changed:
             self._raise_failure()
             if encoded is not None:
-                self._is_unplaced = False
-                self._collect(_Item(None, None, -1, None, None, encoded, is_message=False), 0)
+                self._is_unplaced, self._has_positions = False, True
+                if not self._items:
+                    self._begin_items()
+                self._items.append((None, None, -1, None, None, encoded, False))
             target = self._asked = self._taken + len(self._items)
             self._changed.notify_all()
             is_done = self._changed.wait_for(lambda: self._done >= target or self._failure is not None, timeout_s)
@@ -280,40 +269,42 @@ class ResumingSender:
         finally:
             with self._changed:
                 self._is_closing = True
+                self._life.stop()
                 dropped, self._items = self._items, []
                 self._changed.notify_all()
             # A transaction that is being written ends by itself; a broker that is away must not hold up the caller.
             self._thread.join(STOP_WAIT_S)
             self._tell(dropped, UsageError("message is not sent: the producer was closed before its commit"))
-            self._transactions.close()
+            self._life.close()
+            if self._metrics is not None:
+                self._metrics.close()
 
     # What follows under "the lock" is called with `_changed` held.
 
-    def _collect(self, item: _Item, size: int) -> None:
-        """Under the lock: add an item, and wake the writer where it has to know."""
-        is_first = not self._items
-        if is_first:
-            self._began_s = time.monotonic()
-        self._items.append(item)
-        self._bytes += size
-        if item.position is not None and not self._has_positions:
-            self._has_positions = True
-        if is_first or self._is_full():
-            self._changed.notify_all()
+    def _make_room(self) -> None:
+        """Under the lock: begin a transaction's items, or wait while as many are collected as a transaction takes."""
+        self._raise_failure()
+        if self._is_full():
+            self._wait_for_room()
+        if not self._items:
+            self._begin_items()
+
+    def _begin_items(self) -> None:
+        """Under the lock: note when the first item comes."""
+        self._began_s = time.monotonic()
+        self._room, self._room_bytes = self._commit_every, MAX_COLLECTED_BYTES
+        # The writer waits for the first item, then for its time.
+        self._changed.notify_all()
 
     def _is_full(self) -> bool:
-        return len(self._items) >= self._commit_every or self._bytes >= MAX_COLLECTED_BYTES
+        return bool(self._items) and self._room <= 0
 
     def _wait_for_room(self) -> None:
-        """Under the lock: wait while as much is collected as a transaction takes."""
-        self._raise_failure()
-        if not self._is_full():
-            return
         if self._cut() == 0:
             message = (
-                f"messages without a position are too many: got {len(self._items)}, {self._bytes} bytes, since the "
-                f"last position, at most {self._commit_every} and {MAX_COLLECTED_BYTES}; give send() a position, or "
-                "call commit()"
+                f"messages without a position are too many: got {len(self._items)}, "
+                f"{MAX_COLLECTED_BYTES - self._room_bytes} bytes, since the last position, at most "
+                f"{self._commit_every} and {MAX_COLLECTED_BYTES}; give send() a position, or call commit()"
             )
             raise UsageError(message)
         timeout_s = self._timeout_ms / 1000
@@ -325,15 +316,16 @@ class ResumingSender:
             raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True)
         self._raise_failure()
 
-    def _check_placed(self) -> None:
+    def _note_first_position(self) -> None:
         """Under the lock: refuse the first position of an id whose earlier lives gave none."""
         if self._is_unplaced:
             message = (
-                f"producer {self._producer_id} has sent {self._state.sequence} message(s) without a position in "
+                f"producer {self._producer_id} has sent {self.state.sequence} message(s) without a position in "
                 "earlier lives: got a position now, which cannot say what they were; call commit(position=…) with "
                 "where the source stands behind them, or use another producer_id"
             )
             raise UsageError(message)
+        self._has_positions = True
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -346,7 +338,8 @@ class ResumingSender:
         if not self._has_positions:
             return len(self._items)
         for number in range(len(self._items), 0, -1):
-            if self._items[number - 1].position is not None:
+            *_, position, _ = self._items[number - 1]
+            if position is not None:
                 return number
         return 0
 
@@ -354,7 +347,7 @@ class ResumingSender:
         """Write transactions until the end; any failure is the end."""
         while (items := self._next_items()) is not None:
             try:
-                state = self._write(items)
+                self._life.write(items, self._delivery_timeout_s)
             except KmqError as error:
                 self._fail(error, items)
                 return
@@ -364,18 +357,17 @@ class ResumingSender:
                 self._fail(KmqError(message), items)
                 return
             with self._changed:
-                self._state = state
-                self._done = self._taken
+                self._done, self._writing = self._taken, 0
                 self._changed.notify_all()
 
-    def _fail(self, error: KmqError, items: list[_Item]) -> None:
+    def _fail(self, error: KmqError, items: list[Item]) -> None:
         with self._changed:
-            self._failure = error
+            self._failure, self._room = error, 0
             items, self._items = [*items, *self._items], []
             self._changed.notify_all()
         self._tell(items, error)
 
-    def _next_items(self) -> list[_Item] | None:
+    def _next_items(self) -> list[Item] | None:
         """Wait for what is due; None when the producer is closed."""
         with self._changed:
             while True:
@@ -391,122 +383,16 @@ class ResumingSender:
                     due_s = self._commit_every_s
                 self._changed.wait(due_s)
 
-    def _take(self, cut: int) -> list[_Item]:
+    def _take(self, cut: int) -> list[Item]:
         items, self._items = self._items[:cut], self._items[cut:]
         self._taken += len(items)
-        self._bytes = sum(map(_size_of, self._items))
+        self._writing = count_messages(items)
+        # None, where nothing is left: the next item begins anew.
+        self._room = self._commit_every - len(self._items) if self._items else 0
+        self._room_bytes = MAX_COLLECTED_BYTES - sum(map(size_of, self._items))
         self._began_s = time.monotonic()
         self._changed.notify_all()
         return items
-
-    def _write(self, items: list[_Item]) -> ProducerState:
-        """Write one transaction, and again until it is committed or cannot be."""
-        before, after = self._state, self._state_after(items)
-        work = _Work(self, items, before, after)
-        until_s = time.monotonic() + self._delivery_timeout_s
-        while True:
-            try:
-                self._transactions.run(work, [], None)
-                break
-            except _RefusedError as error:
-                raise self._refused(error, items, before) from error
-            except FencedError as error:
-                self._look_for_newer_life(before, error)
-            except KafkaClientError as error:
-                if not error.retriable or time.monotonic() > until_s or self._is_closing:
-                    raise
-                logger.warning(
-                    "a transaction of %s got no clear answer, it is looked up: %s",
-                    self._producer_id, error, extra={"action": "producer_replaced", "queue": self._topic},
-                )  # fmt: skip
-            if self._look_up(before, after, until_s) is Outcome.COMMITTED:
-                break
-        failpoint("producer.committed")
-        work.tell_places()
-        return after
-
-    def _state_after(self, items: list[_Item]) -> ProducerState:
-        count = sum(item.is_message for item in items)
-        given = next((item.position for item in reversed(items) if item.position is not None), None)
-        position = self._state.position
-        if given is not None:
-            position = given if isinstance(given, int) else decode_position(given)
-        return ProducerState(
-            self._state.generation, self._state.sequence + count, position, int(time.time() * 1000), self._by
-        )
-
-    def _begin_life(self) -> tuple[TransactionalProducer, ProducerState]:
-        """Fence, read, write the next generation; again where the broker went away meanwhile."""
-        until_s = time.monotonic() + self._timeout_ms / 1000
-        while True:
-            try:
-                transactions = TransactionalProducer(self._config, self._timeout_ms, role="producer")
-                found = self._log.newest(self._producer_id)
-                state = next_life(found, at_ms=int(time.time() * 1000), by=self._by)
-                record = self._log.record_of(self._producer_id, state)
-                transactions.run(partial(transactions.send, record), [], None)
-            except KafkaClientError as error:
-                if not error.retriable or time.monotonic() > until_s:
-                    raise
-                time.sleep(RETRY_PAUSE_S)
-            else:
-                logger.info(
-                    "producer %s of %s begins generation %d behind sequence %d",
-                    self._producer_id, self._topic, state.generation, state.sequence,
-                    extra={"action": "producer_began", "queue": self._topic},
-                )  # fmt: skip
-                return transactions, state
-
-    def _look_up(self, before: ProducerState, after: ProducerState, until_s: float) -> Outcome:
-        """
-        End what is open by a new Kafka producer, and find out what was committed.
-
-        Raises:
-            FencedError: A newer life has taken over.
-            KafkaClientError: The broker did not answer in time.
-        """
-        while True:
-            try:
-                self._transactions.close()
-                self._transactions = TransactionalProducer(self._config, self._timeout_ms, role="producer")
-                found = self._log.newest(self._producer_id)
-            except KafkaClientError as error:
-                if not error.retriable or time.monotonic() > until_s or self._is_closing:
-                    raise
-                time.sleep(RETRY_PAUSE_S)
-                continue
-            outcome = outcome_of(found, before, after)
-            if outcome is Outcome.NEWER_LIFE:
-                raise self._fenced_by(found)
-            return outcome
-
-    def _look_for_newer_life(self, before: ProducerState, cause: FencedError) -> None:
-        """
-        Find out who fenced this producer; return where it was the broker.
-
-        After `transaction.timeout.ms` of silence (a suspended process), or where it has forgotten an idle transactional
-        id, the broker answers as if there were a newer producer. A newer life writes its generation first. Looking must
-        not fence it, so this looks before a new Kafka producer is made.
-        """
-        until_s = None
-        while until_s is None or time.monotonic() < until_s:
-            try:
-                found = self._log.newest(self._producer_id)
-            except KafkaClientError:
-                return
-            if found is None or found.generation != before.generation:
-                raise self._fenced_by(found) from cause
-            until_s = time.monotonic() + CLAIM_WAIT_S if until_s is None else until_s
-            time.sleep(LOOK_EVERY_S)
-
-    def _fenced_by(self, found: ProducerState | None) -> FencedError:
-        what = f"producer {self._producer_id} of {self._topic} was fenced"
-        if found is None or found.generation < self._state.generation:
-            return FencedError(f"{what}: its position was forgotten; stop this one")
-        return FencedError(
-            f"{what}: generation {found.generation} by {found.by} has taken over from generation "
-            f"{self._state.generation}; stop this one"
-        )
 
     def _too_large(self, value: bytes | None, size: int) -> KafkaClientError:
         return KafkaClientError(
@@ -527,87 +413,10 @@ class ResumingSender:
             )
             raise TopicError(message)
 
-    def _refused(self, error: _RefusedError, items: list[_Item], before: ProducerState) -> KafkaClientError:
-        sequence = before.sequence + sum(item.is_message for item in items[: error.index + 1])
-        return KafkaClientError(
-            f"cannot send to {self._topic}: the broker refuses the message of sequence {sequence}, "
-            f"{_size_of(items[error.index])} bytes: {error} ({error.code}); nothing behind sequence {before.sequence} "
-            "is sent, correct the message or the topic and make a new producer, which goes on there",
-            code=error.code,
-        )
-
-    def _tell(self, items: list[_Item], error: KmqError) -> None:
-        for item in items:
-            if item.on_delivery is not None:
-                call_back(item.on_delivery, None, error)
-
-
-class _Work:
-    """
-    Writes one transaction, each time anew.
-
-    The first attempt has no reports of single messages. Where it fails, the next one has them, to name what is refused.
-    """
-
-    def __init__(self, sender: ResumingSender, items: list[_Item], before: ProducerState, after: ProducerState) -> None:
-        self._sender = sender
-        self._items = items
-        self._before = before
-        self._record = sender._log.record_of(sender._producer_id, after)  # noqa: SLF001  # its other half
-        self._has_callbacks = any(item.on_delivery is not None for item in items)
-        self._places: dict[int, MessageId] = {}
-        self._attempts = 0
-        self._refused: _RefusedError | None = None
-
-    def __call__(self) -> None:
-        if self._refused is not None:
-            raise self._refused
-        transactions = self._sender._transactions  # noqa: SLF001  # as above; a new one after a failure
-        self._places.clear()
-        self._attempts += 1
-        if self._attempts > 1 or self._has_callbacks:
-            transactions.send_all(self._records(), self._on_report)
-        else:
-            transactions.send_unreported(record for record in self._records() if record is not None)
-        failpoint("producer.sent")
-        transactions.send(self._record)
-        failpoint("producer.position-sent")
-
-    def tell_places(self) -> None:
-        """Call back for what is committed."""
-        for number, item in enumerate(self._items):
-            if item.on_delivery is not None:
-                call_back(item.on_delivery, self._places.get(number), None)
-
-    def _records(self) -> Iterator[OutgoingRecord | None]:
-        topic = self._sender._topic  # noqa: SLF001  # as above
-        sequence = self._before.sequence
-        ours: Headers = [
-            (PRODUCER, self._sender._producer_id.encode()),  # noqa: SLF001  # as above
-            (GENERATION, b"%d" % self._before.generation),
-        ]
-        for value, key, partition, headers, _, _, is_message in self._items:
-            if not is_message:
-                yield None
-                continue
-            sequence += 1
-            number = (SEQUENCE, b"%d" % sequence)
-            all_headers = [*ours, number] if headers is None else [*headers, *ours, number]
-            yield OutgoingRecord(topic, partition, key, value, all_headers)
-
-    def _on_report(self, number: int, error: KafkaError | None, record: KafkaMessage) -> None:
-        if error is None:
-            self._places[number] = MessageId(record.partition() or 0, record.offset() or 0)
-        elif self._refused is None and error.name() in _PERMANENT:
-            self._refused = _RefusedError(number, error.name(), error.str())
-
-
-def call_back(on_delivery: OnDelivery, place: MessageId | None, error: KmqError | None) -> None:
-    """Call a sender's callback; what it raises is logged."""
-    try:
-        on_delivery(place, error)
-    except Exception:
-        logger.exception("delivery callback raised", extra={"action": "callback_failed"})
+    def _tell(self, items: list[Item], error: KmqError) -> None:
+        for _, _, _, _, on_delivery, _, _ in items:
+            if on_delivery is not None:
+                call_back(on_delivery, None, error)
 
 
 def _encoded(position: SourcePosition) -> EncodedPosition | None:
@@ -615,9 +424,8 @@ def _encoded(position: SourcePosition) -> EncodedPosition | None:
     return None if encoded is NO_POSITION else encoded
 
 
-def _size_of(item: _Item) -> int:
-    headers = sum(len(name) + len(text or b"") for name, text in item.headers or ())
-    return _RECORD_BYTES + len(item.value or b"") + len(item.key or b"") + headers
+def _with_bytes(headers: list[tuple[str, bytes | str | None]]) -> Headers:
+    return [(name, text.encode() if isinstance(text, str) else text) for name, text in headers]
 
 
 def _check(name: str, value: Any, most: int, *, least: int = 1) -> None:  # noqa: ANN401  # checked here

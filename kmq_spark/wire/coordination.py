@@ -76,7 +76,7 @@ def decode_record(value: bytes | None, *, topic: str = "", partition: int = -1, 
     Read the value of a record of the coordination topic.
 
     Args:
-        value: As it lies in the log, None for a record without value.
+        value: The value as read from the log, None for a record without value.
         topic: Coordination topic, for the error.
         partition: Its partition, for the error.
         offset: Offset of the record, for the error.

@@ -4,7 +4,7 @@ Records of one partition of the coordination topic to the world of one group: wh
 Rule 1: a record that cannot be read is counted; it moves the group's clock like one of another group.
 Rule 2: a reader that does not begin at offset 0 does not know the world until it has read a snapshot that was taken
 behind its first offset. Until then it keeps what it reads.
-Rule 3: a record of a newer version may have changed the world of others. Whoever reads one must stop.
+Rule 3: a record of a newer version may have changed the world of other members. A member that reads one must stop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GroupLog:
         last_fault: Text about the newest unreadable record, empty where there was none.
         unsupported: Text about the first record of a newer version, empty where there was none.
         stranger_at_ms: Append time of the newest record of a member that a world not complete does not know, -1 =
-            none: somebody knows more of the group.
+            none. It shows that another process knows more of the group.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GroupLog:
 
     def accept(self) -> None:
         """
-        Take the world as it is for complete: the partition has been read to its end, and no record shows that anybody
+        Treat the world as complete: the partition has been read to its end, and no record shows that another process
         knows more of the group.
         """
         self.is_complete = True
@@ -127,7 +127,7 @@ class GroupLog:
         part = record.snapshot
         parts = self._parts.setdefault((record.client_id, record.instance, part.as_of), [])
         if part.part != len(parts):
-            # A part is missing, or the snapshot was begun anew.
+            # A part is missing, or the leader began the snapshot again.
             parts.clear()
         if part.part == len(parts):
             parts.append(part)

@@ -75,6 +75,9 @@ MAX_ATTEMPTS_KEPT = 20
 
 _MAX_DIGITS = 19
 
+_LARGEST_SEQUENCE = 2**62
+"""Of generations and sequences; no producer gets there."""
+
 _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
 """Headers that are not copied to a redelivered copy: the delay is over, and the limit is written with its new value."""
 
@@ -137,7 +140,9 @@ def sender_of(headers: Given) -> Sender | None:
     known = headers if isinstance(headers, dict) else by_name(headers)
     producer_id = text_of(known, PRODUCER)
     generation, sequence = read_number(known.get(GENERATION)), read_number(known.get(SEQUENCE))
-    return Sender(producer_id, generation, sequence) if producer_id and generation and sequence else None
+    if not producer_id or not generation or not sequence or max(generation, sequence) > _LARGEST_SEQUENCE:
+        return None
+    return Sender(producer_id, generation, sequence)
 
 
 def is_first_copy(headers: Given) -> bool:

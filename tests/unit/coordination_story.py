@@ -87,7 +87,7 @@ class Story:
         return self.say(RecordType.CLAIM, client_id, after_ms, resource=resource)
 
     def holder(self, resource: str = "r") -> str:
-        """Return who holds a resource, empty where nobody does."""
+        """Return the holder of a resource, empty where there is none."""
         known = self.world.resources.get(resource)
         return known.holder if known else ""
 
@@ -102,10 +102,27 @@ def effects(applied: Applied) -> list[tuple[Change, str, str]]:
 
 
 CLIENTS, RESOURCES, TASKS = ["a", "b", "c"], ["r", "s"], ["t", "u"]
-STEPS_MS = [0, 0, 1, T // 4, T // 4, T // 2, T // 2, T, 3 * T, 3 * T, 1_000_000, -T, -1_000_000]
+STEPS_MS = [0, 0, 0, 0, 1, T // 10, T // 10, T // 4, T // 2, T // 2, 3 * T, 1_000_000, -T, -1_000_000]
 
 
-KINDS = st.sampled_from([*RecordType, RecordType.CLAIM, RecordType.HEARTBEAT, RecordType.HEARTBEAT, None])
+WEIGHTS: dict[RecordType | None, int] = {
+    None: 1,
+    RecordType.JOIN: 3,
+    RecordType.HEARTBEAT: 5,
+    RecordType.LEAVE: 1,
+    RecordType.CLAIM: 5,
+    RecordType.RELEASE: 2,
+    RecordType.CLAIM_MESSAGES: 2,
+    RecordType.PAUSE_GROUP: 1,
+    RecordType.RESUME_GROUP: 2,
+    RecordType.SET_POSITION: 2,
+    RecordType.ADD_TASK: 1,
+    RecordType.REMOVE_TASK: 1,
+    RecordType.DRAIN: 1,
+    RecordType.ASSIGN: 4,
+    RecordType.SNAPSHOT: 1,
+}
+KINDS = st.sampled_from([kind for kind, weight in WEIGHTS.items() for _ in range(weight)])
 CLIENT_IDS, INSTANCES = st.sampled_from(CLIENTS), st.sampled_from([0, 0, 0, 1, 2])
 NAMES, TASK_NAMES = st.sampled_from([*RESOURCES, *TASKS]), st.sampled_from(TASKS)
 POSITIONS, SOME_POSITIONS = st.integers(0, 5), st.none() | st.integers(0, 5)
@@ -131,15 +148,30 @@ ASSIGNED = st.lists(st.builds(Assignment, st.sampled_from([*TASKS, "r"]), st.sam
 STEPS = st.sampled_from(STEPS_MS)
 
 
+FITS = st.sampled_from([True, True, False])
+
+
+def _who_may(kind: RecordType, client_id: str, fields: dict[str, Any], model: ModelGroup) -> str:
+    """Return the client whose record would succeed, empty where that is any client or none."""
+    if kind in {RecordType.ASSIGN, RecordType.SNAPSHOT}:
+        return str(model.view()["leader"])
+    if kind in WITH_EPOCH:
+        return str(model.state["resources"].get(fields["resource"], {}).get("holder", ""))
+    members = model.state["members"]
+    return "" if kind is RecordType.JOIN or client_id in members else min(members, default="")
+
+
 def draw_record(data: st.DataObject, model: ModelGroup, sequence: int) -> Record | None:
     """Draw a record that mostly fits the world as it is, and sometimes does not in one way."""
     kind, state = data.draw(KINDS), model.state
     if kind is None:
         return None
     client_id, number = data.draw(CLIENT_IDS), data.draw(INSTANCES)
+    fields = {name: data.draw(values) for name, values in FREE_FIELDS.get(kind, {}).items()}
+    if data.draw(FITS):
+        client_id = _who_may(kind, client_id, fields, model) or client_id
     known = state["members"].get(client_id, {}).get("instance", f"{client_id}1")
     instance = f"{client_id}{number}" if number else known
-    fields = {name: data.draw(values) for name, values in FREE_FIELDS.get(kind, {}).items()}
 
     def epoch_of(name: str, away: int) -> int:
         return max(0, int(state["resources"].get(name, {}).get("epoch", 0)) + away)
@@ -158,9 +190,26 @@ def draw_record(data: st.DataObject, model: ModelGroup, sequence: int) -> Record
     return Record(kind, client_id, instance, sequence, **fields)
 
 
+def populate(story: Story) -> None:
+    """Let three members join; one holds a resource with a position, one a task, and one task is free."""
+    for client_id in CLIENTS:
+        story.join(client_id)
+    for task in TASKS:
+        story.say(RecordType.ADD_TASK, "a", resource=task)
+    generation = story.world.generation
+    story.say(RecordType.ASSIGN, "a", generation=generation, assignments=(Assignment("t", "b"), Assignment("u", "c")))
+    story.claim("r", "a")
+    story.say(RecordType.HEARTBEAT, "a", positions=(HeldPosition("r", story.epoch("r"), 3),))
+    story.claim("t", "b")
+
+
 def draw_story(data: st.DataObject, longest: int = 40) -> Story:
     """Draw a log and fold it; the fold and the model are compared at each record."""
     story = Story()
+    if data.draw(FITS):
+        populate(story)
+        if not data.draw(FITS):
+            story.say(RecordType.PAUSE_GROUP, "operator", duration_ms=3_000_000)
     for sequence in range(data.draw(st.integers(0, longest))):
         step_ms = data.draw(STEPS)
         story.write(draw_record(data, story.model, sequence), max(step_ms, -story.at_ms))

@@ -1,5 +1,5 @@
 """
-The world of a coordination group: who is a member, who holds what, which task is whose, and where each position stands.
+The world of a coordination group: its members, claims, tasks and positions.
 
 Rule 1: a function of the log: every reader that applied the same records has the same world (`fold.py`).
 Rule 2: this file keeps and looks up; what a record changes stands in `fold.py`.
@@ -66,7 +66,7 @@ class Resource:
     Attributes:
         holder: Client id of the holder, empty where it is free.
         epoch: Fencing token of the last claim: the offset of the record that granted it.
-        position: Next one to process, None where nobody has written one.
+        position: Next one to process, None where no record has set one.
         claimed_to: End of the messages that the holder has claimed, for at most once.
     """
 

@@ -22,7 +22,7 @@ from kmq_spark.ledger.sample import write_sample
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import encode_marker
-from tests.kafka.conftest import Queue, ended, receive_all
+from tests.kafka.conftest import Queue, ended, receive_all, seen
 from tests.kafka.documents import Block, Reader, make_reader
 from tests.kafka.letters import Letters
 
@@ -54,6 +54,12 @@ def test_dead_letters_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader
     reader = make_reader(own_broker.port)
     reader.read("docs/dead_letters.md")
     assert letters.open_values() == [b'{"order": 1041, "customer": 7}']
+
+
+def test_producers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
+    make_reader(own_broker.port).read("docs/producers.md")
+    assert seen(Queue("orders", own_broker.bootstrap_servers)) == [b"anna", b"bert", b"carl"]
 
 
 @pytest.mark.timeout(400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -328,3 +329,17 @@ def test_closed_producer_says_so(queue: Queue) -> None:
     for call in (partial(producer.send, "x"), producer.commit, producer.flush):
         with pytest.raises(UsageError, match="producer is closed"):
             call()
+
+
+def test_metrics_tell_what_is_committed_and_what_waits(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with producer_of(queue, commit_every_ms=NEVER_MS, metrics_port=0) as producer:
+        port = int(caplog.text.partition("metrics on http://127.0.0.1:")[2].partition("/")[0])
+        producer.send("a")
+        producer.commit()
+        producer.send("b")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = str(answer.read(), "utf-8")
+    assert f'kmq_producer_messages_total{{queue="{queue.name}"}} 1.0' in text
+    assert f'kmq_producer_uncommitted{{queue="{queue.name}"}} 1.0' in text
+    assert f'kmq_producer_last_commit_timestamp_seconds{{queue="{queue.name}"}} 1.' in text

@@ -68,7 +68,7 @@ def test_even_split_of_five_tasks(members: list[Candidate], expected: dict[str, 
 
 
 def test_changes_are_what_an_assign_has_to_say() -> None:
-    """A member that drains gives its tasks away; what stands already is not said again."""
+    """A member that drains gives its tasks away; assignments that exist already are left out."""
     story = Story()
     story.join("a", metadata=b"m", capacity=9)
     story.join("b")

@@ -62,7 +62,7 @@ def test_epochs_and_generations_only_rise(data: st.DataObject) -> None:
 
 
 def test_time_without_append_times_stands_still() -> None:
-    """A record that says nothing of the time drops nobody."""
+    """A record that has no append time drops no member."""
     story = Story()
     story.join()
     apply(story.world, 1, -1, None)
@@ -166,7 +166,7 @@ def test_broker_clock_that_jumps_ahead_drops_no_live_member(step_ms: int) -> Non
 
 
 def test_broker_clock_that_was_set_back_does_not_keep_dead_members() -> None:
-    """An hour back: time goes on by what passes from record to record."""
+    """An hour back: the clock continues by the difference from record to record."""
     story = Story(at_ms=5_000_000)
     story.join("a")
     story.join("b")
@@ -212,7 +212,7 @@ def test_claim_of_the_holder_itself_gets_a_new_epoch() -> None:
 
 
 def test_claim_of_a_stale_holder_is_taken_over_with_its_position() -> None:
-    """The position that it reported last stands."""
+    """The position that it reported last is kept."""
     story = Story()
     story.join("a")
     story.claim("r", "a")
@@ -261,7 +261,7 @@ def test_record_under_another_epoch_changes_nothing(epoch: int, reason: Ignored)
 
 
 def test_record_about_a_resource_of_another_member_changes_nothing() -> None:
-    """Nor does one about a resource that nobody holds."""
+    """Nor does one about a resource without holder."""
     story = Story()
     story.join("a")
     story.join("b")
@@ -275,7 +275,7 @@ def test_record_about_a_resource_of_another_member_changes_nothing() -> None:
 
 @pytest.mark.parametrize("kind", sorted(model.BY_MEMBERS), ids=lambda kind: kind.name)
 def test_record_of_an_unknown_member_or_another_instance_changes_nothing(kind: RecordType) -> None:
-    """Whoever was dropped joins again; whoever was replaced stops."""
+    """A member that was dropped joins again; an instance that was replaced stops."""
     story = Story()
     fields: dict[str, Any] = {"resource": "r"} if kind in WITH_RESOURCE else {}
     if kind is RecordType.CLAIM_MESSAGES:
@@ -496,7 +496,7 @@ def test_member_that_drains_gets_no_more_tasks_and_keeps_those_it_has() -> None:
     assert story.world.members["b"].tasks == {"t"}
 
 
-def test_removed_task_is_nobodys_and_its_holder_goes_on_until_it_releases() -> None:
+def test_holder_of_a_removed_task_holds_it_until_it_releases() -> None:
     """Added again, it has a new payload and keeps its assignment while it exists."""
     story = Story()
     story.join()

@@ -263,7 +263,7 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
         bytes_of(10, resource="t", payload=bytes(MAX_PAYLOAD_BYTES + 1)),
         "ADD_TASK: payload is too large: got 4097 bytes, allowed 0 to 4096",
     ),
-    "drain of nobody": (bytes_of(12), "DRAIN: member is empty"),
+    "drain without member": (bytes_of(12), "DRAIN: member is empty"),
     "assignment of no task": (bytes_of(13, assignments=[{"client_id": "a"}]), "ASSIGN: task is empty"),
     "long assignee": (
         bytes_of(13, assignments=[{"task": "t", "client_id": "c" * 300}]),
@@ -296,7 +296,7 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
 
 @pytest.mark.parametrize(("value", "finding"), REFUSED.values(), ids=REFUSED)
 def test_malformed_record_is_refused_with_its_place_and_finding(value: bytes | None, finding: str) -> None:
-    """The error says where the record lies and what is wrong with it, as text and as attributes."""
+    """The error contains the place of the record and the fault, as text and as attributes."""
     with pytest.raises(MalformedRecordError) as caught:
         decode_record(value, topic="kmq.coordination", partition=3, offset=18)
     error = caught.value
@@ -312,7 +312,7 @@ def test_malformed_record_is_refused_with_its_place_and_finding(value: bytes | N
     ],
     ids=["version", "type"],
 )
-def test_record_of_a_later_build_is_told_apart_from_a_malformed_one(value: bytes, finding: str) -> None:
+def test_record_of_a_later_build_differs_from_a_malformed_one(value: bytes, finding: str) -> None:
     """A member that meets one cannot know the world any more, and has to stop."""
     with pytest.raises(UnsupportedVersionError) as caught:
         decode_record(value)

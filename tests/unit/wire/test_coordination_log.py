@@ -43,7 +43,7 @@ def write_snapshot(story: Story, part_bytes: int = 40) -> int:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_world_survives_the_wire(data: st.DataObject) -> None:
-    """Equal worlds have equal bytes, and go on alike."""
+    """Equal worlds have equal bytes, and develop in the same way."""
     story = draw_story(data)
     value = encode_world(story.world)
     restored = decode_world(value)
@@ -119,7 +119,7 @@ def test_world_with_free_resources_and_tasks_survives_the_wire() -> None:
 
 
 def test_reader_without_a_snapshot_knows_that_it_does_not_know() -> None:
-    """The heartbeat of a member that it has not seen joining tells it."""
+    """The heartbeat of a member whose JOIN it has not read shows it."""
     story = story_of_two()
     log = GroupLog(GROUP, first_offset=3)
     assert (log.is_complete, log.stranger_at_ms) == (False, -1)
@@ -130,7 +130,7 @@ def test_reader_without_a_snapshot_knows_that_it_does_not_know() -> None:
     story.beat("b", after_ms=5)
     read_all(log, story, 7)
     assert (log.is_complete, log.world.view()) == (True, story.world.view())
-    # A second reader needs nothing that lies below.
+    # A second reader needs no record below it.
     late = GroupLog(GROUP, first_offset=as_of)
     read_all(late, story, as_of)
     assert (late.is_complete, late.world.view()) == (True, story.world.view())
@@ -172,7 +172,7 @@ def test_snapshot_that_is_begun_again_is_read() -> None:
 
 @pytest.mark.parametrize("writer", ["b", "z"])
 def test_snapshot_of_another_than_its_leader_is_refused(writer: str) -> None:
-    """Nobody but the leader of the world that it shows."""
+    """Only the leader of the world that it shows may write it."""
     story = story_of_two()
     (part,) = snapshot_parts(story.world)
     story.say(RecordType.SNAPSHOT, writer, snapshot=part)
@@ -217,7 +217,7 @@ def test_unreadable_records_are_counted_and_change_nothing_but_the_time() -> Non
 
 @given(st.binary(max_size=100), st.binary(max_size=10) | st.none())
 def test_reader_never_raises(value: bytes, key: bytes | None) -> None:
-    """Whatever lies in the log."""
+    """Whatever the log contains."""
     log = GroupLog(GROUP, first_offset=5)
     log.read(5, 0, KEY, value)
     log.read(6, 0, key, value)
@@ -226,7 +226,7 @@ def test_reader_never_raises(value: bytes, key: bytes | None) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_snapshot_is_refused_or_a_possible_world(data: st.DataObject) -> None:
-    """A world with any byte changed is refused, or goes on by the rules."""
+    """A world with any byte changed is refused, or develops by the rules."""
     story = story_of_two()
     value = bytearray(encode_world(story.world))
     value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
@@ -293,7 +293,7 @@ def test_snapshot_that_contradicts_itself_is_refused(fields: dict[str, Any], fin
     assert finding in str(caught.value)
 
 
-def test_snapshot_of_a_later_version_is_told_apart() -> None:
+def test_snapshot_of_a_later_version_differs_from_a_malformed_one() -> None:
     """The reader is too old for its group."""
     with pytest.raises(UnsupportedVersionError, match="version 9 of snapshots, this build reads up to 0"):
         decode_world(damaged(version=9))

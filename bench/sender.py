@@ -1,0 +1,110 @@
+"""
+One producer of the producers' benchmark, in a process of its own: `python -m bench.sender KIND {settings as JSON}`.
+
+It sends messages and prints how long that took, from the first send until all are durable or committed. Each value
+begins with the time at which it was given to `send`, nanoseconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from confluent_kafka import Producer
+
+from kmq_spark import QueueProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Work(NamedTuple):
+    """What a producer is told."""
+
+    bootstrap_servers: str
+    topic: str
+    messages: int
+    size: int
+    per_s: int = 0
+    """Messages a second; 0 for as many as it can."""
+
+
+def values(work: Work) -> Iterator[bytes]:
+    """Yield the values, at the rate that is asked for."""
+    rest = bytes(work.size - 20)
+    began_s = time.monotonic()
+    for number in range(work.messages):
+        if work.per_s:
+            time.sleep(max(0.0, began_s + number / work.per_s - time.monotonic()))
+            yield b"%020d" % time.monotonic_ns() + rest
+        else:
+            yield b"%020d" % number + rest
+
+
+def plain(work: Work) -> float:
+    """`confluent_kafka.Producer`, idempotent, with the settings of ours and a report of each message."""
+    refused: list[str] = []
+
+    def on_delivery(error: Any, _: object) -> None:  # noqa: ANN401  # a KafkaError or None
+        if error is not None:
+            refused.append(error.str())
+
+    producer = Producer(
+        {
+            "bootstrap.servers": work.bootstrap_servers, "enable.idempotence": True, "acks": "all", "linger.ms": 5,
+            "partitioner": "murmur2_random",
+        }
+    )  # fmt: skip
+    producer.list_topics(work.topic, timeout=30)
+    began_s = time.monotonic()
+    for number, value in enumerate(values(work)):
+        while True:
+            try:
+                producer.produce(work.topic, value, on_delivery=on_delivery)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if number % 100 == 0 or work.per_s:
+            producer.poll(0)
+    producer.flush()
+    if refused:
+        raise RuntimeError(refused[0])
+    return time.monotonic() - began_s
+
+
+def ours(work: Work) -> float:
+    """`QueueProducer` without an id."""
+    with QueueProducer(work.topic, bootstrap_servers=work.bootstrap_servers) as producer:
+        began_s = time.monotonic()
+        for value in values(work):
+            producer.send(value)
+        producer.flush(120)
+        return time.monotonic() - began_s
+
+
+def resuming(work: Work) -> float:
+    """`QueueProducer` with an id and a position for each message, committed every 100 ms."""
+    with QueueProducer(work.topic, bootstrap_servers=work.bootstrap_servers, producer_id="bench") as producer:
+        began_s = time.monotonic()
+        for number, value in enumerate(values(work), 1):
+            producer.send(value, position=number)
+        producer.commit(timeout=120)
+        return time.monotonic() - began_s
+
+
+SENDERS: dict[str, Callable[[Work], float]] = {"plain": plain, "ours": ours, "resuming": resuming}
+
+
+def main(kind: str, text: str) -> None:
+    """Send, and print the seconds."""
+    # All alike: what was imported is no garbage.
+    gc.collect()
+    gc.freeze()
+    sys.stdout.write(json.dumps(SENDERS[kind](Work(**json.loads(text)))) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,23 @@
+"""
+One owner at a time, work spread over processes, groups that can be paused: with nothing but a Kafka topic.
+
+    from kmq_spark.coordination import Coordinator
+
+docs/coordination.md has the protocol, and what it rests on.
+"""
+
+from __future__ import annotations
+
+from kmq_spark.coordination.claim import Claim
+from kmq_spark.coordination.coordinator import Coordinator
+from kmq_spark.coordination.tasks import RunningTask, TaskRunner
+from kmq_spark.coordination.topic import COORDINATION_TOPIC, create_coordination_topic
+
+__all__ = [
+    "COORDINATION_TOPIC",
+    "Claim",
+    "Coordinator",
+    "RunningTask",
+    "TaskRunner",
+    "create_coordination_topic",
+]

@@ -1,0 +1,236 @@
+"""
+The Kafka side of a member: one reader and one writer of the group's partition.
+
+Rule 1: no rules of the group here: bytes in, bytes out.
+Rule 2: records are appended in the order in which they were written: one idempotent producer, one partition.
+Rule 3: a reader that retention has overtaken gets an error; it never skips records.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from kmq_spark.core.coordination.partition import partition_of
+from kmq_spark.errors import KafkaClientError, TopicError
+from kmq_spark.kafka.client_errors import client_error, unreachable
+from kmq_spark.kafka.settings import make_client, marker_producer_config, reader_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kmq_spark.errors import KmqError
+
+READ_AT_ONCE = 1_000
+"""Records taken from the client in one call."""
+
+_FLUSH_S = 0.05
+_LOOK_EVERY_S, _LOOK_S = 30.0, 0.1
+"""How often a member looks whether the topic has got more partitions, and how long a heartbeat may wait for that."""
+
+
+class LoggedBytes:
+    """
+    One record of the partition.
+
+    Attributes:
+        offset: Of the record.
+        append_time_ms: Epoch milliseconds, broker clock.
+        key: Name of its group.
+        value: Its bytes.
+    """
+
+    __slots__ = ("append_time_ms", "key", "offset", "value")
+
+    def __init__(self, offset: int, append_time_ms: int, key: bytes | None, value: bytes | None) -> None:
+        """Take the parts of a record."""
+        self.offset, self.append_time_ms, self.key, self.value = offset, append_time_ms, key, value
+
+
+class Channel:
+    """
+    Reader and writer of a group's partition.
+
+    Args:
+        topic: Coordination topic.
+        group: Name of the group.
+        bootstrap_servers: Comma-separated `host:port`.
+        client_id: For the broker's log.
+        delivery_timeout_ms: When a record that has no answer has failed.
+        extra: librdkafka settings.
+
+    Attributes:
+        partition: Of the group; -1 before `open`.
+        failure: Why the channel is of no use any more; None while it is.
+        trouble: Text of the newest failure that may pass, empty where there was none.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        bootstrap_servers: str,
+        client_id: str,
+        *,
+        delivery_timeout_ms: int,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make the clients; they connect when they are used."""
+        self.topic, self.partition = topic, -1
+        self.failure: KmqError | None = None
+        self.trouble = ""
+        self._group, self._key = group, group.encode()
+        self._partition_count, self._looked_s = 0, time.monotonic()
+        self._bootstrap_servers = bootstrap_servers
+        reader = reader_config(bootstrap_servers, f"kmq.coordination.{group}", client_id, extra)
+        reader.update(
+            {
+                # The broker answers at once when there is a record; an idle group costs a request in 200 ms.
+                "fetch.wait.max.ms": 200,
+                # A leader that moves is found again within T.
+                "fetch.error.backoff.ms": 50,
+                "auto.offset.reset": "error",
+            }
+        )
+        self._reader = make_client(Consumer, reader)
+        self._writer = make_client(
+            Producer,
+            marker_producer_config(bootstrap_servers, client_id, extra, delivery_timeout_ms=delivery_timeout_ms),
+        )
+
+    @property
+    def clients(self) -> tuple[object, object]:
+        """The clients, for a fork."""
+        return (self._reader, self._writer)
+
+    def open(self, timeout_s: float) -> tuple[int, int]:
+        """
+        Find the group's partition.
+
+        Args:
+            timeout_s: Bound on each call to the broker.
+
+        Returns:
+            Its first offset and its end.
+
+        Raises:
+            TopicError: There is no such topic.
+            KafkaClientError: The broker cannot be reached.
+        """
+        try:
+            self._partition_count = self._count(timeout_s)
+        except KafkaException as error:
+            raise unreachable(error, self._writer, self._bootstrap_servers) from error
+        if not self._partition_count:
+            message = f"coordination topic {self.topic!r} does not exist; create it with `create_coordination_topic`"
+            raise TopicError(message)
+        self.partition = partition_of(self._group, self._partition_count)
+        try:
+            first, end = self._reader.get_watermark_offsets(
+                TopicPartition(self.topic, self.partition), timeout=timeout_s
+            )
+        except KafkaException as error:
+            raise client_error(error, f"cannot read the offsets of {self.topic}") from error
+        return first, end
+
+    def seek(self, offset: int) -> None:
+        """Read from an offset on."""
+        self._reader.assign([TopicPartition(self.topic, self.partition, offset)])
+
+    def read(self, timeout_s: float) -> list[LoggedBytes]:
+        """
+        Return records that have arrived, in order; wait for the first one.
+
+        Args:
+            timeout_s: How long to wait.
+        """
+        first = self._reader.poll(timeout_s)
+        if first is None:
+            return []
+        return [
+            read
+            for message in [first, *self._reader.consume(READ_AT_ONCE, 0)]
+            if (read := self._read_of(message)) is not None
+        ]
+
+    def write(self, value: bytes) -> None:
+        """
+        Hand a record to the client.
+
+        Raises:
+            KafkaClientError: Its queue is full: nothing has been delivered for long.
+        """
+        try:
+            self._writer.produce(self.topic, value, self._key, partition=self.partition, on_delivery=self._delivered)
+        except (BufferError, KafkaException) as error:
+            cause = error.args[0]
+            if isinstance(cause, KafkaError):
+                raise client_error(cause, f"cannot write to {self.topic}") from error
+            message = f"cannot write to {self.topic}: {error}; check the broker"
+            raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True) from error
+
+    def serve(self) -> None:
+        """Take the answers to what was written; now and then, look at the topic."""
+        self._writer.poll(0)
+        if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self._look()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything has an answer, at most so long."""
+        if self.failure is None:
+            self._writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """Close the clients; what has no answer is given up."""
+        self._writer.purge()
+        if self.failure is None:  # after a fatal error confluent-kafka's flush raises SystemError
+            self._writer.flush(_FLUSH_S)
+        self._reader.close()
+
+    def _count(self, timeout_s: float) -> int:
+        """Return the partitions of the topic, 0 where it does not exist."""
+        metadata = self._writer.list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
+        return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
+
+    def _look(self) -> None:
+        """End where the topic has other partitions than before: new members would look for the group elsewhere."""
+        try:
+            count = self._count(_LOOK_S)
+        except KafkaException:
+            return
+        if count and count != self._partition_count:
+            self.failure = self.failure or TopicError(
+                f"topic {self.topic!r} has another number of partitions: got {count}, it had {self._partition_count}; "
+                "stop all members of all groups, then start them again"
+            )
+
+    def _read_of(self, message: Any) -> LoggedBytes | None:  # noqa: ANN401  # a record of the client
+        error = message.error()
+        if error is not None:
+            self._note(error, f"cannot read {self.topic}")
+            return None
+        kind, append_time_ms = message.timestamp()
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            self.failure = self.failure or TopicError(
+                f"topic {self.topic!r} has message.timestamp.type=CreateTime at offset {message.offset()}, must be "
+                "LogAppendTime: the clocks of hosts must not decide who is stale; set it and restart the members"
+            )
+        return LoggedBytes(message.offset(), append_time_ms, message.key(), message.value())
+
+    def _delivered(self, error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            self._note(error, f"cannot write to {self.topic}")
+
+    def _note(self, error: KafkaError, doing: str) -> None:
+        """Keep a failure: one that ends the client, or one that may pass."""
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
+            self.failure = self.failure or KafkaClientError(
+                f"{doing}: records were deleted before they were read; join the group again", code=error.name()
+            )
+        elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001  # as above
+            self.failure = self.failure or client_error(error, doing)
+        else:
+            self.trouble = f"{doing}: {error.str()} ({error.name()})"

@@ -1,0 +1,116 @@
+"""
+A claim that this process holds: the right to act on a resource, until it is over.
+
+Rule 1: a claim that was over once stays over, even if the log renews it later: callers have acted on its end.
+Rule 2: `check` takes no lock while the claim stands; it may be called before every write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kmq_spark.errors import ClaimLostError, UsageError
+
+if TYPE_CHECKING:
+    from kmq_spark.coordination.session import Session
+
+
+class Claim:
+    """
+    A resource that this process holds; `Coordinator.claim` returns it.
+
+    Attributes:
+        resource: Its name.
+        epoch: Fencing token: hand it to whatever you write to, and refuse older ones there.
+        position: Next one to process, as the holder before left it or `commit` has set it; None where there is none.
+    """
+
+    __slots__ = ("_end", "_session", "epoch", "position", "resource")
+
+    def __init__(self, session: Session, resource: str, epoch: int, position: int | None) -> None:
+        """Belongs to the session that read the grant back."""
+        self._session = session
+        self._end = ""
+        self.resource, self.epoch, self.position = resource, epoch, position
+
+    def __repr__(self) -> str:
+        """Name resource and epoch."""
+        return f"Claim({self.resource!r}, epoch={self.epoch})"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the hold lasts now; a moment later it may be over."""
+        return not self._end and not self._session.is_over(self)
+
+    def check(self) -> None:
+        """
+        Return while the hold lasts.
+
+        Raises:
+            ClaimLostError: It is over: the resource was released, another member may hold it, or no renewal has been
+                read back from the log for T. Stop what you do with the resource.
+        """
+        if not self.is_held:
+            message = f"claim of {self.resource!r} is over (epoch {self.epoch}): {self._end}; stop working on it"
+            raise ClaimLostError(message, resource=self.resource, epoch=self.epoch)
+
+    def commit(self, position: int, *, wait_s: float = 0.0) -> None:
+        """
+        Set the position; it goes with the next heartbeat, or at once.
+
+        Args:
+            position: Next one to process. Not below the one that stands.
+            wait_s: Above 0: send it now, and wait so long until it is read back.
+
+        Raises:
+            ClaimLostError: The hold is over, or was over before the position was read back.
+            KafkaClientError: The position was not read back in time; it may stand or not.
+            UsageError: The position is below the one that stands.
+        """
+        self.check()
+        if self.position is not None and position < self.position:
+            message = (
+                f"position of {self.resource!r} goes back: got {position!r}, minimum {self.position}; pause the group"
+            )
+            raise UsageError(message)
+        self._session.commit(self, position, wait_s)
+
+    def claim_messages(self, end: int, *, wait_s: float = 30.0) -> None:
+        """
+        Claim the messages from the position up to an end, for at most once; hand them out after this has returned.
+
+        Two records, each read back: CLAIM_MESSAGES up to the end, then a HEARTBEAT with the end as the position. After
+        a crash anywhere the next holder begins at the end, or, where nothing was handed out, at the position before.
+
+        Args:
+            end: Next one behind the messages.
+            wait_s: Longest time for both.
+
+        Raises:
+            ClaimLostError: The hold is over; hand out none of the messages.
+            KafkaClientError: They were not read back in time; hand out none of the messages.
+        """
+        self.check()
+        self._session.claim_messages(self, end, wait_s)
+        self.check()
+
+    def release(self, position: int | None = None) -> None:
+        """
+        Give the resource up. The claim is over at once, before the record is written.
+
+        Args:
+            position: Where the next holder begins; None: where `commit` has set it.
+        """
+        self._session.release(self, self.position if position is None else position)
+
+    def end(self, reason: str) -> bool:
+        """
+        Note that the claim is over; for the session.
+
+        Returns:
+            Whether it was not over before.
+        """
+        if self._end:
+            return False
+        self._end = reason
+        return True

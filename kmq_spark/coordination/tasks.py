@@ -1,0 +1,184 @@
+"""
+Run the tasks that the group's leader gives to this process.
+
+Rule 1: a task runs in this process only while this process holds its claim: claim, run, stop, release.
+Rule 2: a task that goes to another member or is removed is asked to stop (`stopping`); its claim is released when the
+handler has returned, so that the next owner begins after this one has ended. A handler whose claim is lost has T to
+return before another member may begin.
+Rule 3: a handler that returns or raises while its task is still assigned is called again after a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+from kmq_spark.errors import KmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from kmq_spark.coordination.claim import Claim
+    from kmq_spark.coordination.coordinator import Coordinator
+
+logger = logging.getLogger(__name__)
+
+RESTART_S = 1.0
+"""Pause before a handler is called again that returned or raised."""
+
+_LOOK_S = 0.1
+_STOP_S = 30.0
+
+
+class RunningTask:
+    """
+    A task that runs in this process.
+
+    Attributes:
+        name: Of the task.
+        payload: What `add_task` said.
+        claim: Its claim: hand `claim.epoch` to whatever you write to, call `claim.check()` before you write.
+        stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost.
+    """
+
+    def __init__(self, name: str, payload: bytes, claim: Claim) -> None:
+        """Begin as one that runs."""
+        self.name, self.payload, self.claim = name, payload, claim
+        self.stopping = threading.Event()
+
+    def check(self) -> bool:
+        """
+        Return whether to go on; raise where the claim is lost.
+
+        Raises:
+            ClaimLostError: The claim is over: stop at once.
+        """
+        self.claim.check()
+        return not self.stopping.is_set()
+
+
+class TaskRunner:
+    """
+    Runs a handler for each task that is assigned to a member, in a thread each.
+
+        with Coordinator(…) as me, TaskRunner(me, handle):
+            ...
+
+    Args:
+        coordinator: That has joined.
+        handler: Called with a `RunningTask`; returns soon after `stopping` is set.
+        restart_s: Pause before a handler is called again that returned or raised, seconds.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, handler: Callable[[RunningTask], None], *, restart_s: float = RESTART_S
+    ) -> None:
+        """Run nothing before `start`."""
+        self._coordinator, self._handler, self._restart_s = coordinator, handler, restart_s
+        self._running: dict[str, tuple[RunningTask, threading.Thread]] = {}
+        self._not_before_s: dict[str, float] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kmq-tasks", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the tasks that run here now."""
+        return sorted(self._running)
+
+    def start(self) -> None:
+        """Begin to run what is assigned."""
+        self._thread.start()
+
+    def drain(self, timeout_s: float = _STOP_S) -> bool:
+        """
+        Let the leader give all tasks to others, each after it has ended here.
+
+        Args:
+            timeout_s: Longest time.
+
+        Returns:
+            Whether nothing runs here any more; not so where no other member takes the tasks.
+        """
+        self._coordinator.drain()
+        until_s = time.monotonic() + timeout_s
+        while (self._running or self._coordinator.assigned) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        return not self._running
+
+    def stop(self, timeout_s: float = _STOP_S) -> None:
+        """
+        Ask every task to stop, wait for them, and release their claims.
+
+        Args:
+            timeout_s: Longest time; the claims of handlers that have not returned are kept until they lapse.
+        """
+        self._stopping.set()
+        until_s = time.monotonic() + timeout_s
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        for task, _ in self._running.values():
+            task.stopping.set()
+        for _, thread in list(self._running.values()):
+            thread.join(max(0.0, until_s - time.monotonic()))
+        self._end_finished()
+
+    def _run(self) -> None:
+        """Start and stop tasks until stopped, or until the session is over; in a thread."""
+        while not self._stopping.wait(_LOOK_S):
+            try:
+                self._turn()
+            except KmqError as error:
+                logger.warning("cannot look after tasks: %s", error, extra={"action": "tasks_failed"})
+                if self._coordinator.failure is not None:
+                    break
+        for task, _ in list(self._running.values()):
+            task.stopping.set()
+
+    def _turn(self) -> None:
+        assigned = self._coordinator.assigned
+        for name, (task, _) in self._running.items():
+            if name not in assigned or not task.claim.is_held:
+                task.stopping.set()
+        self._end_finished()
+        for name, payload in assigned.items():
+            if name in self._running or time.monotonic() < self._not_before_s.get(name, 0.0):
+                continue
+            # None while its last owner holds it.
+            claim = self._coordinator.claim(name)
+            if claim is not None:
+                self._begin(RunningTask(name, payload, claim))
+
+    def _begin(self, task: RunningTask) -> None:
+        thread = threading.Thread(target=self._handle, args=(task,), name=f"kmq-task-{task.name}", daemon=True)
+        self._running[task.name] = (task, thread)
+        logger.info("task %s begins", task.name, extra={"action": "task_begins", "epoch": task.claim.epoch})
+        thread.start()
+
+    def _end_finished(self) -> None:
+        """Release the claims of tasks whose handlers have returned."""
+        for name, (task, thread) in list(self._running.items()):
+            if not thread.is_alive():
+                del self._running[name]
+                self._not_before_s[name] = time.monotonic() + self._restart_s
+                task.claim.release()
+                logger.info("task %s ended", name, extra={"action": "task_ended", "epoch": task.claim.epoch})
+
+    def _handle(self, task: RunningTask) -> None:
+        try:
+            self._handler(task)
+        except Exception:
+            logger.exception("task %s failed", task.name, extra={"action": "task_failed"})

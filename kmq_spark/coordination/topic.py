@@ -1,0 +1,164 @@
+"""
+The coordination topic: how it is made, and whether it fits.
+
+Rule 1: making is idempotent and changes nothing that exists; a topic that does not fit is an error that names the
+repair.
+Rule 2: settings that this user may not read are not checked; records without the broker's append time are refused when
+they are read.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.kafka.client_errors import client_error, unreachable
+from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
+from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
+from kmq_spark.kafka.settings import admin_config, make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+COORDINATION_TOPIC = "kmq.coordination"
+
+DEFAULT_PARTITIONS = 8
+DEFAULT_RETENTION_MS = 60 * 60 * 1000
+MIN_RETENTION_MS = 60_000
+"""Shortest retention: a reader needs a snapshot and all that lies behind it."""
+
+DEFAULT_TIMEOUT_MS = 15_000
+
+_REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
+_POLL_S = 0.05
+
+
+def create_coordination_topic(
+    bootstrap_servers: str,
+    *,
+    topic: str = COORDINATION_TOPIC,
+    partitions: int = DEFAULT_PARTITIONS,
+    replication_factor: int = -1,
+    retention_ms: int = DEFAULT_RETENTION_MS,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    extra: Mapping[str, str] | None = None,
+) -> None:
+    """
+    Make the coordination topic where it does not exist, and check it.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        topic: Its name; all members of a group use the same one.
+        partitions: Of a new topic. They cannot be changed later: a group's partition depends on them.
+        replication_factor: Copies of each partition; -1 leaves it to the broker's default.
+        retention_ms: How long records are kept, milliseconds, at least a minute; snapshots replace what is deleted.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+
+    Raises:
+        ConfigError: A value is out of bounds.
+        TopicError: The topic exists and does not fit.
+        KafkaClientError: The broker cannot be reached, or refuses.
+    """
+    if retention_ms < MIN_RETENTION_MS:
+        message = f"retention_ms is too short: got {retention_ms!r}, minimum {MIN_RETENTION_MS}; keep records longer"
+        raise ConfigError(message)
+    if partitions < 1:
+        message = f"partitions is out of bounds: got {partitions!r}, minimum 1; correct the call"
+        raise ConfigError(message)
+    admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+    timeout_s = timeout_ms / 1000
+    if not _replicas(admin, topic, bootstrap_servers, timeout_s):
+        settings = {**_REQUIRED, **replication_settings(replication_factor), "retention.ms": str(retention_ms)}
+        _create(admin, NewTopic(topic, partitions, replication_factor, config=settings), timeout_s)
+        until_s = time.monotonic() + timeout_s
+        while not (replicas := _replicas(admin, topic, bootstrap_servers, timeout_s)):
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_POLL_S)
+        if replication_factor < 0:
+            _require_quorum(admin, topic, replicas, timeout_s)
+    check_coordination_topic(admin, topic, bootstrap_servers, timeout_ms)
+
+
+def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:
+    """
+    Find out whether the coordination topic exists and fits.
+
+    Args:
+        admin: Admin client.
+        topic: Its name.
+        bootstrap_servers: For messages alone.
+        timeout_ms: Bound on each call to the broker.
+
+    Returns:
+        Its `retention.ms`; 0 where we may not read it.
+
+    Raises:
+        TopicError: It does not exist, or a setting is wrong; the message names the repair.
+        KafkaClientError: The broker cannot be reached.
+    """
+    timeout_s = timeout_ms / 1000
+    replicas = _replicas(admin, topic, bootstrap_servers, timeout_s)
+    if not replicas:
+        message = f"coordination topic {topic!r} does not exist; create it with `create_coordination_topic`"
+        raise TopicError(message)
+    settings = settings_of(admin, [topic], timeout_s).get(topic, {})
+    findings = list(_findings(topic, settings, replicas))
+    if findings:
+        message = "coordination topic is not set up correctly: " + "; ".join(findings)
+        raise TopicError(message)
+    return int(settings.get("retention.ms", "0"))
+
+
+def _findings(topic: str, settings: Mapping[str, str], replicas: int) -> Iterator[str]:
+    for key, wanted in _REQUIRED.items():
+        if (got := settings.get(key, wanted)) != wanted:
+            yield f"topic {topic!r} has {key}={got}, must be {wanted}; run `{alter_command(topic, key, wanted)}`"
+    retention_ms = int(settings.get("retention.ms", MIN_RETENTION_MS))
+    if 0 <= retention_ms < MIN_RETENTION_MS:
+        repair = alter_command(topic, "retention.ms", str(DEFAULT_RETENTION_MS))
+        yield f"topic {topic!r} has retention.ms={retention_ms}, must be at least {MIN_RETENTION_MS}; run `{repair}`"
+    for what, repair in replication_findings(topic, settings, replicas):
+        yield f"topic {topic!r} {what}; run `{repair}`"
+
+
+def _replicas(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_s: float) -> int:
+    """Return the replicas of a partition, 0 where the topic does not exist."""
+    try:
+        metadata = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    except KafkaException as error:
+        raise unreachable(error, admin, bootstrap_servers) from error
+    if metadata is None or metadata.error is not None or not metadata.partitions:
+        return 0
+    return len(metadata.partitions[min(metadata.partitions)].replicas)
+
+
+def _create(admin: AdminClient, topic: NewTopic, timeout_s: float) -> None:
+    (future,) = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s).values()
+    try:
+        future.result()
+    except KafkaException as error:
+        # Another process made it in between: the check that follows says whether it fits.
+        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            raise client_error(error, f"cannot create topic {topic.topic}") from error
+
+
+def _require_quorum(admin: AdminClient, topic: str, replicas: int, timeout_s: float) -> None:
+    """Set `min.insync.replicas` of a topic just created whose replicas the broker's default has decided."""
+    wanted = {key: value for key, value in replication_settings(replicas).items() if key == "min.insync.replicas"}
+    if not wanted:
+        return
+    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in wanted.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    (future,) = admin.incremental_alter_configs([resource], request_timeout=timeout_s).values()
+    try:
+        future.result()
+    except KafkaException as error:
+        # The check that follows names the setting and the command for a user with that right.
+        if NOT_ALLOWED not in error.args[0].name():
+            raise client_error(error, f"cannot set min.insync.replicas of topic {topic}") from error

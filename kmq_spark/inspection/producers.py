@@ -1,0 +1,79 @@
+"""
+What can be wrong with the producers of a queue that have an id.
+
+Rule 1: no client here: facts in, findings out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kmq_spark.inspection.spans import counted, span
+from kmq_spark.kafka.replication import alter_command, replication_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.inspection.facts import ProducersFacts
+
+TOLD = 3
+"""Ids that a finding names."""
+
+
+class Problem(NamedTuple):
+    """What is wrong, whether it is bad now, and its repair."""
+
+    what: str
+    is_bad: bool
+    repair: str
+
+
+def producers_problems(facts: ProducersFacts, queue: str) -> Iterator[Problem]:
+    """
+    Yield what is wrong.
+
+    Args:
+        facts: As the inspector found them.
+        queue: Name of the queue, for the commands.
+    """
+    name = facts.topic.name
+    if not facts.topic.partition_count:
+        return
+    if (policy := facts.topic.settings.get("cleanup.policy", "compact")) != "compact":
+        yield Problem(
+            f"{name} has cleanup.policy={policy}, must be compact: a producer whose position is removed sends "
+            "everything again",
+            is_bad=True,
+            repair=alter_command(name, "cleanup.policy", "compact"),
+        )
+    for what, repair in replication_findings(name, facts.topic.settings, facts.topic.replicas):
+        yield Problem(f"{name} {what}", is_bad=True, repair=repair)
+    if facts.unreadable:
+        yield Problem(
+            f"the position of {_some(facts.unreadable)} cannot be read: no producer with this id can start",
+            is_bad=True,
+            repair=f"upgrade its program, or remove the position: kmq producer forget {queue} {facts.unreadable[0]}",
+        )
+    if facts.open_for_ms:
+        yield Problem(
+            f"a transaction has been open in {name} for at least {span(facts.open_for_ms)}: a producer that starts "
+            "waits for it, and so do the consumers of the partitions that it wrote to",
+            is_bad=False,
+            repair="start its producer again, or wait for its transaction.timeout.ms; "
+            "kafka-transactions.sh find-hanging",
+        )
+    if facts.unused:
+        yield Problem(
+            f"{counted(len(facts.unused), 'producer id')} unused for producer_retention_ms: {_some(facts.unused)}",
+            is_bad=False,
+            repair=f"where it is needed no more: kmq producer forget {queue} {facts.unused[0]}",
+        )
+
+
+def producers_summary(facts: ProducersFacts) -> str:
+    """Return what is said where there are some and nothing is wrong."""
+    return f"{counted(facts.ids, 'producer id')}, positions in a compacted topic"
+
+
+def _some(ids: tuple[str, ...]) -> str:
+    return ", ".join(ids[:TOLD]) + (f" and {len(ids) - TOLD} more" if len(ids) > TOLD else "")

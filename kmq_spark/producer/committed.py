@@ -1,0 +1,129 @@
+"""
+Read what is committed in a topic up to its high watermark.
+
+Rule 1: the end is the high watermark at the start, not the last stable offset: an open transaction of another producer
+holds the last stable offset back, and what is committed behind it would be missed. Its end is waited for.
+
+Source: KIP-98, "read_committed" and the last stable offset.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.client_errors import until_answered
+from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.settings import make_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from confluent_kafka import Message
+
+LSO_WAIT_S = 60.0
+"""How long an open transaction is waited for; the broker aborts it after its time-out."""
+
+PAUSE_S = 0.02
+
+
+class Extent(NamedTuple):
+    """From which to which offset a partition has records, open transactions included."""
+
+    first: int
+    end: int
+
+
+def extents_of(config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout_ms: int) -> dict[int, Extent]:
+    """
+    Return first offset and high watermark of each partition.
+
+    Not by the admin client, whose requests may abort the process where a broker goes away (librdkafka's issue 4605).
+
+    Args:
+        config: librdkafka settings of a reader, see `settings.reader_config`.
+        topic: The topic.
+        partitions: Its partitions.
+        timeout_ms: Bound on each call.
+
+    Raises:
+        KmqError: The topic does not exist or may not be read, or the broker cannot be reached in time.
+    """
+    timeout_s = timeout_ms / 1000
+    # With `read_committed` the end would be the last stable offset.
+    client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
+    try:
+        return {
+            number: until_answered(
+                partial(_extent, client, TopicPartition(topic, number), timeout_s),
+                f"cannot read the offsets of {topic}",
+                timeout_s,
+            )
+            for number in partitions
+        }
+    finally:
+        client.close()
+
+
+def _extent(client: Consumer, place: TopicPartition, timeout_s: float) -> Extent:
+    found = client.get_watermark_offsets(place, timeout=timeout_s)
+    if found is None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # librdkafka's public name for it
+    return Extent(*found)
+
+
+def read_committed(
+    config: Mapping[str, Any],
+    topic: str,
+    partitions: Iterable[int],
+    timeout_ms: int,
+    *,
+    patience_s: float | None = None,
+) -> Iterator[Message]:
+    """
+    Yield every record of a topic that is committed by now.
+
+    Args:
+        config: librdkafka settings of a reader, see `settings.reader_config`.
+        topic: The topic.
+        partitions: Its partitions.
+        timeout_ms: Bound on each call, and on how long nothing may arrive.
+        patience_s: After this time what lies behind an open transaction is left out; None: that is an error, later.
+
+    Yields:
+        Records, in order within a partition, partitions mixed; some of what was committed later may be among them.
+
+    Raises:
+        KmqError: The topic does not exist or may not be read, the broker cannot be reached in time, or an open
+            transaction was not ended in time.
+    """
+    # Asked before reading: what is committed by now lies below it.
+    extents = extents_of(config, topic, partitions, timeout_ms)
+    positions = {number: extent.first for number, extent in extents.items()}
+    reader = LogReader(config, topic, timeout_ms)
+    wait_s = max(LSO_WAIT_S, timeout_ms / 1000) if patience_s is None else patience_s
+    until_s = time.monotonic() + wait_s
+    try:
+        while left := {number: at for number, at in positions.items() if at < extents[number].end}:
+            yield from reader.read(left)
+            has_moved = any(reader.positions[number] > at for number, at in left.items())
+            positions |= {number: reader.positions[number] for number in left}
+            if has_moved:
+                continue
+            if time.monotonic() > until_s and patience_s is not None:
+                return
+            if time.monotonic() > until_s:
+                number, at = min(left.items())
+                message = (
+                    f"cannot read {topic} to its end: got offset {at} of {extents[number].end} in partition {number}, "
+                    "a transaction is open; wait until the broker has aborted it, or look for it with "
+                    "`kafka-transactions.sh find-hanging`"
+                )
+                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            time.sleep(PAUSE_S)
+    finally:
+        reader.close()

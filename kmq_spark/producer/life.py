@@ -1,0 +1,340 @@
+"""
+One life of a producer id: fence the older one, then write transactions of messages and their position.
+
+Rule 1: an outcome that is not known is looked up: a new Kafka producer of the same transactional id ends what is open,
+and then the position record tells (`core/producing.py`).
+Rule 2: one thread writes; it may be asked to stop by another one.
+
+Source: KIP-98; KIP-588 for why a time-out looks like fencing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kmq_spark.core.markers import MessageId
+from kmq_spark.core.producing import Outcome, ProducerState, next_life, outcome_of
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.transaction import TransactionalProducer
+from kmq_spark.wire.headers import GENERATION, PRODUCER, SEQUENCE
+from kmq_spark.wire.position import EncodedPosition, decode_position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import Message as KafkaMessage
+
+    from kmq_spark.kafka.transaction import Record
+    from kmq_spark.producer.position_log import PositionLog
+    from kmq_spark.wire.headers import Headers
+
+    OnDelivery = Callable[[MessageId | None, KmqError | None], object]
+
+    Item = tuple[bytes | None, bytes | None, int, Headers | None, OnDelivery | None, EncodedPosition | int | None, bool]
+    """What is written: value, key, partition, headers, callback, position, and whether it is a message at all."""
+
+logger = logging.getLogger(__name__)
+
+CLAIM_WAIT_S = 2.0
+"""How long a fenced producer looks for the record of the life that fenced it."""
+
+LOOK_EVERY_S = 0.2
+RETRY_PAUSE_S = 0.5
+
+RECORD_BYTES = 64
+"""What a record takes beside key, value and headers, at most."""
+
+_PERMANENT = frozenset(
+    {
+        *("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"),
+        *("POLICY_VIOLATION", "RECORD_LIST_TOO_LARGE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
+        *("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
+        *("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
+    }
+)
+"""Refusals of a message that writing it again does not change."""
+
+
+class _RefusedError(Exception):
+    """The broker refuses a message for good; the transaction is aborted."""
+
+    def __init__(self, index: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.index = index
+        self.code = code
+
+
+class Life:
+    """
+    One life of a producer id.
+
+    Attributes:
+        state: What is committed.
+        key: The id.
+        topic: Queue topic.
+        log: Of the position records.
+        transactions: The Kafka producer; replaced where it is over.
+        is_sink: Whether it is that of a slot of a Spark sink; names its crash points.
+
+    Args:
+        log: Of the position records.
+        key: The id.
+        config: librdkafka settings, `transactional.id` among them.
+        by: This process, for the position records.
+        timeout_ms: Bound on each call to the broker, and on beginning.
+        is_sink: See above.
+
+    Raises:
+        FencedError: Another life began at the same time.
+        KafkaClientError: The broker cannot be reached in time, or refuses the transactional id.
+        WireError: The position record of this id cannot be read.
+    """
+
+    def __init__(
+        self,
+        log: PositionLog,
+        key: str,
+        config: Mapping[str, str | int | float | bool],
+        *,
+        by: str,
+        timeout_ms: int,
+        is_sink: bool = False,
+    ) -> None:
+        """Fence the older life, read what it has committed, and write the new generation."""
+        self.log = log
+        self.key = key
+        self.topic = log.queue_topic
+        self.is_sink = is_sink
+        self._config = config
+        self._by = by
+        self._timeout_ms = timeout_ms
+        self._is_stopping = False
+        self.transactions, self.state = self._begin()
+
+    @property
+    def client(self) -> Producer:
+        """The Kafka client, to be left alone in a child process."""
+        return self.transactions.client
+
+    def stop(self) -> None:
+        """Try nothing again from now on; may be called by another thread."""
+        self._is_stopping = True
+
+    def close(self) -> None:
+        """Give up what is open."""
+        self.transactions.close()
+
+    def write(self, items: list[Item], timeout_s: float) -> None:
+        """
+        Write one transaction, and again until it is committed or cannot be.
+
+        Args:
+            items: Messages and positions; the last position becomes that of the state.
+            timeout_s: How long it is tried, seconds.
+
+        Raises:
+            FencedError: A newer life has taken over; nothing of the transaction is visible.
+            KafkaClientError: The broker refuses a message, which is named; or it did not succeed in time.
+        """
+        before, after = self.state, self._state_after(items)
+        work = _Work(self, items, before, after)
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.transactions.run(work, [], None)
+                break
+            except _RefusedError as error:
+                raise self._refused(error, items, before) from error
+            except FencedError as error:
+                self._look_for_newer_life(before, error)
+            except KafkaClientError as error:
+                if not error.retriable or time.monotonic() > until_s or self._is_stopping:
+                    raise
+                logger.warning(
+                    "a transaction of %s got no clear answer, it is looked up: %s",
+                    self.key, error, extra={"action": "producer_replaced", "queue": self.topic},
+                )  # fmt: skip
+            if self._look_up(before, after, until_s) is Outcome.COMMITTED:
+                break
+        failpoint("sink.committed" if self.is_sink else "producer.committed")
+        self.state = after
+        work.tell_places()
+
+    def _state_after(self, items: list[Item]) -> ProducerState:
+        count = count_messages(items)
+        given = next((position for *_, position, _ in reversed(items) if position is not None), None)
+        position = self.state.position
+        if given is not None:
+            position = given if isinstance(given, int) else decode_position(given)
+        return ProducerState(
+            self.state.generation, self.state.sequence + count, position, int(time.time() * 1000), self._by
+        )
+
+    def _begin(self) -> tuple[TransactionalProducer, ProducerState]:
+        """Fence, read, write the next generation; again where the broker went away meanwhile."""
+        until_s = time.monotonic() + self._timeout_ms / 1000
+        while True:
+            try:
+                transactions = TransactionalProducer(self._config, self._timeout_ms, role="producer")
+                found = self.log.newest(self.key)
+                state = next_life(found, at_ms=int(time.time() * 1000), by=self._by)
+                record = self.log.record_of(self.key, state)
+                transactions.run(partial(transactions.send, record), [], None)
+            except KafkaClientError as error:
+                if not error.retriable or time.monotonic() > until_s:
+                    raise
+                time.sleep(RETRY_PAUSE_S)
+            else:
+                logger.info(
+                    "producer %s of %s begins generation %d behind sequence %d",
+                    self.key, self.topic, state.generation, state.sequence,
+                    extra={"action": "producer_began", "queue": self.topic},
+                )  # fmt: skip
+                return transactions, state
+
+    def _look_up(self, before: ProducerState, after: ProducerState, until_s: float) -> Outcome:
+        """
+        End what is open by a new Kafka producer, and find out what was committed.
+
+        Raises:
+            FencedError: A newer life has taken over.
+            KafkaClientError: The broker did not answer in time.
+        """
+        while True:
+            try:
+                self.transactions.close()
+                self.transactions = TransactionalProducer(self._config, self._timeout_ms, role="producer")
+                found = self.log.newest(self.key)
+            except KafkaClientError as error:
+                if not error.retriable or time.monotonic() > until_s or self._is_stopping:
+                    raise
+                time.sleep(RETRY_PAUSE_S)
+                continue
+            outcome = outcome_of(found, before, after)
+            if outcome is Outcome.NEWER_LIFE:
+                raise self._fenced_by(found)
+            return outcome
+
+    def _look_for_newer_life(self, before: ProducerState, cause: FencedError) -> None:
+        """
+        Find out who fenced this producer; return where it was the broker.
+
+        After `transaction.timeout.ms` of silence (a suspended process), or where it has forgotten an idle transactional
+        id, the broker answers as if there were a newer producer. A newer life writes its generation first. Looking must
+        not fence it, so this looks before a new Kafka producer is made.
+        """
+        until_s = None
+        while until_s is None or time.monotonic() < until_s:
+            try:
+                found = self.log.newest(self.key)
+            except KafkaClientError:
+                return
+            if found is None or found.generation != before.generation:
+                raise self._fenced_by(found) from cause
+            until_s = time.monotonic() + CLAIM_WAIT_S if until_s is None else until_s
+            time.sleep(LOOK_EVERY_S)
+
+    def _fenced_by(self, found: ProducerState | None) -> FencedError:
+        what = f"producer {self.key} of {self.topic} was fenced"
+        if found is None or found.generation < self.state.generation:
+            return FencedError(f"{what}: its position was forgotten; stop this one")
+        return FencedError(
+            f"{what}: generation {found.generation} by {found.by} has taken over from generation "
+            f"{self.state.generation}; stop this one"
+        )
+
+    def _refused(self, error: _RefusedError, items: list[Item], before: ProducerState) -> KafkaClientError:
+        sequence = before.sequence + count_messages(items[: error.index + 1])
+        return KafkaClientError(
+            f"cannot send to {self.topic}: the broker refuses the message of sequence {sequence}, "
+            f"{size_of(items[error.index])} bytes: {error} ({error.code}); nothing behind sequence {before.sequence} "
+            "is sent, correct the message or the topic and make a new producer, which goes on there",
+            code=error.code,
+        )
+
+
+class _Work:
+    """
+    Writes one transaction, each time anew.
+
+    The first attempt has no reports of single messages. Where it fails, the next one has them, to name what is refused.
+    """
+
+    def __init__(self, life: Life, items: list[Item], before: ProducerState, after: ProducerState) -> None:
+        self._life = life
+        self._items = items
+        self._before = before
+        self._record = life.log.record_of(life.key, after)
+        self._has_callbacks = any(on_delivery is not None for _, _, _, _, on_delivery, _, _ in items)
+        self._places: dict[int, MessageId] = {}
+        self._attempts = 0
+        self._refused: _RefusedError | None = None
+
+    def __call__(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+        transactions = self._life.transactions  # a new one after a failure
+        self._places.clear()
+        self._attempts += 1
+        if self._attempts > 1 or self._has_callbacks:
+            transactions.send_all(self._records(), self._on_report)
+        else:
+            transactions.send_unreported(record for record in self._records() if record is not None)
+        failpoint("sink.rows-sent" if self._life.is_sink else "producer.sent")
+        transactions.send(self._record)
+        failpoint("producer.position-sent")
+
+    def tell_places(self) -> None:
+        """Call back for what is committed."""
+        if not self._has_callbacks:
+            return
+        for number, (_, _, _, _, on_delivery, _, _) in enumerate(self._items):
+            if on_delivery is not None:
+                call_back(on_delivery, self._places.get(number), None)
+
+    def _records(self) -> Iterator[Record | None]:
+        topic = self._life.topic
+        sequence = self._before.sequence
+        producer = (PRODUCER, self._life.key.encode())
+        generation = (GENERATION, b"%d" % self._before.generation)
+        for value, key, partition, headers, _, _, is_message in self._items:
+            if not is_message:
+                yield None
+                continue
+            sequence += 1
+            number = (SEQUENCE, b"%d" % sequence)
+            all_headers: Headers = [producer, generation, number]
+            if headers:
+                all_headers = headers + all_headers
+            yield (topic, partition, key, value, all_headers)
+
+    def _on_report(self, number: int, error: KafkaError | None, record: KafkaMessage) -> None:
+        if error is None:
+            self._places[number] = MessageId(record.partition() or 0, record.offset() or 0)
+        elif self._refused is None and error.name() in _PERMANENT:
+            self._refused = _RefusedError(number, error.name(), error.str())
+
+
+def call_back(on_delivery: OnDelivery, place: MessageId | None, error: KmqError | None) -> None:
+    """Call a sender's callback; what it raises is logged."""
+    try:
+        on_delivery(place, error)
+    except Exception:
+        logger.exception("delivery callback raised", extra={"action": "callback_failed"})
+
+
+def size_of(item: Item) -> int:
+    """Return about how many bytes an item takes."""
+    value, key, _, headers, _, _, _ = item
+    header_bytes = sum([len(name) + len(text or b"") for name, text in headers or ()])
+    return RECORD_BYTES + len(value or b"") + len(key or b"") + header_bytes
+
+
+def count_messages(items: list[Item]) -> int:
+    """Return how many items are messages."""
+    return sum([is_message for _, _, _, _, _, _, is_message in items])

@@ -1,0 +1,183 @@
+"""
+Write the rows of one slot of a batch, on an executor.
+
+Rule 1: fence first, then read the position, then decide: an attempt of the same task that is still alive can commit
+nothing more, and what it has committed is seen.
+Rule 2: rows come in an order that depends on nothing but their content, so a repeated batch is cut in the same way.
+Rule 3: no pyspark here: rows in, counts out.
+
+Source: KIP-98; Spark's speculation and task retries run the same task twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kmq_spark.core.producing import slot_id
+from kmq_spark.core.sinking import SlotPosition, check_repeated, rows_to_skip
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
+from kmq_spark.producer.life import Life, size_of
+from kmq_spark.producer.position_log import PositionLog
+from kmq_spark.producer.send_options import option_headers
+from kmq_spark.wire.position import encode_position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kmq_spark.core.sinking import Batch
+    from kmq_spark.producer.life import Item
+    from kmq_spark.wire.headers import Headers
+
+HEADER_ROOM_BYTES = 1_024
+
+
+class Row(NamedTuple):
+    """One row of a batch, as a message: header names and values as pairs, times in seconds."""
+
+    value: bytes
+    key: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    queue: str | None
+    delay: float | None
+    ttl: float | None
+
+
+class SlotResult(NamedTuple):
+    """What became of the rows of a slot: written now, found committed, transactions."""
+
+    slot: int
+    written: int
+    skipped: int
+    transactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """
+    What every task of a sink is told.
+
+    Attributes:
+        queue: Name of the queue.
+        sink_id: Of the sink.
+        batch: What is written.
+        bootstrap_servers: Comma-separated `host:port`.
+        timeout_ms: Bound on each call to the broker.
+        extra: librdkafka settings.
+        max_message_bytes: Largest message.
+        rows_per_transaction: Most rows of a transaction.
+        bytes_per_transaction: Bytes after which a transaction ends.
+        transaction_timeout_ms: When the broker aborts the transaction of an executor that died within it.
+        delivery_timeout_ms: How long a transaction is tried again.
+    """
+
+    queue: str
+    sink_id: str
+    batch: Batch
+    bootstrap_servers: str
+    timeout_ms: int
+    extra: Mapping[str, str] | None
+    max_message_bytes: int
+    rows_per_transaction: int
+    bytes_per_transaction: int
+    transaction_timeout_ms: int
+    delivery_timeout_ms: int
+
+    def key(self, slot: int) -> str:
+        """Return the producer id of a slot."""
+        return slot_id(self.sink_id, slot)
+
+
+def write_slot(plan: SinkPlan, slot: int, rows: Iterable[Row]) -> SlotResult:
+    """
+    Write what a slot has not committed of its rows.
+
+    Args:
+        plan: Of the sink and its batch.
+        slot: Number of the slot.
+        rows: All of its rows of the batch, in the order of their content.
+
+    Raises:
+        SinkError: The rows, the query or the slots do not fit what is committed.
+        FencedError: Another attempt of this task has taken over.
+        KmqError: The broker cannot be reached, or refuses a row.
+    """
+    # Not kept for the next batch: that one may run in another worker, whose life fences this one.
+    life = _begin(plan, slot)
+    try:
+        return _write(plan, slot, life, rows)
+    finally:
+        life.close()
+
+
+def _begin(plan: SinkPlan, slot: int) -> Life:
+    topics = QueueTopics(plan.queue)
+    by = new_client_id("sink")
+    config = transactional_producer_config(
+        plan.bootstrap_servers,
+        topics.sink_transactional_id(plan.sink_id, slot),
+        by,
+        plan.extra,
+        max_message_bytes=plan.max_message_bytes + HEADER_ROOM_BYTES,
+        transaction_timeout_ms=plan.transaction_timeout_ms,
+    )
+    log = PositionLog(topics, plan.bootstrap_servers, plan.timeout_ms, plan.extra)
+    return Life(log, plan.key(slot), config, by=by, timeout_ms=plan.timeout_ms, is_sink=True)
+
+
+def _write(plan: SinkPlan, slot: int, life: Life, rows: Iterable[Row]) -> SlotResult:
+    where = f"slot {slot} of sink {plan.sink_id}"
+    position = life.state.position
+    found = None if position is None else SlotPosition.parse(position, where)
+    skip = rows_to_skip(found, plan.batch, where)
+    if skip < 0:
+        return SlotResult(slot, 0, sum(1 for _ in rows), 0)
+    repeated = found if skip else None
+    digest, number, transactions = hashlib.blake2b(digest_size=16), 0, 0
+    items: list[Item] = []
+    size = 0
+    for row in rows:
+        if number == skip and repeated is not None:
+            check_repeated(repeated, digest.hexdigest(), number, where, is_end=False)
+        if items and (len(items) >= plan.rows_per_transaction or size >= plan.bytes_per_transaction):
+            # Only where a row follows: the last transaction says that it is the last.
+            _commit(plan, life, items, number, digest.hexdigest(), is_whole=False)
+            transactions, items, size = transactions + 1, [], 0
+        number += 1
+        _add(digest, row)
+        if number > skip:
+            items.append(_item(row))
+            size += size_of(items[-1])
+    if number <= skip and repeated is not None:
+        check_repeated(repeated, digest.hexdigest(), number, where, is_end=True)
+    if items:
+        _commit(plan, life, items, number, digest.hexdigest(), is_whole=True)
+        transactions += 1
+    return SlotResult(slot, max(0, number - skip), min(skip, number), transactions)
+
+
+def _commit(plan: SinkPlan, life: Life, items: list[Item], rows: int, digest: str, *, is_whole: bool) -> None:
+    batch = plan.batch
+    position = SlotPosition(batch.query, batch.number, batch.slots, rows, digest, is_whole).to_dict()
+    last: Item = (None, None, -1, None, None, encode_position(position), False)
+    life.write([*items, last], plan.delivery_timeout_ms / 1000)
+
+
+def _item(row: Row) -> Item:
+    headers: Headers = list(row.headers or ())
+    if row.queue is not None or row.delay or row.ttl is not None:
+        asked = option_headers(queue=row.queue, delay=row.delay, ttl=row.ttl)
+        headers += [(name, text.encode() if isinstance(text, str) else text) for name, text in asked]
+    return (row.value, row.key, -1, headers or None, None, None, True)
+
+
+def _add(digest: hashlib.blake2b, row: Row) -> None:
+    """Add a row to a digest, each part with its length."""
+    for part in (row.value, row.key):
+        digest.update(b"-" if part is None else b"%d:" % len(part))
+        digest.update(part or b"")
+    rest = (row.headers or None, row.queue, row.delay, row.ttl)
+    if rest != (None, None, None, None):
+        digest.update(repr(rest).encode())

@@ -1,0 +1,189 @@
+"""A producer with an id under `kill -9`, broker restarts and a second life: each line of its source once, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from faults.copier import FENCED_CODE
+from faults.on_producers import PRODUCER_POINTS, CopyStage
+from faults.sequences import Sent, read_sent, violations
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.failpoints import EXIT_CODE
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.conftest import Queue, seen, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def copy_of(
+    broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., CopyStage]]:
+    """Make a file and a queue that it is copied to; what still runs in the end is killed."""
+    stages: list[CopyStage] = []
+
+    def make(lines: int, rate: float, on: EmbeddedBroker = broker) -> CopyStage:
+        name = f"copy-{tmp_path.name}-{len(stages)}"
+        stages.append(CopyStage(on, tmp_path, name, lines=lines, rate=rate))
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.close()
+
+
+@pytest.mark.crosses
+@pytest.mark.parametrize("point", PRODUCER_POINTS)
+def test_producer_killed_at_a_crash_point_loses_and_repeats_nothing(
+    copy_of: Callable[..., CopyStage], point: str
+) -> None:
+    stage = copy_of(lines=1_000, rate=2_000)
+    for nth in (1, 3):
+        copier = stage.copier(failpoint=f"{point}:{nth}", commit_every_ms=20)
+        assert copier.wait(60) == EXIT_CODE, copier.last_words()
+    stage.finish()
+    verdict = stage.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["producer_generations"] == 3
+
+
+def test_suspended_producer_that_wakes_up_behind_a_newer_one_is_fenced_and_doubles_nothing(
+    copy_of: Callable[..., CopyStage],
+) -> None:
+    stage = copy_of(lines=2_000, rate=1_000)
+    older = stage.copier(commit_every_ms=20, is_staying=True)
+    assert stage.begun(older)
+    older.wait_for("copied", 0.5)
+    older.pause()
+    newer = stage.copier(commit_every_ms=20)
+    assert stage.begun(newer)
+    older.resume()
+    assert older.wait(60) == FENCED_CODE, older.last_words()
+    assert newer.wait(60) == 0, newer.last_words()
+    assert stage.verdict().violations == []
+
+
+def test_producer_goes_on_through_a_broker_that_was_killed(tmp_path: Path, copy_of: Callable[..., CopyStage]) -> None:
+    with EmbeddedBroker() as broker:
+        stage = copy_of(lines=6_000, rate=1_000, on=broker)
+        copier = stage.copier(commit_every_ms=20)
+        assert stage.begun(copier)
+        for seconds in (0.5, 1.5):
+            copier.wait_for("copied", seconds)
+            broker.kill()
+            broker.start()
+        assert copier.wait(120) == 0, copier.last_words()
+        verdict = stage.verdict()
+        assert verdict.violations == []
+        assert verdict.counts["producer_generations"] == 1
+
+
+def test_producer_whose_transaction_the_broker_gave_up_goes_on(queue: Queue) -> None:
+    """Its process was suspended for longer than a transaction may take; no other life has begun."""
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
+        producer.send("a", position=1)
+        producer.commit()
+        # What the broker does with a transactional id of such a process: a new epoch.
+        other = EpochBump(queue, "copier")
+        other.bump()
+        producer.send("b", position=2)
+        producer.commit()
+        assert (producer.position, producer.generation) == (2, 1)
+    assert seen(queue) == [b"a", b"b"]
+
+
+class EpochBump:
+    """Takes a transactional id and writes nothing."""
+
+    def __init__(self, queue: Queue, producer_id: str) -> None:
+        """Keep what is needed."""
+        name = f"kmq.{queue.name}.producer.{producer_id}"
+        self._config = {"bootstrap.servers": queue.bootstrap_servers, "transactional.id": name}
+
+    def bump(self) -> None:
+        """Fence whatever has the id."""
+        from confluent_kafka import Producer  # noqa: PLC0415  # of this class alone
+
+        Producer(self._config).init_transactions(30)
+
+
+def test_producer_is_not_held_up_for_good_by_the_open_transaction_of_another(queue: Queue) -> None:
+    """A reader of committed records would take an older position for the newest one."""
+    from confluent_kafka import Producer  # noqa: PLC0415  # the other
+
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
+        producer.send("a", position=1)
+        producer.commit()
+        other = Producer(
+            {
+                "bootstrap.servers": queue.bootstrap_servers, "transactional.id": f"{queue.name}-other",
+                "transaction.timeout.ms": 3_000,
+            }
+        )  # fmt: skip
+        other.init_transactions(30)
+        other.begin_transaction()
+        other.produce(f"{queue.name}.producers", b"open", b"other")
+        other.flush(30)
+        # Behind the open transaction's record: not yet visible to readers of committed records.
+        producer.send("b", position=2)
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
+        assert (producer.position, producer.sequence) == (2, 2)
+    assert wait_until(lambda: seen(queue) == [b"a", b"b"])
+
+
+@pytest.mark.slow
+def test_transaction_time_out_beyond_the_brokers_limit_is_told_with_both_settings() -> None:
+    with EmbeddedBroker(extra={"transaction.max.timeout.ms": "20000"}) as broker:
+        create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        with pytest.raises(KafkaClientError, match=r"lower transaction_timeout_ms, or raise transaction\.max"):
+            QueueProducer(
+                "orders",
+                bootstrap_servers=broker.bootstrap_servers,
+                producer_id="copier",
+                transaction_timeout_ms=30_000,
+            )
+
+
+def test_checker_of_sequences_finds_what_is_wrong() -> None:
+    """The reader on which the other tests rest."""
+    good = [Sent(line % 2, line // 2, line, "copier", 1 + line // 5, line) for line in range(1, 11)]
+    assert violations(good, 10) == []
+    assert violations(good[:-1], 10) == ["line missing: 10"]
+    assert violations([*good, good[0]._replace(offset=99)], 10)[0] == "line sent twice: 1"
+    assert violations([*good, good[0]._replace(line=11, sequence=11, offset=99, generation=3)], 10) == [
+        "no such line: 11"
+    ]
+    wrong = [each._replace(sequence=each.sequence + 1) if each.line > 5 else each for each in good]
+    assert "sequence is not the line's number" in violations(wrong, 10)[0]
+    swapped = [each._replace(offset=10 - each.offset) for each in good]
+    assert "out of order in its partition" in violations(swapped, 10)[0]
+    older = [each._replace(generation=1) if each.line == 10 else each for each in good]
+    assert "older life behind a newer one" in violations(older, 10)[0]
+
+
+def test_restarted_producer_with_broker_restarts_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """A small campaign: `python -m faults.run --only S1,S2,S3` makes the whole one."""
+    from faults.campaign import Campaign  # noqa: PLC0415  # of this test alone
+    from faults.on_producers import restarted  # noqa: PLC0415  # as above
+
+    campaign = Campaign(tmp_path, seed=1, scale=0.0)
+    try:
+        stage = restarted(campaign)
+        assert stage.verdict().violations == []
+        assert stage.injections >= 3
+    finally:
+        campaign.close()
+
+
+def test_reader_of_sequences_reads_what_was_sent(queue: Queue) -> None:
+    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
+        producer.send(b"00000001 ...")
+    assert read_sent(queue.bootstrap_servers, queue.name) == [Sent(0, 0, 1, "copier", 1, 1)]

@@ -1,0 +1,81 @@
+"""A producer with an id on a broker with Kafka's own authorizer: what `kmq acls` lists is enough."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from kmq_spark.errors import KmqError, TopicError
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.secured import SecuredBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+QUEUE, PART = "orders", "resuming-producer"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """A broker with a queue that was made by a user who may make it."""
+    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
+    try:
+        broker.grant(QUEUE, "creator", "producer", PART, "viewer")
+        made = broker.kmq("creator", "queue", "create", QUEUE, "--partitions", "1")
+        assert made.exit_code == 0, made.output
+        yield broker
+    finally:
+        broker.close()
+
+
+def producer_of(secured: SecuredBroker, part: str = PART, queue: str = QUEUE) -> QueueProducer:
+    """Return a producer with an id, as the user of a part."""
+    return QueueProducer(
+        queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), producer_id="copier"
+    )
+
+
+def test_producer_with_an_id_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker) -> None:
+    for number in (1, 2):
+        with producer_of(secured) as producer:
+            assert (producer.position, producer.sequence) == (number - 1 or None, number - 1)
+            producer.send("x", position=number)
+    seen = secured.kmq("viewer", "producer", "verify", QUEUE, "copier", "-o", "json")
+    assert (seen.exit_code, json.loads(seen.stdout)["messages"]) == (0, 2)
+    listed = secured.kmq("viewer", "producer", "list", QUEUE, "-o", "json")
+    assert [each["position"] for each in json.loads(listed.stdout)] == [2]
+    doctor = secured.kmq("viewer", "doctor", QUEUE, "-o", "json")
+    (finding,) = [each for each in json.loads(doctor.stdout) if each["check"] == "producers"]
+    assert finding["level"] == "ok"
+
+
+def test_producer_without_the_rights_for_an_id_is_told_where_they_are_listed(secured: SecuredBroker) -> None:
+    with pytest.raises(KmqError, match=r"kmq acls|kmq queue create"):
+        producer_of(secured, "producer")
+
+
+def test_missing_topic_of_positions_that_we_may_not_make_is_told_with_the_command(secured: SecuredBroker) -> None:
+    """A queue of an earlier release."""
+    secured.grant("older", "creator", PART)
+    made = secured.kmq("creator", "queue", "create", "older", "--partitions", "1")
+    assert made.exit_code == 0, made.output
+    for future in secured.admin.delete_topics(["older.producers"]).values():
+        future.result(20)
+    with pytest.raises(TopicError, match=r"'older\.producers' does not exist .* run `kmq queue create older`"):
+        producer_of(secured, queue="older")
+
+
+def test_producer_cannot_fence_other_parts_of_the_queue(secured: SecuredBroker) -> None:
+    for transactional_id in ("kmq.orders.tracker", "kmq.orders.consumer.x", "kmq.orders2.producer.x"):
+        client = Producer({
+            "bootstrap.servers": secured.bootstrap_servers, **secured.credentials(PART),
+            "transactional.id": transactional_id,
+        })  # fmt: skip
+        with pytest.raises(KafkaException) as raised:
+            client.init_transactions(20)
+        assert raised.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"

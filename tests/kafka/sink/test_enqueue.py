@@ -1,0 +1,106 @@
+"""`kmq enqueue`: files, tables and topics into a queue, each row once, run after run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.errors import ConfigError, SinkError
+from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
+from tests.kafka.conftest import Queue, read_all, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(300)]
+
+
+def copy(spark: SparkSession, source: Source, columns: Columns, to: Queue, folder: Path, **options: Any) -> int:  # noqa: ANN401  # of the sink
+    """Copy what is there; return how many rows."""
+    options = {"sink_id": "copy", "slots": 2, "checkpoint_dir": str(folder / "checkpoint"), **options}
+    enqueuer = Enqueuer(
+        spark, source, columns, to.name, is_continuous=False, bootstrap_servers=to.bootstrap_servers, **options
+    )
+    enqueuer.run()
+    return enqueuer.rows
+
+
+def test_rows_of_a_delta_table_become_json_messages_once(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    table = str(tmp_path / "jobs")
+    spark.sql("select 1 as id, 'anna' as customer, true as extra").write.format("delta").save(table)
+    source, columns = Source("delta", table), Columns(chosen=("id", "customer"), key="id")
+    assert copy(spark, source, columns, queue, tmp_path) == 1
+    assert copy(spark, source, columns, queue, tmp_path) == 0
+    spark.sql("select 2 as id, 'bert' as customer, true as extra").write.format("delta").mode("append").save(table)
+    assert copy(spark, source, columns, queue, tmp_path) == 1
+    found = {record.key(): json.loads(record.value()) for record in read_all(queue.bootstrap_servers, queue.name)}
+    assert found == {b"1": {"id": 1, "customer": "anna"}, b"2": {"id": 2, "customer": "bert"}}
+
+
+def test_change_feed_gives_inserted_and_updated_rows(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    table = str(tmp_path / "jobs")
+    spark.sql(f"create table delta.`{table}` (id int, state string) using delta "
+              "tblproperties (delta.enableChangeDataFeed = true)")  # fmt: skip
+    spark.sql(f"insert into delta.`{table}` values (1, 'new'), (2, 'new')")  # noqa: S608  # a folder of the test
+    source = Source("delta", table, changes=True)
+    assert copy(spark, source, Columns(), queue, tmp_path) == 2
+    spark.sql(f"update delta.`{table}` set state = 'done' where id = 1")  # noqa: S608  # as above
+    spark.sql(f"delete from delta.`{table}` where id = 2")  # noqa: S608  # as above
+    assert copy(spark, source, Columns(), queue, tmp_path) == 1
+    assert sorted(seen(queue)) == [
+        b'{"id":1,"state":"done"}', b'{"id":1,"state":"new"}', b'{"id":2,"state":"new"}',
+    ]  # fmt: skip
+
+
+def test_topic_is_copied_with_keys_and_values_as_they_are(
+    spark: SparkSession, make_queue: Callable[..., Queue], tmp_path: Path
+) -> None:
+    source_queue, queue = make_queue(), make_queue()
+    source_queue.send("a", "b", key=b"\x00k")
+    options = {"kafka.bootstrap.servers": queue.bootstrap_servers, "kafka.isolation.level": "read_committed"}
+    source = Source("kafka", source_queue.name, options=options)
+    assert copy(spark, source, Columns(value="value", key="key"), queue, tmp_path) == 2
+    assert sorted((r.key(), r.value()) for r in read_all(queue.bootstrap_servers, queue.name)) == [
+        (b"\x00k", b"a"), (b"\x00k", b"b"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "text"])
+def test_files_are_copied(spark: SparkSession, queue: Queue, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "1").write_text({"json": '{"a": "x"}\n', "csv": "a\nx\n", "text": "x\n"}[kind])
+    columns = Columns(value="value") if kind == "text" else Columns()
+    assert copy(spark, Source(kind, str(folder)), columns, queue, tmp_path) == 1
+    assert seen(queue) == [b"x" if kind == "text" else b'{"a":"x"}']
+
+
+def test_missing_column_is_told_with_those_that_there_are(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1").write_text("x\n")
+    with pytest.raises(ConfigError, match="source has no column 'valeu': got value; name one of these"):
+        copy(spark, Source("text", str(tmp_path / "files")), Columns(value="valeu"), queue, tmp_path)
+
+
+def test_refused_batch_is_told_in_our_words(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1").write_text("x" * 2_000_000)
+    with pytest.raises(SinkError, match=r"^1 row\(s\) cannot be sent .* larger than max_message_bytes"):
+        copy(spark, Source("text", str(tmp_path / "files")), Columns(value="value"), queue, tmp_path)
+    assert seen(queue) == []
+
+
+@pytest.mark.parametrize("text", ["", "delta", "delta:", "mysql:x", "/data"])
+def test_source_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"source is not allowed: got .*, kind:place with one of delta"):
+        Source.parse(text)
+
+
+def test_change_feed_of_files_is_refused() -> None:
+    with pytest.raises(ConfigError, match="source has no change feed: got 'json:x'"):
+        Source.parse("json:x", changes=True)

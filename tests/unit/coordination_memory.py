@@ -1,0 +1,128 @@
+"""A partition of the coordination topic in memory, with a clock that a test moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kmq_spark.coordination.channel import LoggedBytes
+from kmq_spark.coordination.session import Session
+from kmq_spark.core.coordination.assign import sticky_balanced
+from kmq_spark.core.coordination.records import RecordType
+from kmq_spark.wire.coordination_log import GroupLog
+
+if TYPE_CHECKING:
+    from kmq_spark.coordination.claim import Claim
+    from kmq_spark.core.coordination.fold import Applied
+    from kmq_spark.errors import KmqError
+
+T = 1_000
+GROUP = "fleet"
+
+
+class Partition:
+    """
+    The log.
+
+    Attributes:
+        now_ms: Time, and the clock of every member.
+        ahead_ms: Of the broker's clock.
+        records: What was appended.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.now_ms, self.ahead_ms = 10_000_000.0, 0
+        self.records: list[LoggedBytes] = []
+
+    def append(self, value: bytes, key: bytes = GROUP.encode()) -> None:
+        """Append a record."""
+        self.records.append(LoggedBytes(len(self.records), int(self.now_ms) + self.ahead_ms, key, value))
+
+
+class MemoryChannel:
+    """
+    The way of one member to the log.
+
+    Attributes:
+        failure: As the Kafka channel has it.
+        can_read: False: nothing arrives.
+        can_write: False: what is written is kept until it is True again.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        """Begin at the first record."""
+        self.failure: KmqError | None = None
+        self.can_read = self.can_write = True
+        self._partition, self._next = partition, 0
+        self._kept: list[bytes] = []
+
+    def read(self, timeout_s: float) -> list[LoggedBytes]:
+        """Return what was not read yet; never waits."""
+        del timeout_s
+        if not self.can_read:
+            return []
+        found = self._partition.records[self._next :]
+        self._next += len(found)
+        return found
+
+    def write(self, value: bytes) -> None:
+        """Append, now or later."""
+        self._kept.append(value)
+        self.serve()
+
+    def serve(self) -> None:
+        """Append what was kept."""
+        while self.can_write and self._kept:
+            self._partition.append(self._kept.pop(0))
+
+    def lose(self) -> None:
+        """Give up what was kept, as Kafka's client does after its time-out."""
+        self._kept.clear()
+
+
+class Process:
+    """A session, and what it has reported."""
+
+    def __init__(self, partition: Partition, client_id: str, number: int = 1, **join_fields: Any) -> None:  # noqa: ANN401
+        """Observe; `join` makes it a member."""
+        self.channel = MemoryChannel(partition)
+        self.lost: list[Claim] = []
+        self.session = Session(
+            self.channel,
+            GroupLog(GROUP),
+            client_id,
+            instance=f"{client_id}{number}",
+            join_fields={"heartbeat_ms": T, **join_fields},
+            assign=sticky_balanced,
+            snapshot_every_ms=60 * T,
+            clock_ms=lambda: partition.now_ms,
+        )
+        self.session.on_lost = self.lost.append
+
+    def join(self) -> Applied:
+        """Join, and read the answer."""
+        assert self.session.join(0) is None
+        return self.said(1)
+
+    def said(self, sequence: int) -> Applied:
+        """Read on, and return the answer to a record that was sent as awaited, or is asked for now."""
+        self.session._awaited.add(sequence)
+        self.session._abandoned.discard(sequence)
+        self.session.turn()
+        applied = self.session.answer_to(sequence, 0)
+        assert applied is not None
+        return applied
+
+    def claim(self, resource: str = "r") -> Claim | None:
+        """Claim, and read the answer."""
+        self.said(self.session.send(RecordType.CLAIM, awaited=True, resource=resource))
+        return self.session.claims.get(resource)
+
+
+def pass_time(partition: Partition, passed_ms: float, *processes: Process) -> None:
+    """Let time pass in steps of T/20, with turns of those that are alive."""
+    until_ms = partition.now_ms + passed_ms
+    while partition.now_ms < until_ms:
+        partition.now_ms = min(until_ms, partition.now_ms + T / 20)
+        for process in processes:
+            process.session.turn()

@@ -1,0 +1,48 @@
+"""What the doctor says of producers with an id."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmq_spark.inspection.facts import ProducersFacts, TopicFacts
+from kmq_spark.inspection.producers import producers_problems, producers_summary
+
+GOOD = TopicFacts("orders.producers", 1, {"cleanup.policy": "compact"}, 1)
+
+
+def test_queue_without_producers_with_an_id_is_well() -> None:
+    facts = ProducersFacts(TopicFacts("orders.producers"))
+    assert list(producers_problems(facts, "orders")) == []
+
+
+def test_producers_are_counted() -> None:
+    assert producers_summary(ProducersFacts(GOOD, 2)) == "2 producer ids, positions in a compacted topic"
+
+
+def test_settings_that_we_may_not_read_are_no_problem() -> None:
+    assert list(producers_problems(ProducersFacts(TopicFacts("orders.producers", 1)), "orders")) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "is_bad", "repair"),
+    [
+        (
+            ProducersFacts(TopicFacts("orders.producers", 1, {"cleanup.policy": "compact,delete"}, 1)),
+            "has cleanup.policy=compact,delete, must be compact", True, "cleanup.policy=compact",
+        ),
+        (
+            ProducersFacts(TopicFacts("orders.producers", 1, {"min.insync.replicas": "1"}, 3)),
+            "has min.insync.replicas=1 with 3 replicas", True, "min.insync.replicas=2",
+        ),
+        (ProducersFacts(GOOD, 2, unreadable=("a",)), "the position of a cannot be read", True, "forget orders a"),
+        (ProducersFacts(GOOD, 1, open_for_ms=2_000), "has been open in orders.producers for at least 2.0 s", False, ""),
+        (
+            ProducersFacts(GOOD, 9, unused=("a", "b", "c", "d")),
+            "4 producer ids unused for producer_retention_ms: a, b, c and 1 more", False, "forget orders a",
+        ),
+    ],
+)  # fmt: skip
+def test_problem_is_named_with_its_repair(facts: ProducersFacts, what: str, is_bad: bool, repair: str) -> None:  # noqa: FBT001  # a table
+    (problem,) = producers_problems(facts, "orders")
+    assert what in problem.what
+    assert (problem.is_bad, repair in problem.repair) == (is_bad, True)

@@ -1,0 +1,464 @@
+"""What one process does in a group: on a log in memory, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kmq_spark.coordination import session as session_module
+from kmq_spark.coordination.session import now_ms
+from kmq_spark.core.coordination.records import RecordType
+from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, UsageError
+from kmq_spark.wire import coordination_pb2
+from kmq_spark.wire.coordination import decode_record
+from kmq_spark.wire.coordination_log import GroupLog
+from tests.unit.coordination_memory import GROUP, Partition, Process, T, pass_time
+
+
+@pytest.fixture
+def partition() -> Partition:
+    """An empty log."""
+    return Partition()
+
+
+@pytest.fixture
+def pair(partition: Partition) -> tuple[Process, Process]:
+    """Two members, both up to date; the first leads."""
+    first, second = Process(partition, "a"), Process(partition, "b")
+    first.join()
+    second.join()
+    first.session.turn()
+    return first, second
+
+
+def types(partition: Partition, client_id: str = "") -> list[RecordType]:
+    """Return the types of all records, or those of a client."""
+    records = [decode_record(one.value) for one in partition.records]
+    return [record.type for record in records if client_id in {"", record.client_id}]
+
+
+def test_claim_is_granted_to_one_and_lasts_while_it_heartbeats(
+    partition: Partition, pair: tuple[Process, Process]
+) -> None:
+    """The other gets nothing, for as long as both live."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    assert (claim.epoch, claim.position, claim.is_held, repr(claim)) == (2, None, True, "Claim('r', epoch=2)")
+    assert second.claim() is None
+    pass_time(partition, 10 * T, first, second)
+    claim.check()
+    assert not second.session.may_claim("r")
+    assert types(partition, "a").count(RecordType.HEARTBEAT) == pytest.approx(29, abs=1)
+
+
+def test_hold_is_over_when_nothing_was_read_back_for_t_and_stays_over(
+    partition: Partition, pair: tuple[Process, Process]
+) -> None:
+    """Though each heartbeat is in the log, and though they are read later."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    first.channel.can_read = False
+    pass_time(partition, T - 1, first, second)
+    claim.check()
+    partition.now_ms += 1
+    with pytest.raises(
+        ClaimLostError, match="no renewal was read back from the log for T; stop working on it"
+    ) as caught:
+        claim.check()
+    assert (caught.value.resource, caught.value.epoch) == ("r", 2)
+    first.channel.can_read = True
+    pass_time(partition, T - 10, first, second)
+    assert (claim.is_held, first.lost, first.session.claims) == (False, [claim], {})
+    # Its former holder has another T to stop; then it is released.
+    assert not second.session.may_claim("r")
+    pass_time(partition, T, first, second)
+    assert second.session.may_claim("r")
+
+
+def test_thread_ends_a_hold_before_it_reads_a_late_renewal(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """The process was suspended for T; whichever thread runs first afterwards, the claim is over."""
+    first, _ = pair
+    claim = first.claim()
+    assert claim is not None
+    first.session.beat()
+    partition.now_ms += T
+    first.session.turn()
+    assert (first.lost, claim.is_held) == ([claim], False)
+
+
+def test_suspended_holder_is_replaced_after_2t_and_joins_again(
+    partition: Partition, pair: tuple[Process, Process]
+) -> None:
+    """With the same instance, and without its claims."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    first.session.commit(claim, 7, 0)
+    pass_time(partition, T / 2, first, second)
+    pass_time(partition, 3 * T, second)
+    taken = second.claim()
+    assert taken is not None
+    assert (taken.position, taken.epoch > claim.epoch) == (7, True)
+    pass_time(partition, 3 * T, first, second)
+    assert (first.lost, first.session.is_member, first.session.world.leader) == ([claim], True, "b")
+    first.session.turn()
+    assert first.session.world.view() == second.session.world.view()
+
+
+def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """Only those that were set since; never back."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    claim.commit(5)
+    claim.commit(6)
+    pass_time(partition, T, first, second)
+    assert second.session.world.resources["r"].position == 6
+    sent = [record.positions for one in partition.records if (record := decode_record(one.value)).positions]
+    assert sent == [(("r", 2, 6),)]
+    with pytest.raises(UsageError, match="position of 'r' goes back: got 5, minimum 6"):
+        claim.commit(5)
+
+
+def test_released_claim_is_over_at_once(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """Before the record is written; with its position; and `on_lost` is not called."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    claim.commit(5)
+    claim.release()
+    claim.release()
+    with pytest.raises(ClaimLostError, match="it was released"):
+        claim.check()
+    pass_time(partition, T, first, second)
+    assert (first.lost, types(partition).count(RecordType.RELEASE)) == ([], 1)
+    taken = second.claim()
+    assert taken is not None
+    assert taken.position == 5
+
+
+def test_release_that_was_lost_is_written_again(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """Else the heartbeats of its former holder would keep the resource from everybody."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    first.channel.can_write = False
+    claim.release()
+    first.channel.lose()
+    first.channel.can_write = True
+    pass_time(partition, T, first, second)
+    assert second.session.may_claim("r")
+
+
+def test_claim_whose_caller_has_given_up_is_released(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """It was granted after the caller had given up."""
+    first, second = pair
+    first.channel.can_write = False
+    with pytest.raises(KafkaClientError, match="claim of 'r' was not read back within 0 s"):
+        first.session.claim("r", 0)
+    first.channel.can_write = True
+    pass_time(partition, T, first, second)
+    assert (first.session.claims, second.session.may_claim("r")) == ({}, True)
+
+
+def test_claim_that_is_read_back_too_late_is_not_held(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """The way back took longer than T, and no heartbeat that was sent later was read back."""
+    first, _ = pair
+    sequence = first.session.send(RecordType.CLAIM, awaited=True, resource="r")
+    first.channel.can_write = False
+    partition.now_ms += T
+    first.said(sequence)
+    claim = first.session.claims["r"]
+    assert not claim.is_held
+
+
+def test_second_claim_of_the_same_resource_ends_the_first(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """It has a new epoch; the old one is fenced."""
+    first, _ = pair
+    old, new = first.claim(), first.claim()
+    assert old is not None
+    assert new is not None
+    assert (old.is_held, new.is_held, new.epoch > old.epoch) == (False, True, True)
+    del partition
+
+
+def test_messages_are_handed_out_after_claim_and_position_were_read_back(
+    partition: Partition, pair: tuple[Process, Process]
+) -> None:
+    """No thread reads here, so both calls time out: no message may be handed out."""
+    first, _ = pair
+    claim = first.claim()
+    assert claim is not None
+    with pytest.raises(KafkaClientError, match="record about 'r' was not read back within 0 s"):
+        claim.claim_messages(10, wait_s=0)
+    with pytest.raises(KafkaClientError, match="record about 'r' was not read back"):
+        claim.commit(10, wait_s=0.001)
+    assert types(partition, "a")[-2:] == [RecordType.CLAIM_MESSAGES, RecordType.HEARTBEAT]
+
+
+def test_instance_that_was_replaced_stops(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """Its successor has the claims, under new epochs."""
+    first, _ = pair
+    claim = first.claim()
+    assert claim is not None
+    successor = Process(partition, "a", 2, fast_reclaim=True)
+    successor.session.turn()
+    assert not successor.join().ignored
+    (taken,) = successor.session.claims.values()
+    assert (taken.resource, taken.is_held, taken.epoch > claim.epoch) == ("r", True, True)
+    first.session.turn()
+    assert isinstance(first.session.failure, FencedError)
+    assert (claim.is_held, first.lost) == (False, [claim])
+    with pytest.raises(FencedError, match="another instance of client id 'a' has taken over"):
+        first.session.send(RecordType.LEAVE)
+    first.session.fail(UsageError("a second reason changes nothing"))
+    assert isinstance(first.session.failure, FencedError)
+
+
+def test_client_id_in_use_is_tried_again(
+    partition: Partition, pair: tuple[Process, Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until the other instance is gone."""
+    _, second = pair
+    third = Process(partition, "a", 2)
+    third.session.turn()
+    assert third.join().ignored == ["client_id_in_use"]
+    pass_time(partition, 5 * T, second, third)
+    assert third.session.is_member
+    assert "client id a is used by another instance; the next try is in 1000 ms" in caplog.text
+
+
+def test_leader_spreads_tasks_and_its_successor_goes_on(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """A task that is assigned can be claimed by its member alone."""
+    first, second = pair
+    for number in range(4):
+        second.session.send(RecordType.ADD_TASK, resource=f"t{number}")
+    pass_time(partition, T, first, second)
+    tasks = second.session.world.tasks
+    assert sorted(task.client_id for task in tasks.values()) == ["a", "a", "b", "b"]
+    mine = next(name for name, task in tasks.items() if task.client_id == "a")
+    assert (first.session.may_claim(mine), second.session.may_claim(mine)) == (True, False)
+    first.session.stop(leave=True)
+    # Its thread may take another turn, and does not join again.
+    pass_time(partition, 3 * T, first, second)
+    assert list(second.session.world.members) == ["b"]
+    assert {task.client_id for task in tasks.values()} == {"b"}
+
+
+def test_assignment_that_was_lost_is_written_again(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """After T."""
+    first, second = pair
+    first.channel.can_write = False
+    second.session.send(RecordType.ADD_TASK, resource="t")
+    first.session.turn()
+    first.channel.lose()
+    first.channel.can_write = True
+    second.session.send(RecordType.ADD_TASK, resource="u")
+    pass_time(partition, 2 * T, first, second)
+    assert {task.client_id for task in first.session.world.tasks.values()} == {"a", "b"}
+
+
+def test_leader_writes_snapshots_from_which_a_reader_may_begin(
+    partition: Partition, pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time, and by the number of records; each part fits into a record."""
+    first, second = pair
+    first.claim()
+    pass_time(partition, 61 * T, first, second)
+    assert types(partition, "a").count(RecordType.SNAPSHOT) == 1
+    assert types(partition, "b").count(RecordType.SNAPSHOT) == 0
+    monkeypatch.setattr(session_module, "SNAPSHOT_EVERY_RECORDS", 20)
+    pass_time(partition, 20 * T, first, second)
+    assert types(partition, "a").count(RecordType.SNAPSHOT) > 4
+    late = GroupLog(GROUP, first_offset=20)
+    for one in partition.records[20:]:
+        late.read(one.offset, one.append_time_ms, one.key, one.value)
+    assert (late.is_complete, late.world.view()) == (True, first.session.world.view())
+
+
+def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """It may have changed the world of others."""
+    first, _ = pair
+    claim = first.claim()
+    assert claim is not None
+    partition.append(b"\xff")
+    first.session.turn()
+    claim.check()
+    newer = coordination_pb2.Coordination(type=99, client_id="b", instance="b1")  # type: ignore[arg-type]  # on purpose
+    partition.append(newer.SerializeToString())
+    first.session.turn()
+    assert not claim.is_held
+    with pytest.raises(KafkaClientError, match=r"type 99, this build reads up to 14.*this member cannot know"):
+        first.session.answer_to(99, 0)
+
+
+def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """For good."""
+    first, _ = pair
+    first.channel.failure = KafkaClientError("cannot read x: gone; check the broker")
+    first.session.turn()
+    assert first.session.failure is first.channel.failure
+    beats = len(partition.records)
+    partition.now_ms += T
+    first.session.turn()
+    assert len(partition.records) == beats
+
+
+def test_observer_writes_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """It follows the group, and is no member."""
+    first, second = pair
+    observer = Process(partition, "o")
+    count = len(partition.records)
+    pass_time(partition, 5 * T, observer)
+    assert len(partition.records) == count
+    assert (observer.session.is_member, observer.session.may_claim("r")) == (False, False)
+    assert sorted(observer.session.world.members) == ["a", "b"]
+    del first, second
+
+
+def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """After T, since no heartbeat renews; the members stay."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    second.session.send(RecordType.PAUSE_GROUP, duration_ms=10 * T)
+    pass_time(partition, 1.4 * T, first, second)
+    assert (claim.is_held, first.lost, first.session.may_claim("r")) == (False, [claim], False)
+    second.session.send(RecordType.RESUME_GROUP)
+    pass_time(partition, T, first, second)
+    assert first.claim() is not None
+
+
+def test_session_that_stops_without_leaving_writes_its_positions(
+    partition: Partition, pair: tuple[Process, Process]
+) -> None:
+    """Its claims are over at once, and lapse after 2T."""
+    first, second = pair
+    claim = first.claim()
+    assert claim is not None
+    claim.commit(5)
+    first.session.stop(leave=False)
+    with pytest.raises(ClaimLostError, match="the coordinator was closed"):
+        claim.check()
+    pass_time(partition, T, first, second)
+    assert sorted(second.session.world.members) == ["a", "b"]
+    pass_time(partition, 2 * T, first, second)
+    taken = second.claim()
+    assert taken is not None
+    assert taken.position == 5
+
+
+def test_child_process_holds_nothing_and_cannot_write(partition: Partition, pair: tuple[Process, Process]) -> None:
+    """Even if the lock was held by another thread when it was forked."""
+    first, _ = pair
+    claim = first.claim()
+    assert claim is not None
+    with first.session.changed:
+        first.session.after_fork()
+        assert not claim.is_held
+        with pytest.raises(UsageError, match="got a call after a fork; make one in the child"):
+            first.session.send(RecordType.LEAVE)
+    del partition
+
+
+JUMPS_MS = st.sampled_from([0, 0, 0, -3_600_000, -5 * T, T, 5 * T, 3_600_000])
+CLIENT_IDS = st.sampled_from(["a", "b", "c"])
+
+
+class Members(RuleBasedStateMachine):
+    """Sessions that are suspended, cut off, killed and started again, and a broker's clock that jumps."""
+
+    @initialize()
+    def begin(self) -> None:
+        """Three members, and the first holds the resource."""
+        self.partition = Partition()
+        self.running = {client_id: Process(self.partition, client_id) for client_id in "abc"}
+        self.gone: list[Process] = []
+        self.numbers, self.jumped_at_ms = 1, 0.0
+        for process in self.running.values():
+            process.session.turn()
+            process.join()
+        self.running["a"].session.turn()
+        assert self.running["a"].claim() is not None
+
+    @rule(
+        client_ids=st.sets(CLIENT_IDS, min_size=1), turns=st.integers(1, 25),
+        step_ms=st.sampled_from([T // 10, T // 5]), wants=st.booleans(), jump_ms=JUMPS_MS,
+    )  # fmt: skip
+    def live(self, client_ids: set[str], turns: int, step_ms: int, wants: bool, jump_ms: int) -> None:  # noqa: FBT001
+        """Some take turns and claim what they may; the others are suspended."""
+        if jump_ms and self.partition.now_ms > self.jumped_at_ms + 3 * T:
+            self.partition.ahead_ms += jump_ms
+            self.jumped_at_ms = self.partition.now_ms
+        for _ in range(turns):
+            self.partition.now_ms += step_ms
+            for client_id in sorted(client_ids):
+                session = self.running[client_id].session
+                session.turn()
+                if wants and session.may_claim("r") and "r" not in session.claims:
+                    session.send(RecordType.CLAIM, resource="r")
+                self.there_is_one_owner()
+
+    @rule(client_id=CLIENT_IDS, can_read=st.booleans(), can_write=st.booleans())
+    def cut(self, client_id: str, can_read: bool, can_write: bool) -> None:  # noqa: FBT001
+        """The network lets through one direction, both, or none; what is written is kept."""
+        channel = self.running[client_id].channel
+        channel.can_read, channel.can_write = can_read, can_write
+
+    @rule(client_id=CLIENT_IDS, is_lost=st.booleans())
+    def deliver(self, client_id: str, is_lost: bool) -> None:  # noqa: FBT001
+        """What was kept is appended, or lost; that of processes that were killed too."""
+        for process in [self.running[client_id], *self.gone]:
+            if is_lost:
+                process.channel.lose()
+            could_write, process.channel.can_write = process.channel.can_write, True
+            process.channel.serve()
+            process.channel.can_write = could_write
+
+    @rule(client_id=CLIENT_IDS, fast_reclaim=st.booleans())
+    def kill_and_restart(self, client_id: str, fast_reclaim: bool) -> None:  # noqa: FBT001
+        """The user's promise is kept."""
+        self.numbers += 1
+        self.gone.append(self.running[client_id])
+        process = Process(self.partition, client_id, self.numbers, fast_reclaim=fast_reclaim)
+        self.running[client_id] = process
+        process.session.turn()
+        process.session.join(0)
+
+    @rule(client_id=CLIENT_IDS)
+    def release(self, client_id: str) -> None:
+        """A member gives the resource up."""
+        for claim in list(self.running[client_id].session.claims.values()):
+            claim.release()
+
+    @rule(client_id=CLIENT_IDS, duration_ms=st.sampled_from([T, 5 * T]))
+    def pause(self, client_id: str, duration_ms: int) -> None:
+        """The group is paused for a while."""
+        self.running[client_id].session.send(RecordType.PAUSE_GROUP, duration_ms=duration_ms)
+
+    @invariant()
+    def there_is_one_owner(self) -> None:
+        """By the claims that `check` lets pass."""
+        if hasattr(self, "partition"):
+            sessions = [process.session for process in self.running.values()]
+            holding = [
+                claim
+                for session in sessions
+                for claim in session.claims.values()
+                if not claim._end and self.partition.now_ms < session.until_ms
+            ]
+            assert len(holding) <= 1
+            assert all(session.failure is None for session in sessions)
+
+
+Members.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestMembers = Members.TestCase
+
+
+def test_monotonic_clock_moves() -> None:
+    """Milliseconds."""
+    assert 0 < now_ms() <= now_ms()
