@@ -29,6 +29,7 @@ from kmq_spark.errors import SetupError
 from kmq_spark.local.broker_settings import log_properties, server_properties
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
+from kmq_spark.local.ports import free_port
 from kmq_spark.local.probe import is_ready
 
 if TYPE_CHECKING:
@@ -210,8 +211,8 @@ class EmbeddedBroker:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         controller_port_file = self.data_dir / "controller.port"
         is_new = not controller_port_file.exists()
-        controller_port = _free_port() if is_new else int(controller_port_file.read_text())
-        self.port = self.port or _free_port()
+        controller_port = free_port() if is_new else int(controller_port_file.read_text())
+        self.port = self.port or free_port()
         properties = server_properties(
             self.data_dir, port=self.port, controller_port=controller_port, extra=self._extra
         )
@@ -302,13 +303,6 @@ class EmbeddedBroker:
     def _log_flags(self) -> list[str]:
         """Return the JVM flags for the log settings."""
         return [f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"]
-
-
-def _free_port() -> int:
-    """Return a TCP port on the loopback interface that is currently free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _remove(directory: Path, owner: int) -> None:

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import yaml
+
+from kmq_spark.local.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -268,14 +269,6 @@ def _commands(text: str) -> list[str]:
     """Return the commands of a block; one may go on in the next line."""
     joined = re.sub(r"\\\n\s*", "", text)
     return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @pytest.fixture

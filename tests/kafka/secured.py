@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from kmq_spark.cli.main import app
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
+from kmq_spark.local.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ class SecuredBroker:
     def __init__(self, folder: Path) -> None:
         """Start it."""
         self.folder = folder
-        open_port, port, controller_port = _free_ports(3)
+        open_port, port, controller_port = (free_port() for _ in range(3))
         self.bootstrap_servers = f"127.0.0.1:{port}"
         data_dir = folder / "broker"
         data_dir.mkdir()
@@ -131,12 +131,3 @@ class SecuredBroker:
 
 def _password(part: str) -> str:
     return f"password-of-{part}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

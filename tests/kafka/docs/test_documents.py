@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.local.ports import free_port
 from tests.kafka.conftest import read_all
-from tests.kafka.documents import LANGUAGES, Reader, blocks_of, free_port, make_reader
+from tests.kafka.documents import LANGUAGES, Reader, blocks_of, make_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
