@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.coordination.channel import Channel
+from kmq_spark.coordination.consumption import Consumption
 from kmq_spark.coordination.session import Session, not_joined
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kmq_spark.coordination.claim import Claim
+    from kmq_spark.coordination.consumption import Mode
     from kmq_spark.core.coordination.assign import Assign
     from kmq_spark.core.coordination.fold import Applied, Effect
 
@@ -274,6 +276,46 @@ class Coordinator:
             return {
                 name: task.payload for name, task in session.world.tasks.items() if task.client_id == self.client_id
             }
+
+    def consume(
+        self,
+        topic: str,
+        *,
+        mode: Mode = "at-least-once",
+        max_messages: int = 500,
+        most_claims: int = 0,
+        auto_ack: bool = True,
+        idle_s: float | None = None,
+    ) -> Consumption:
+        """
+        Consume a topic: the members of the group share its partitions, one owner each.
+
+            with me.consume("clicks") as batches:
+                for batch in batches:
+                    ...
+
+        Args:
+            topic: Its name.
+            mode: `at-least-once`, or `at-most-once`.
+            max_messages: Most messages in a batch.
+            most_claims: Most partitions that this member takes; 0 = no limit.
+            auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
+            idle_s: End after so long without a message, seconds; None: never.
+
+        Raises:
+            ConfigError: A value is out of bounds.
+        """
+        return Consumption(
+            self,
+            topic,
+            bootstrap_servers=self._bootstrap_servers,
+            mode=mode,
+            max_messages=max_messages,
+            most_claims=most_claims,
+            auto_ack=auto_ack,
+            idle_s=idle_s,
+            extra=self._extra,
+        )
 
     # The operator.
 
