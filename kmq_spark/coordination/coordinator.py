@@ -56,6 +56,9 @@ SNAPSHOT_EVERY_S = 60.0
 SNAPSHOTS_IN_RETENTION = 4
 """Snapshots that the topic holds at any time, at least."""
 
+LONGEST_SILENCE_S = MAX_HEARTBEAT_MS // 1000 + 5
+"""A live member writes several heartbeats within this time, whatever its T."""
+
 ROUND_TRIPS = 3
 """Heartbeats by which a new member measures whether T is long enough."""
 
@@ -439,16 +442,22 @@ class Coordinator:
         log = self._read_from(channel, start, end, until_s)
         if not log.is_complete and start > first:
             log = self._read_from(channel, first, end, until_s)
+        if not log.is_complete and log.stranger_at_ms < 0:
+            log.accept()
+        stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
         while not log.is_complete:
-            if log.stranger_at_ms < 0:
-                log.accept()
-                break
-            # Somebody is a member whose JOIN was deleted: the leader's next snapshot says the rest.
+            # A process is, or was, a member whose JOIN was deleted. The leader's next snapshot says the rest; where no
+            # member is alive, none writes a heartbeat within the longest T.
             for one in channel.read(_POLL_S):
                 log.read(one.offset, one.append_time_ms, one.key, one.value)
-            _check_time(
-                until_s, channel, f"no snapshot of group {self.group!r} was found", "check that its leader runs"
+            if log.stranger_at_ms != stranger_at_ms:
+                stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
+            elif time.monotonic() - quiet_since_s > LONGEST_SILENCE_S:
+                log.accept()
+            advice = (
+                f"check that its leader runs; where all members are dead, join with timeout_s above {LONGEST_SILENCE_S}"
             )
+            _check_time(until_s, channel, f"no snapshot of group {self.group!r} was found", advice)
         return log
 
     def _read_from(self, channel: Channel, start: int, end: int, until_s: float) -> GroupLog:
