@@ -14,6 +14,12 @@ NAMES = {
     "run": "ours, `run(handler)`",
 }
 
+PRODUCER_NAMES = {
+    "plain": "plain idempotent producer",
+    "ours": "`QueueProducer`",
+    "resuming": "`QueueProducer(producer_id=…)`, commits every 100 ms",
+}
+
 LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}
 
 
@@ -43,6 +49,7 @@ def write_table(results: dict[str, Any], path: Path) -> str:
         f"{hand_over['p95_vs_plain'].get(kind, 1.0)} |"
         for kind, spread in hand_over["ms"].items()
     ]
+    lines += _producers(results["producers"]) if "producers" in results else []
     mass = results["mass_expiry"]
     lines += ["", f"Mass expiry of {mass['messages']:,}: {mass['per_s']:,} a second, {mass['early']} early."]
     for rate, late in results["lateness_by_rate"].items():
@@ -57,6 +64,24 @@ def write_table(results: dict[str, Any], path: Path) -> str:
     text = "\n".join(lines) + "\n"
     path.write_text(text)
     return text
+
+
+def _producers(found: dict[str, Any]) -> list[str]:
+    """Return the table of the producers; results of before there was one have none."""
+    latency = found["latency"]
+    lines = [
+        "",
+        "Producers, thousands of messages a second, and latency from `send` to a reader of committed records:",
+        "",
+    ]
+    sizes = " | ".join(f"{case['bytes']:,} B" for case in found["throughput"])
+    ratios = " | ".join(f"{case['bytes']:,} B, of plain" for case in found["throughput"])
+    lines += [f"| | {sizes} | {ratios} | p50, ms | p95, ms |", "|---" * (3 + 2 * len(found["throughput"])) + "|"]
+    for kind, name in PRODUCER_NAMES.items():
+        rates = " | ".join(f"{case['per_s'][kind] / 1000:,.0f}" for case in found["throughput"])
+        shares = " | ".join(str(case["vs_plain"].get(kind, 1.0)) for case in found["throughput"])
+        lines.append(f"| {name} | {rates} | {shares} | {latency['ms'][kind]['p50']} | {latency['ms'][kind]['p95']} |")
+    return lines
 
 
 def write_picture(results: dict[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import in_flight, latency, lateness, mass_expiry, poison, throughput
+from bench import in_flight, latency, lateness, mass_expiry, poison, producer, throughput
 from bench.report import write_picture, write_table
 from bench.stage import Bench
 
@@ -42,6 +42,8 @@ def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: 
         _say("throughput", rates["ratios"])
         hand_over = latency.measure(bench, rate_per_s=1_000, seconds=12, rounds=rounds)
         _say("latency", hand_over)
+        senders = producer.measure(bench.broker, rounds=rounds, sizes=[100, 1_024], mib=200)
+        _say("producers", senders)
         mass_expiry.measure(bench, 250_000)  # a warm-up: this way through tracker and broker is cold
         mass = mass_expiry.measure(bench, 1_000_000)
         _say("mass expiry", mass)
@@ -60,6 +62,7 @@ def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: 
         "ratios": rates["ratios"],
         "throughput": rates["cases"],
         "latency": hand_over,
+        "producers": senders,
         "lateness_ms": late["100"]["lateness_ms"] | {"early": late["100"]["early"]},
         "lateness_by_rate": late,
         "mass_expiry_per_s": mass["per_s"],

@@ -9,13 +9,16 @@ docs/coordination.md has the protocol, and what it rests on.
 from __future__ import annotations
 
 from kmq_spark.coordination.claim import Claim
+from kmq_spark.coordination.consumption import Batch, Consumption
 from kmq_spark.coordination.coordinator import Coordinator
 from kmq_spark.coordination.tasks import RunningTask, TaskRunner
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, create_coordination_topic
 
 __all__ = [
     "COORDINATION_TOPIC",
+    "Batch",
     "Claim",
+    "Consumption",
     "Coordinator",
     "RunningTask",
     "TaskRunner",

@@ -15,7 +15,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 
 from kmq_spark.core.coordination.partition import partition_of
 from kmq_spark.errors import KafkaClientError, TopicError
-from kmq_spark.kafka.client_errors import client_error, unreachable
+from kmq_spark.kafka.client_errors import client_error, unreachable, until_answered
 from kmq_spark.kafka.settings import make_client, marker_producer_config, reader_config
 
 if TYPE_CHECKING:
@@ -127,13 +127,13 @@ class Channel:
             message = f"coordination topic {self.topic!r} does not exist; create it with `create_coordination_topic`"
             raise TopicError(message)
         self.partition = partition_of(self._group, self._partition_count)
-        try:
-            first, end = self._reader.get_watermark_offsets(
-                TopicPartition(self.topic, self.partition), timeout=timeout_s
-            )
-        except KafkaException as error:
-            raise client_error(error, f"cannot read the offsets of {self.topic}") from error
-        return first, end
+        place = TopicPartition(self.topic, self.partition)
+        # A partition that was just created may have no leader yet.
+        return until_answered(
+            lambda: _offsets_of(self._reader.get_watermark_offsets(place, timeout=timeout_s)),
+            f"cannot read the offsets of {self.topic}",
+            timeout_s,
+        )
 
     def seek(self, offset: int) -> None:
         """Read from an offset on."""
@@ -234,3 +234,10 @@ class Channel:
             self.failure = self.failure or client_error(error, doing)
         else:
             self.trouble = f"{doing}: {error.str()} ({error.name()})"
+
+
+def _offsets_of(found: tuple[int, int] | None) -> tuple[int, int]:
+    """Return first offset and end; librdkafka has none where it timed out."""
+    if found is None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # librdkafka's public name for it
+    return found

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.coordination.channel import Channel
+from kmq_spark.coordination.consumption import Consumption
 from kmq_spark.coordination.session import Session, not_joined
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kmq_spark.coordination.claim import Claim
+    from kmq_spark.coordination.consumption import Mode
     from kmq_spark.core.coordination.assign import Assign
     from kmq_spark.core.coordination.fold import Applied, Effect
 
@@ -53,6 +55,9 @@ READ_BACK = 30_000
 SNAPSHOT_EVERY_S = 60.0
 SNAPSHOTS_IN_RETENTION = 4
 """Snapshots that the topic holds at any time, at least."""
+
+LONGEST_SILENCE_S = MAX_HEARTBEAT_MS // 1000 + 5
+"""A live member writes several heartbeats within this time, whatever its T."""
 
 ROUND_TRIPS = 3
 """Heartbeats by which a new member measures whether T is long enough."""
@@ -275,6 +280,46 @@ class Coordinator:
                 name: task.payload for name, task in session.world.tasks.items() if task.client_id == self.client_id
             }
 
+    def consume(
+        self,
+        topic: str,
+        *,
+        mode: Mode = "at-least-once",
+        max_messages: int = 500,
+        most_claims: int = 0,
+        auto_ack: bool = True,
+        idle_s: float | None = None,
+    ) -> Consumption:
+        """
+        Consume a topic: the members of the group share its partitions, one owner each.
+
+            with me.consume("clicks") as batches:
+                for batch in batches:
+                    ...
+
+        Args:
+            topic: Its name.
+            mode: `at-least-once`, or `at-most-once`.
+            max_messages: Most messages in a batch.
+            most_claims: Most partitions that this member takes; 0 = no limit.
+            auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
+            idle_s: End after so long without a message, seconds; None: never.
+
+        Raises:
+            ConfigError: A value is out of bounds.
+        """
+        return Consumption(
+            self,
+            topic,
+            bootstrap_servers=self._bootstrap_servers,
+            mode=mode,
+            max_messages=max_messages,
+            most_claims=most_claims,
+            auto_ack=auto_ack,
+            idle_s=idle_s,
+            extra=self._extra,
+        )
+
     # The operator.
 
     def pause(self, duration_ms: int) -> None:
@@ -397,16 +442,22 @@ class Coordinator:
         log = self._read_from(channel, start, end, until_s)
         if not log.is_complete and start > first:
             log = self._read_from(channel, first, end, until_s)
+        if not log.is_complete and log.stranger_at_ms < 0:
+            log.accept()
+        stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
         while not log.is_complete:
-            if log.stranger_at_ms < 0:
-                log.accept()
-                break
-            # Somebody is a member whose JOIN was deleted: the leader's next snapshot says the rest.
+            # A process is, or was, a member whose JOIN was deleted. The leader's next snapshot says the rest; where no
+            # member is alive, none writes a heartbeat within the longest T.
             for one in channel.read(_POLL_S):
                 log.read(one.offset, one.append_time_ms, one.key, one.value)
-            _check_time(
-                until_s, channel, f"no snapshot of group {self.group!r} was found", "check that its leader runs"
+            if log.stranger_at_ms != stranger_at_ms:
+                stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
+            elif time.monotonic() - quiet_since_s > LONGEST_SILENCE_S:
+                log.accept()
+            advice = (
+                f"check that its leader runs; where all members are dead, join with timeout_s above {LONGEST_SILENCE_S}"
             )
+            _check_time(until_s, channel, f"no snapshot of group {self.group!r} was found", advice)
         return log
 
     def _read_from(self, channel: Channel, start: int, end: int, until_s: float) -> GroupLog:

@@ -31,6 +31,8 @@ DEFAULT_RETENTION_MS = 60 * 60 * 1000
 MIN_RETENTION_MS = 60_000
 """Shortest retention: a reader needs a snapshot and all that lies behind it."""
 
+SEGMENT_BYTES = 16 * 1024 * 1024
+
 DEFAULT_TIMEOUT_MS = 15_000
 
 _REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
@@ -73,7 +75,14 @@ def create_coordination_topic(
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     timeout_s = timeout_ms / 1000
     if not _replicas(admin, topic, bootstrap_servers, timeout_s):
-        settings = {**_REQUIRED, **replication_settings(replication_factor), "retention.ms": str(retention_ms)}
+        settings = {
+            **_REQUIRED,
+            **replication_settings(replication_factor),
+            "retention.ms": str(retention_ms),
+            # Kafka deletes whole segments: with its defaults, of a week or 1 GiB, retention would have no effect.
+            "segment.ms": str(retention_ms // 2),
+            "segment.bytes": str(SEGMENT_BYTES),
+        }
         _create(admin, NewTopic(topic, partitions, replication_factor, config=settings), timeout_s)
         until_s = time.monotonic() + timeout_s
         while not (replicas := _replicas(admin, topic, bootstrap_servers, timeout_s)):

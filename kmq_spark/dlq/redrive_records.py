@@ -14,13 +14,15 @@ from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.wire.codec import encode_marker
-from kmq_spark.wire.headers import FIRST_SENT_MS, ORIGIN, redrive_headers
+from kmq_spark.wire.headers import FIRST_SENT_MS, GENERATION, ORIGIN, PRODUCER, SEQUENCE, redrive_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.wire.dead_letter import DeadLetter
+
+_OF_ANOTHER_QUEUE = frozenset({ORIGIN, FIRST_SENT_MS, PRODUCER, GENERATION, SEQUENCE})
 
 BY_KEY = -1
 """Partition number that lets the client's partitioner choose by the key."""
@@ -38,8 +40,8 @@ def redriven_record(letter: DeadLetter, topics: QueueTopics, to: QueueTopics, pa
     """
     headers = redrive_headers(letter.headers, group=to.group)
     if to.queue_topic != topics.queue_topic:
-        # Both headers describe a place in another topic. In this topic the new record is the first copy.
-        headers = [(name, value) for name, value in headers if name not in {ORIGIN, FIRST_SENT_MS}]
+        # These headers name a place and a producer of another topic. In this topic the new record is the first copy.
+        headers = [(name, value) for name, value in headers if name not in _OF_ANOTHER_QUEUE]
         return OutgoingRecord(to.queue_topic, BY_KEY, letter.key, letter.value, headers)
     home = letter.origin.queue_partition if letter.origin is not None else BY_KEY
     # Use the partition of the first copy, since the partition count may have changed and the key may map elsewhere.

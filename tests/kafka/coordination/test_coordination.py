@@ -22,11 +22,19 @@ from kmq_spark.coordination import (
     RunningTask,
     TaskRunner,
     channel,
+    coordinator,
     create_coordination_topic,
 )
 from kmq_spark.core.coordination.fold import Change, Effect
 from kmq_spark.core.coordination.partition import partition_of
-from kmq_spark.errors import ClaimLostError, ConfigError, MalformedRecordError, TopicError, UsageError
+from kmq_spark.errors import (
+    ClaimLostError,
+    ConfigError,
+    KafkaClientError,
+    MalformedRecordError,
+    TopicError,
+    UsageError,
+)
 from kmq_spark.local.broker import EmbeddedBroker
 from tests.kafka.conftest import wait_until
 from tests.kafka.documents import blocks_of
@@ -318,6 +326,25 @@ def test_group_outlives_the_records_that_made_it(bootstrap_servers: str, topic: 
     assert second.claim("r") is None
     first.close()
     assert held(second.claim("r", 10)).position == 12
+
+
+def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
+    bootstrap_servers: str, topic: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its JOIN was deleted, and it still heartbeats: no other process can know what it holds."""
+    first = make("a")
+    claim = held(first.claim("r"))
+    assert first.wait_for(lambda world: world["next_offset"] > claim.epoch + 3, 10)
+    place = TopicPartition(topic, partition_of(first.group, 2), claim.epoch + 2)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    (done,) = admin.delete_records([place]).values()
+    done.result()
+    second = make("b", begin="")
+    with pytest.raises(KafkaClientError, match=r"no snapshot of group 'group-.*' was found; check that its"):
+        second.join(3)
+    first.close(leave=False)
+    monkeypatch.setattr(coordinator, "LONGEST_SILENCE_S", 2)
+    held(make("c").claim("r", 10))
 
 
 def test_program_of_the_document_runs(bootstrap_servers: str, capsys: pytest.CaptureFixture[str]) -> None:

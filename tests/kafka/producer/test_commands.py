@@ -175,10 +175,9 @@ def test_verify_does_not_take_removed_messages_for_holes(queue: Queue) -> None:
     assert (code, found["removed_by_retention"], found["first"], found["last"]) == (0, 2, 3, 4)
 
 
-def test_redriven_message_keeps_its_sender_and_is_no_repeat(queue: Queue) -> None:
-    """A dead letter as the tracker writes it, which is sent back."""
-    copy(queue, "a")
-    (record,) = read_all(queue.bootstrap_servers, queue.name)
+def bury(queue: Queue) -> None:
+    """Write the first message as a dead letter, as the tracker does."""
+    record = read_all(queue.bootstrap_servers, queue.name)[0]
     client = Producer({"bootstrap.servers": queue.bootstrap_servers})
     headers = [
         *record.headers(), ("kmq-origin", b"0:0"), ("__dlq.errors.topic", queue.name.encode()),
@@ -186,10 +185,27 @@ def test_redriven_message_keeps_its_sender_and_is_no_repeat(queue: Queue) -> Non
     ]  # fmt: skip
     client.produce(f"{queue.name}.dlq", record.value(), partition=0, headers=headers)
     assert client.flush(30) == 0
+
+
+def test_redriven_message_keeps_its_sender_and_is_no_repeat(queue: Queue) -> None:
+    copy(queue, "a")
+    bury(queue)
     assert redrive(queue.name, everything=True, bootstrap_servers=queue.bootstrap_servers).done == 1
     _, again = read_all(queue.bootstrap_servers, queue.name)
     assert sender_of(again.headers()) == Sender("copier", 1, 1)
     assert told(queue, "verify", queue.name, "copier")[0] == 0
+
+
+def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queue: Callable[..., Queue]) -> None:
+    """Its numbers are those of the first queue: a producer of the same id over there has its own."""
+    queue, other = make_queue(), make_queue()
+    copy(queue, "a")
+    copy(other, "b")
+    bury(queue)
+    redrive(queue.name, everything=True, to=other.name, bootstrap_servers=queue.bootstrap_servers)
+    _, moved = read_all(other.bootstrap_servers, other.name)
+    assert (moved.value(), sender_of(moved.headers())) == (b"a", None)
+    assert told(other, "verify", other.name, "copier")[0] == 0
 
 
 def test_message_show_tells_the_sender(queue: Queue) -> None:

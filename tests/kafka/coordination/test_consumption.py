@@ -1,0 +1,193 @@
+"""Consuming a topic with claims, on a real broker: at least once, at most once, in any order of acknowledgements."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kmq_spark.coordination import Coordinator, create_coordination_topic
+from kmq_spark.errors import ClaimLostError, ConfigError, TopicError
+from kmq_spark.kafka.settings import reader_config
+
+pytestmark = pytest.mark.kafka
+
+T = 1_000
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def coordination_topic(bootstrap_servers: str) -> str:
+    """A coordination topic of this module."""
+    name = f"consumption-{os.getpid()}-{time.time_ns()}"
+    create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
+    return name
+
+
+class Clicks:
+    """A topic of one test, and members of one group that consume it."""
+
+    def __init__(self, bootstrap_servers: str, coordination_topic: str) -> None:
+        """Create the topic."""
+        self.servers, self.coordination_topic = bootstrap_servers, coordination_topic
+        self.topic = self.group = f"clicks-{time.time_ns()}"
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        (made,) = admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values()
+        made.result()
+        self.made: list[Coordinator] = []
+
+    def send(self, *numbers: int) -> None:
+        """Send numbers, each to the partition `number % 3`."""
+        producer = Producer({"bootstrap.servers": self.servers})
+        for number in numbers:
+            producer.produce(self.topic, str(number), partition=number % PARTITIONS)
+        assert producer.flush(10) == 0
+
+    def member(self, client_id: str) -> Coordinator:
+        """Join."""
+        member = Coordinator(
+            self.group,
+            bootstrap_servers=self.servers,
+            topic=self.coordination_topic,
+            client_id=client_id,
+            heartbeat_ms=T,
+        )
+        member.join()
+        self.made.append(member)
+        return member
+
+    def consume(self, member: Coordinator, *, idle_s: float = 2, **options: Any) -> list[int]:  # noqa: ANN401
+        """Consume until nothing arrives for a while; return the numbers."""
+        found = []
+        with member.consume(self.topic, idle_s=idle_s, **options) as batches:
+            for batch in batches:
+                batch.check()
+                found += [int(message.value() or b"") for message in batch]
+        return found
+
+    def committed(self) -> list[int]:
+        """Return the offsets of the Kafka group."""
+        client = Consumer(reader_config(self.servers, f"kmq.coordination.{self.group}"))
+        places = [TopicPartition(self.topic, partition) for partition in range(PARTITIONS)]
+        offsets = [place.offset for place in client.committed(places, timeout=10)]
+        client.close()
+        return offsets
+
+
+@pytest.fixture
+def clicks(bootstrap_servers: str, coordination_topic: str) -> Iterator[Clicks]:
+    """A topic of this test."""
+    made = Clicks(bootstrap_servers, coordination_topic)
+    yield made
+    for member in made.made:
+        member.close()
+
+
+Consume = Callable[..., list[int]]
+
+
+@pytest.mark.parametrize("mode", ["at-least-once", "at-most-once"])
+def test_topic_is_consumed_once_and_in_order_where_nothing_fails(clicks: Clicks, mode: str) -> None:
+    """The next owner begins at the position; Kafka's own offsets show it too."""
+    clicks.send(*range(30))
+    first = clicks.member("a")
+    found = clicks.consume(first, mode=mode, max_messages=4)
+    assert sorted(found) == list(range(30))
+    for partition in range(PARTITIONS):
+        assert [number for number in found if number % PARTITIONS == partition] == list(range(partition, 30, 3))
+    first.close()
+    clicks.send(*range(30, 36))
+    assert sorted(clicks.consume(clicks.member("b"), mode=mode)) == list(range(30, 36))
+    assert clicks.committed() == [12] * PARTITIONS
+
+
+def test_members_share_the_partitions(clicks: Clicks) -> None:
+    """Each partition has one owner; a member takes at most `most_claims`."""
+    clicks.send(*range(30))
+    first, second = clicks.member("a"), clicks.member("b")
+    with first.consume(clicks.topic, most_claims=2) as batches:
+        batch = next(iter(batches))
+        others = clicks.consume(second)
+        assert len(first.claims) == 2
+        assert {number % PARTITIONS for number in others} == set(range(PARTITIONS)) - {
+            int(name.rpartition("/")[2]) for name in first.claims
+        }
+        batch.check()
+
+
+def test_messages_that_are_not_acknowledged_are_delivered_again(clicks: Clicks) -> None:
+    """The lowest gap counts, whatever was acknowledged behind it."""
+    clicks.send(0, 3, 6, 9, 12)
+    first = clicks.member("a")
+    found = 0
+    with first.consume(clicks.topic, auto_ack=False, idle_s=1) as batches:
+        for batch in batches:
+            found += len(batch)
+            for message in reversed(batch.messages):
+                if message.value() != b"6":
+                    batch.ack(message)
+    assert found == 5
+    assert clicks.consume(clicks.member("b")) == [6, 9, 12]
+
+
+def test_batch_of_a_handler_that_failed_is_delivered_again(clicks: Clicks) -> None:
+    """At least once: its position did not move."""
+    clicks.send(0, 3)
+    first = clicks.member("a")
+
+    def fail() -> None:
+        with first.consume(clicks.topic) as batches:
+            assert len(next(iter(batches))) > 0
+            message = "a bad message"
+            raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match="a bad message"):
+        fail()
+    assert clicks.consume(clicks.member("b")) == [0, 3]
+
+
+def test_batch_of_a_process_that_died_is_not_delivered_again_at_most_once(clicks: Clicks) -> None:
+    """It was handed out, so that its messages are lost with the process; the rest is not."""
+    clicks.send(0, 3, 6, 9)
+    first = clicks.member("a")
+    consumption = first.consume(clicks.topic, mode="at-most-once", max_messages=2)
+    handed_out = [int(message.value() or b"") for message in next(iter(consumption))]
+    first.close(leave=False)
+    # Long enough for the claim to lapse.
+    rest = clicks.consume(clicks.member("b"), mode="at-most-once", max_messages=2, idle_s=8)
+    assert handed_out + rest == [0, 3, 6, 9]
+    consumption.close()
+
+
+def test_batch_of_a_lost_claim_cannot_be_acknowledged(clicks: Clicks) -> None:
+    """Another member gets its messages."""
+    clicks.send(0, 3)
+    first = clicks.member("a")
+    consumption = first.consume(clicks.topic, auto_ack=False)
+    batch = next(iter(consumption))
+    first.close()
+    with pytest.raises(ClaimLostError):
+        batch.ack()
+    assert clicks.consume(clicks.member("b")) == [0, 3]
+    consumption.close()
+
+
+@pytest.mark.parametrize("options", [{"mode": "exactly-once"}, {"max_messages": 0}, {"most_claims": -1}])
+def test_options_out_of_bounds_are_refused(clicks: Clicks, options: dict[str, Any]) -> None:
+    """Before anything is claimed."""
+    with pytest.raises(ConfigError):
+        clicks.member("a").consume(clicks.topic, **options)
+
+
+def test_topic_that_does_not_exist_is_refused(clicks: Clicks) -> None:
+    """A wrong name is an error, not an endless wait."""
+    with (
+        pytest.raises(TopicError, match="topic 'no-such-topic' does not exist"),
+        clicks.member("a").consume("no-such-topic") as batches,
+    ):
+        next(iter(batches))
