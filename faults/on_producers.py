@@ -132,7 +132,7 @@ class CopyStage:
 def restarted(campaign: Campaign) -> CopyStage:
     """S1: a producer that copies lines killed at random and started again, the broker restarted in between."""
     restarts = campaign.scaled(60, least=3)
-    stage = campaign.copy_stage("s1", lines=max(2_000, restarts * 100_000 // 60), rate=2_500)
+    stage = campaign.copy_stage("s1", lines=max(2_000, restarts * 100_000 // 60), rate=1_500)
     generator = random.Random(campaign.seed)  # noqa: S311  # repeatable
     for number in range(1, restarts + 1):
         copier = stage.copier(commit_every_ms=generator.choice((5, 20, 100)))

@@ -9,6 +9,7 @@ import pytest
 
 from kmq_spark.errors import ConfigError, SinkError
 from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
+from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, read_all, seen
 
 if TYPE_CHECKING:
@@ -104,3 +105,18 @@ def test_source_that_is_none_is_refused(text: str) -> None:
 def test_change_feed_of_files_is_refused() -> None:
     with pytest.raises(ConfigError, match="source has no change feed: got 'json:x'"):
         Source.parse("json:x", changes=True)
+
+
+@pytest.mark.slow
+def test_command_copies_what_is_there_and_goes_on_with_the_next_run(queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for number, written in ((1, b"1 rows enqueued"), (2, b"1 rows enqueued"), (3, b"0 rows enqueued")):
+        if number < 3:
+            (tmp_path / "files" / f"{number}.json").write_text(json.dumps({"id": number, "extra": True}))
+        command = start(
+            queue.bootstrap_servers, "enqueue", queue.name, "--from", f"json:{tmp_path / 'files'}", "--columns", "id",
+            "--sink-id", "copy", "--checkpoint-dir", str(tmp_path / "checkpoint"), "--trigger", "available-now",
+        )  # fmt: skip
+        _, told = command.communicate(timeout=200)
+        assert (command.returncode, written in told) == (0, True), told
+    assert seen(queue) == [b'{"id":1}', b'{"id":2}']
