@@ -24,7 +24,7 @@ from kmq_spark.coordination.consumption import Consumption
 from kmq_spark.coordination.session import Session, not_joined
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
-from kmq_spark.core.coordination.fold import Ignored
+from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import (
     MAX_HEARTBEAT_MS,
     MIN_HEARTBEAT_MS,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kmq_spark.coordination.claim import Claim
     from kmq_spark.coordination.consumption import Mode
     from kmq_spark.core.coordination.assign import Assign
-    from kmq_spark.core.coordination.fold import Applied, Effect
+    from kmq_spark.core.coordination.effects import Applied, Effect
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kmq_spark.coordination.claim import Claim
 from kmq_spark.core.coordination.assign import changes
-from kmq_spark.core.coordination.fold import Change, Ignored
+from kmq_spark.core.coordination.effects import Change, Ignored
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, KmqError, UsageError, WireError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.coordination.channel import LoggedBytes
     from kmq_spark.core.coordination.assign import Assign
-    from kmq_spark.core.coordination.fold import Applied, Effect
+    from kmq_spark.core.coordination.effects import Applied, Effect
     from kmq_spark.core.coordination.world import World
     from kmq_spark.wire.coordination_log import GroupLog
 

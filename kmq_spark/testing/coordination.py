@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.core.coordination.fold import Change, Effect, Ignored
+from kmq_spark.core.coordination.effects import Change, Effect, Ignored
 from kmq_spark.core.coordination.records import RecordType
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kmq_spark.core.coordination.fold import Applied, Ignored, apply
+from kmq_spark.core.coordination.effects import Applied, Ignored
+from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.world import World, first_joined
 from kmq_spark.errors import UnsupportedVersionError, WireError
 from kmq_spark.wire.coordination import decode_record

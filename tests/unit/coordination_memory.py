@@ -12,7 +12,7 @@ from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
     from kmq_spark.coordination.claim import Claim
-    from kmq_spark.core.coordination.fold import Applied
+    from kmq_spark.core.coordination.effects import Applied
     from kmq_spark.errors import KmqError
 
 T = 1_000

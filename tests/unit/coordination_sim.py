@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from kmq_spark.core.coordination.fold import Change, apply
+from kmq_spark.core.coordination.effects import Change
+from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.holds import Holds
 from kmq_spark.core.coordination.records import Record, RecordType
 from kmq_spark.core.coordination.world import World

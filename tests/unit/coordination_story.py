@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kmq_spark.core.coordination.fold import Applied, Change, Effect, Ignored, apply
+from kmq_spark.core.coordination.effects import Applied, Change, Effect, Ignored
+from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.records import (
     WITH_EPOCH,
     Assignment,

@@ -25,7 +25,7 @@ from kmq_spark.coordination import (
     coordinator,
     create_coordination_topic,
 )
-from kmq_spark.core.coordination.fold import Change, Effect
+from kmq_spark.core.coordination.effects import Change, Effect
 from kmq_spark.core.coordination.partition import partition_of
 from kmq_spark.errors import (
     ClaimLostError,

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmq_spark.core.coordination import fold
-from kmq_spark.core.coordination.fold import Change, Ignored, apply
+from kmq_spark.core.coordination.effects import Change, Ignored
+from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.records import (
     WITH_RESOURCE,
     Assignment,

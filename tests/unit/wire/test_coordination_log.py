@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmq_spark.core.coordination.fold import Ignored
+from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import MAX_HEARTBEAT_MS, Assignment, HeldPosition, Record, RecordType
 from kmq_spark.core.coordination.world import World
 from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError
