@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kmq_spark.coordination import session as session_module
+from kmq_spark.coordination import leader
 from kmq_spark.coordination.session import now_ms
 from kmq_spark.core.coordination.records import RecordType
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, UsageError
@@ -271,7 +271,7 @@ def test_leader_writes_snapshots_from_which_a_reader_may_begin(
     pass_time(partition, 61 * T, first, second)
     assert types(partition, "a").count(RecordType.SNAPSHOT) == 1
     assert types(partition, "b").count(RecordType.SNAPSHOT) == 0
-    monkeypatch.setattr(session_module, "SNAPSHOT_EVERY_RECORDS", 20)
+    monkeypatch.setattr(leader, "SNAPSHOT_EVERY_RECORDS", 20)
     pass_time(partition, 20 * T, first, second)
     assert types(partition, "a").count(RecordType.SNAPSHOT) > 4
     late = GroupLog(GROUP, first_offset=20)

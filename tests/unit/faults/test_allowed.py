@@ -13,7 +13,8 @@ from kmq_spark.core.fold import Rules
 from kmq_spark.core.markers import Outcome, Release
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import end, keep_alive, log, rules, start, tick
-from tests.unit.fault_seeds import HOUR_MS, bury, defer, fetch_again, kill_the_worker, redeliver, set_aside_twice
+from tests.unit.fault_seed_parts import HOUR_MS, bury, defer, fetch_again, kill_the_worker, redeliver
+from tests.unit.fault_seeds_1_to_6 import set_aside_twice
 from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, letter_of
 
 

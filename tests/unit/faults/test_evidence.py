@@ -15,7 +15,7 @@ from faults.clocks import Epoch, MovableClock
 from faults.conservation import Status
 from faults.evidence import FACTS, RECORDS, RawRecord, RecordFile, keep_rest, read_records
 from faults.judge import judge, main
-from tests.unit.fault_seeds import dead_letter_without_a_cause
+from tests.unit.fault_seeds_1_to_6 import dead_letter_without_a_cause
 from tests.unit.fault_story import QUEUE, Story
 
 if TYPE_CHECKING:
