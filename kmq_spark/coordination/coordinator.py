@@ -11,7 +11,6 @@ Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coor
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import threading
 import time
@@ -19,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.coordination.callbacks import Callbacks
 from kmq_spark.coordination.channel import Channel
 from kmq_spark.coordination.consumption import Consumption
+from kmq_spark.coordination.group_log import read_group_log
 from kmq_spark.coordination.session import Session, not_joined
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
@@ -36,7 +37,6 @@ from kmq_spark.core.coordination.records import (
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, UsageError
 from kmq_spark.kafka import forks
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
-from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,20 +49,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READ_BACK = 30_000
-"""Records that a new member reads from the end: a leader writes a snapshot more often."""
-
 SNAPSHOT_EVERY_S = 60.0
 SNAPSHOTS_IN_RETENTION = 4
 """Snapshots that the topic holds at any time, at least."""
 
-LONGEST_SILENCE_S = MAX_HEARTBEAT_MS // 1000 + 5
-"""A live member writes several heartbeats within this time, whatever its T."""
-
 ROUND_TRIPS = 3
 """Heartbeats by which a new member measures whether T is long enough."""
 
-_POLL_S = 0.1
 _ANSWER_S = 10.0
 _STOP_S = 5.0
 
@@ -127,15 +120,13 @@ class Coordinator:
         join = Record(RecordType.JOIN, self.client_id, self.instance, **self._join_fields)
         if fault := record_fault(join):
             raise ConfigError(f"{fault}; correct the arguments of Coordinator")
-        self._assign, self._on_lost, self._on_change = assign, on_lost, on_change
+        self._assign, self._callbacks = assign, Callbacks(on_lost, on_change)
         self._topic, self._timeout_ms, self._extra = topic, timeout_ms, extra
         self._bootstrap_servers = bootstrap_servers
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._notices: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._notifier: threading.Thread | None = None
         forks.watch(self)
 
     # Coming and going.
@@ -207,10 +198,7 @@ class Coordinator:
         if channel is not None:
             channel.flush(_STOP_S if leave else 1.0)
             channel.close()
-        if self._notifier is not None:
-            self._notices.put(None)
-            if threading.current_thread() is not self._notifier:
-                self._notifier.join(_STOP_S)
+        self._callbacks.stop()
 
     # Claims.
 
@@ -367,7 +355,8 @@ class Coordinator:
     def after_fork(self) -> Iterable[object]:
         """Give up in a child process; see `kmq_spark.kafka.forks`."""
         session, channel = self._session, self._channel
-        self._session = self._channel = self._thread = self._notifier = None
+        self._session = self._channel = self._thread = None
+        self._callbacks.after_fork()
         self._stopping = threading.Event()
         # The child would be a second process of this instance.
         self._stopping.set()
@@ -411,7 +400,7 @@ class Coordinator:
             extra=self._extra,
         )
         try:
-            log = self._read_log(channel, until_s)
+            log = read_group_log(channel, self.group, until_s)
         except BaseException:
             channel.close()
             self._channel = None
@@ -428,47 +417,12 @@ class Coordinator:
             assign=self._assign,
             snapshot_every_ms=every_ms,
         )
-        self._start_notifier(session)
+        self._callbacks.start(session, self.group)
         self._thread = threading.Thread(
             target=self._run, args=(session, self._stopping), name=f"kmq-coordination-{self.group}", daemon=True
         )
         self._thread.start()
         return session
-
-    def _read_log(self, channel: Channel, until_s: float) -> GroupLog:
-        """Read the group's partition to its end: from a snapshot near the end, or from the beginning."""
-        first, end = channel.open(max(0.1, until_s - time.monotonic()))
-        start = max(first, end - READ_BACK)
-        log = self._read_from(channel, start, end, until_s)
-        if not log.is_complete and start > first:
-            log = self._read_from(channel, first, end, until_s)
-        if not log.is_complete and log.stranger_at_ms < 0:
-            log.accept()
-        stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
-        while not log.is_complete:
-            # A process is, or was, a member whose JOIN was deleted. The leader's next snapshot says the rest; where no
-            # member is alive, none writes a heartbeat within the longest T.
-            for one in channel.read(_POLL_S):
-                log.read(one.offset, one.append_time_ms, one.key, one.value)
-            if log.stranger_at_ms != stranger_at_ms:
-                stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
-            elif time.monotonic() - quiet_since_s > LONGEST_SILENCE_S:
-                log.accept()
-            advice = (
-                f"check that its leader runs; where all members are dead, join with timeout_s above {LONGEST_SILENCE_S}"
-            )
-            _check_time(until_s, channel, f"no snapshot of group {self.group!r} was found", advice)
-        return log
-
-    def _read_from(self, channel: Channel, start: int, end: int, until_s: float) -> GroupLog:
-        log = GroupLog(self.group, topic=self._topic, partition=channel.partition, first_offset=start)
-        channel.seek(start)
-        while log.world.next_offset < end:
-            for one in channel.read(_POLL_S):
-                log.read(one.offset, one.append_time_ms, one.key, one.value)
-            place = f"offset {log.world.next_offset} of {end}"
-            _check_time(until_s, channel, f"cannot read {self._topic} to its end: got to {place}", "check the broker")
-        return log
 
     def _join(self, session: Session, until_s: float) -> None:
         while True:
@@ -526,19 +480,6 @@ class Coordinator:
             logger.exception("coordination of group %s ended", self.group, extra={"action": "coordination_ended"})
             session.fail(KmqError(f"coordination of group {self.group!r} ended: {error!r}; see the log"))
 
-    def _start_notifier(self, session: Session) -> None:
-        on_lost, on_change = self._on_lost, self._on_change
-        if on_lost is not None:
-            session.on_lost = lambda claim: self._notices.put(lambda: on_lost(claim))
-        if on_change is not None:
-            session.on_effects = lambda effects: self._notices.put(lambda: on_change(effects))
-        if on_lost is None and on_change is None:
-            return
-        self._notifier = threading.Thread(
-            target=_notify, args=(self._notices,), name=f"kmq-coordination-callbacks-{self.group}", daemon=True
-        )
-        self._notifier.start()
-
 
 _ADVICE = {
     RecordType.ADD_TASK: "remove tasks, or use another group",
@@ -548,20 +489,3 @@ _ADVICE = {
     RecordType.RESUME_GROUP: "the pause is over",
     RecordType.SET_POSITION: "pause the group, and wait until nothing is held",
 }
-
-
-def _check_time(until_s: float, channel: Channel, what: str, advice: str) -> None:
-    if channel.failure is not None:
-        raise channel.failure
-    if time.monotonic() > until_s:
-        trouble = f" ({channel.trouble})" if channel.trouble else ""
-        raise KafkaClientError(f"{what}{trouble}; {advice}", code="_TIMED_OUT", retriable=True)
-
-
-def _notify(notices: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    """Run callbacks, one after the other."""
-    while (notice := notices.get()) is not None:
-        try:
-            notice()
-        except Exception:
-            logger.exception("a callback of the coordinator failed", extra={"action": "callback_failed"})

@@ -19,13 +19,12 @@ from threading import Condition, RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kmq_spark.coordination.claim import Claim
-from kmq_spark.core.coordination.assign import changes
+from kmq_spark.coordination.leader import Leader
 from kmq_spark.core.coordination.effects import Change, Ignored
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
-from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, KmqError, UsageError, WireError
+from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, KmqError, UsageError
 from kmq_spark.wire.coordination import encode_record
-from kmq_spark.wire.coordination_snapshot import snapshot_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +40,8 @@ logger = logging.getLogger(__name__)
 BEATS_PER_INTERVAL = 3
 """Heartbeats within T: two may be late before a hold is over."""
 
-ENTRIES_AT_ONCE = 900
-"""Positions and assignments in one record: with the longest names it stays below the largest record."""
-
-SNAPSHOT_EVERY_RECORDS = 5_000
-"""Records of the partition after which the leader writes a snapshot, whatever the time."""
+POSITIONS_AT_ONCE = 900
+"""Positions in one record: with the longest names it stays below the largest record."""
 
 LONGEST_READ_S = 0.1
 """The thread looks that often whether it is to stop."""
@@ -96,6 +92,7 @@ class Session:
         changed: Lock of everything here; notified after each batch of records.
         claims: What this process holds, by resource.
         failure: Why the session is over; None while it goes on.
+        leader: What this process does when its member leads the group.
         on_lost: Called with a claim that is over and was not released; must return at once.
         on_effects: Called with the effects of a batch, under the lock; must return at once.
         until_ms: When all holds end, by the monotonic clock.
@@ -124,7 +121,7 @@ class Session:
         self.client_id, self.instance = client_id, instance
         self._channel, self._log = channel, log
         self._holds = Holds(client_id, instance)
-        self._join_fields, self._assign = join_fields, assign
+        self._join_fields = join_fields
         self._sequence = 0
         self._awaited: set[int] = set()
         self._answers: dict[int, Applied] = {}
@@ -132,10 +129,8 @@ class Session:
         self._unsent: dict[str, HeldPosition] = {}
         self._release_at_ms: dict[str, float] = {}
         self._wants_membership = False
-        self._assign_sequence = 0
-        self._assign_sent_ms = self._join_sent_ms = self._beat_ms = NEVER_HELD
-        self._snapshot_every_ms, self._snapshot_ms = snapshot_every_ms, self._clock_ms()
-        self._has_news = True
+        self._join_sent_ms = self._beat_ms = NEVER_HELD
+        self.leader = Leader(self, assign, snapshot_every_ms, clock_ms)
 
     @property
     def world(self) -> World:
@@ -204,6 +199,15 @@ class Session:
                     raise self.failure
             return applied
 
+    def is_unanswered(self, sequence: int) -> bool:
+        """Return whether a record was sent as awaited and has not been read back."""
+        return sequence in self._awaited and sequence not in self._answers
+
+    def forget_answer(self, sequence: int) -> None:
+        """Keep no answer to a record that was sent as awaited."""
+        self._answers.pop(sequence, None)
+        self._awaited.discard(sequence)
+
     def join(self, wait_s: float) -> Applied | None:
         """Write a JOIN and wait for its answer; from now on the thread heartbeats."""
         with self.changed:
@@ -247,9 +251,9 @@ class Session:
             sequence = 0
             rows = list(self._unsent.values())
             self._unsent.clear()
-            for start in range(0, max(1, len(rows)), ENTRIES_AT_ONCE):
-                positions = tuple(rows[start : start + ENTRIES_AT_ONCE])
-                is_last = start + ENTRIES_AT_ONCE >= len(rows)
+            for start in range(0, max(1, len(rows)), POSITIONS_AT_ONCE):
+                positions = tuple(rows[start : start + POSITIONS_AT_ONCE])
+                is_last = start + POSITIONS_AT_ONCE >= len(rows)
                 sequence = self.send(RecordType.HEARTBEAT, awaited=awaited and is_last, positions=positions)
             return sequence
 
@@ -372,9 +376,9 @@ class Session:
             if self._channel.failure is not None:
                 self.fail(self._channel.failure)
             if effects:
-                self._has_news = True
+                self.leader.note_change()
                 self.on_effects(effects)
-            self._lead()
+            self.leader.lead()
             self.changed.notify_all()
 
     def fail(self, error: KmqError) -> None:
@@ -470,59 +474,6 @@ class Session:
         for name in rest:
             if self._clock_ms() >= self._release_at_ms.get(name, NEVER_HELD):
                 self.send(RecordType.RELEASE, resource=name, epoch=self.world.resources[name].epoch)
-
-    # The leader.
-
-    def _lead(self) -> None:
-        """Assign tasks and write snapshots, if this member is the leader and there is reason to."""
-        if self.failure is not None or not self.is_member or self.world.leader != self.client_id:
-            return
-        try:
-            if self._has_news and not self._is_assigning():
-                self._has_news = False
-                self._assign_tasks()
-            if self._is_snapshot_due():
-                self._write_snapshot()
-        except KafkaClientError as error:
-            self._has_news = True
-            logger.warning("cannot lead: %s", error, extra={"action": "lead_failed"})
-
-    def _is_assigning(self) -> bool:
-        """Return whether an ASSIGN is on its way; one that is not read back within T is given up."""
-        is_awaited = self._assign_sequence in self._awaited and self._assign_sequence not in self._answers
-        return is_awaited and self._clock_ms() < self._assign_sent_ms + self.heartbeat_ms
-
-    def _assign_tasks(self) -> None:
-        if not self.world.tasks:
-            return
-        rows = changes(self.world, self._assign)
-        self._assign_sent_ms = self._clock_ms()
-        for start in range(0, len(rows), ENTRIES_AT_ONCE):
-            self._answers.pop(self._assign_sequence, None)
-            self._awaited.discard(self._assign_sequence)
-            self._assign_sequence = self.send(
-                RecordType.ASSIGN,
-                awaited=True,
-                generation=self.world.generation,
-                assignments=tuple(rows[start : start + ENTRIES_AT_ONCE]),
-            )
-
-    def _is_snapshot_due(self) -> bool:
-        world = self.world
-        if world.next_offset - world.snapshot_at >= SNAPSHOT_EVERY_RECORDS:
-            return self._clock_ms() - self._snapshot_ms > self.heartbeat_ms
-        is_time = self._clock_ms() - self._snapshot_ms >= self._snapshot_every_ms
-        return is_time and world.next_offset > world.snapshot_at + 1
-
-    def _write_snapshot(self) -> None:
-        self._snapshot_ms = self._clock_ms()
-        try:
-            parts = snapshot_parts(self.world)
-        except WireError as error:
-            logger.warning("cannot write a snapshot: %s", error, extra={"action": "snapshot_failed"})
-            return
-        for part in parts:
-            self.send(RecordType.SNAPSHOT, snapshot=part)
 
 
 def not_joined(group: str) -> UsageError:

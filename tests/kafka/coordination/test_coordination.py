@@ -1,135 +1,25 @@
-"""Groups on a real broker: claims, instances, positions, tasks, snapshots, and holders that are killed or suspended."""
+"""Groups on a real broker: claims, instances, positions, tasks, snapshots."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient
 
-from kmq_spark.coordination import (
-    Claim,
-    Coordinator,
-    RunningTask,
-    TaskRunner,
-    channel,
-    coordinator,
-    create_coordination_topic,
-)
+from kmq_spark.coordination import Claim, Coordinator, RunningTask, TaskRunner, group_log
 from kmq_spark.core.coordination.effects import Change, Effect
 from kmq_spark.core.coordination.partition import partition_of
-from kmq_spark.errors import (
-    ClaimLostError,
-    ConfigError,
-    KafkaClientError,
-    MalformedRecordError,
-    TopicError,
-    UsageError,
-)
-from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, MalformedRecordError, UsageError
 from tests.kafka.conftest import wait_until
+from tests.kafka.coordination.conftest import Make, held
 from tests.kafka.documents import blocks_of
 
 pytestmark = pytest.mark.kafka
-
-T = 1_000
-ROOT = Path(__file__).resolve().parents[3]
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def topic(bootstrap_servers: str) -> str:
-    """A coordination topic of this module."""
-    name = f"coordination-{os.getpid()}-{time.time_ns()}"
-    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
-    return name
-
-
-Make = Callable[..., Coordinator]
-
-
-@pytest.fixture
-def make(bootstrap_servers: str, topic: str) -> Iterator[Make]:
-    """Make coordinators of one group that no other test uses; they are closed at the end."""
-    group, made = f"group-{next(_numbers)}", []
-
-    def new(client_id: str = "", *, begin: str = "join", **options: Any) -> Coordinator:  # noqa: ANN401  # passed on
-        options = {"group": group, "topic": topic, "heartbeat_ms": T, **options}
-        made.append(Coordinator(bootstrap_servers=bootstrap_servers, client_id=client_id, **options))
-        if begin:
-            getattr(made[-1], begin)()
-        return made[-1]
-
-    yield new
-    for one in made:
-        one.close()
-
-
-def held(claim: Claim | None) -> Claim:
-    """Return a claim that was granted."""
-    assert claim is not None
-    claim.check()
-    return claim
-
-
-# The topic.
-
-
-def test_topic_that_is_there_is_checked_and_left_alone(bootstrap_servers: str, topic: str) -> None:
-    """A second creation changes nothing."""
-    create_coordination_topic(bootstrap_servers, topic=topic, partitions=7)
-    found = AdminClient({"bootstrap.servers": bootstrap_servers}).list_topics(topic, timeout=10)
-    assert len(found.topics[topic].partitions) == 2
-
-
-def test_topic_with_the_clocks_of_hosts_is_refused(bootstrap_servers: str) -> None:
-    """CreateTime: a host's clock would decide who is stale. The error names the repair."""
-    name = f"coordination-{time.time_ns()}"
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    (made,) = admin.create_topics([NewTopic(name, 1, 1, config={"message.timestamp.type": "CreateTime"})]).values()
-    made.result()
-    with pytest.raises(
-        TopicError, match=r"has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-con"
-    ):
-        Coordinator("g", bootstrap_servers=bootstrap_servers, topic=name).join()
-
-
-def test_topic_that_does_not_exist_is_refused(bootstrap_servers: str) -> None:
-    """It is not made by accident."""
-    with pytest.raises(TopicError, match="coordination topic 'no-such-topic' does not exist"):
-        Coordinator("g", bootstrap_servers=bootstrap_servers, topic="no-such-topic").join()
-
-
-@pytest.mark.parametrize("options", [{"retention_ms": 59_999}, {"partitions": 0}])
-def test_topic_is_made_within_bounds(bootstrap_servers: str, options: dict[str, Any]) -> None:
-    """Before anything is asked of the broker."""
-    with pytest.raises(ConfigError):
-        create_coordination_topic(bootstrap_servers, topic="never-made", **options)
-
-
-def test_members_stop_when_the_topic_grows(bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New members would look for the group in another partition: two worlds, two holders."""
-    monkeypatch.setattr(channel, "_LOOK_EVERY_S", 0.2)
-    name = f"coordination-{time.time_ns()}"
-    create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
-    with Coordinator("g", bootstrap_servers=bootstrap_servers, topic=name, heartbeat_ms=T) as member:
-        claim = held(member.claim("r"))
-        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-        (grown,) = admin.create_partitions([NewPartitions(name, 2)]).values()
-        grown.result()
-        assert wait_until(lambda: member.failure is not None)
-        with pytest.raises(TopicError, match="has another number of partitions: got 2, it had 1; stop all members"):
-            member.claim("s")
-        assert not claim.is_held
 
 
 # Claims.
@@ -310,10 +200,10 @@ def test_group_outlives_the_records_that_made_it(bootstrap_servers: str, topic: 
     session = first._session
     assert session is not None
     with session.changed:
-        session._snapshot_every_ms = 0
+        session.leader.snapshot_every_ms = 0
     assert first.wait_for(lambda world: world["snapshot_at"] >= 0, 10)
     with session.changed:
-        session._snapshot_every_ms = 1e9
+        session.leader.snapshot_every_ms = 1e9
     # Well above the JOIN and the CLAIM, and a little below what the snapshot is as of.
     before = first.view()["snapshot_at"] - 6
     assert before > claim.epoch
@@ -343,7 +233,7 @@ def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
     with pytest.raises(KafkaClientError, match=r"no snapshot of group 'group-.*' was found; check that its"):
         second.join(3)
     first.close(leave=False)
-    monkeypatch.setattr(coordinator, "LONGEST_SILENCE_S", 2)
+    monkeypatch.setattr(group_log, "LONGEST_SILENCE_S", 2)
     held(make("c").claim("r", 10))
 
 
@@ -383,119 +273,3 @@ def test_child_process_holds_nothing(make: Make) -> None:
         os._exit(1 if claim.is_held or member._session is not None else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     claim.check()
-
-
-# Processes that die or stand still.
-
-
-class Worker:
-    """A process of `coordination_worker.py`, and the lines that it wrote."""
-
-    def __init__(
-        self, bootstrap_servers: str, topic: str, group: str, client_id: str, *, file: Path, mode: str
-    ) -> None:
-        """Start it."""
-        self.file = file
-        command = [sys.executable, "-m", "tests.kafka.coordination_worker", bootstrap_servers, topic, group, client_id]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen([*command, "r", str(T), str(file), mode], cwd=ROOT, env=environment)
-
-    def lines(self, kind: str) -> list[list[str]]:
-        """Return the complete lines of one kind, in words."""
-        text = self.file.read_text("utf-8") if self.file.exists() else ""
-        return [words for line in text.split("\n")[:-1] if (words := line.split())[0] == kind]
-
-    def acts_ms(self) -> list[float]:
-        """Return when it was allowed to act."""
-        return [float(words[1]) for words in self.lines("act")]
-
-    def end(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def workers(bootstrap_servers: str, topic: str, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    """Start workers of one group, on one resource."""
-    group, started = f"workers-{next(_numbers)}", []
-
-    def start(client_id: str, mode: str = "act") -> Worker:
-        started.append(Worker(bootstrap_servers, topic, group, client_id, file=tmp_path / client_id, mode=mode))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.end()
-
-
-def epochs(worker: Worker) -> list[int]:
-    """Return the epochs under which a worker claimed."""
-    return [int(words[1]) for words in worker.lines("claimed")]
-
-
-def test_resource_of_a_killed_holder_is_taken_over(workers: Callable[..., Worker]) -> None:
-    """By the other one, with a larger epoch, and after the last act of the first."""
-    first = workers("a")
-    assert wait_until(lambda: bool(first.acts_ms()), 30)
-    second = workers("b")
-    assert wait_until(lambda: len(first.acts_ms()) > 100, 30)
-    first.end()
-    assert wait_until(lambda: bool(second.acts_ms()), 30)
-    assert second.acts_ms()[0] > first.acts_ms()[-1]
-    assert epochs(second)[0] > epochs(first)[-1]
-
-
-def test_suspended_holder_does_not_act_when_it_wakes_up(workers: Callable[..., Worker]) -> None:
-    """The other has the resource by then: the acts of the two do not overlap, twice over."""
-    first = workers("a")
-    assert wait_until(lambda: bool(first.acts_ms()), 30)
-    second = workers("b")
-    for holder, other in ((first, second), (second, first)):
-        acts = len(other.acts_ms())
-        holder.process.send_signal(signal.SIGSTOP)
-        assert wait_until(lambda: len(other.acts_ms()) > acts + 20, 30)  # noqa: B023  # called within the loop
-        losses = len(holder.lines("lost"))
-        holder.process.send_signal(signal.SIGCONT)
-        assert wait_until(lambda: len(holder.lines("lost")) > losses, 30)  # noqa: B023  # as above
-    turns = sorted([(at_ms, "a") for at_ms in first.acts_ms()] + [(at_ms, "b") for at_ms in second.acts_ms()])
-    # a until it is suspended, then b, then a.
-    assert [name for name, _ in itertools.groupby(name for _, name in turns)] == ["a", "b", "a"]
-
-
-def test_messages_are_handed_out_at_most_once_whoever_is_killed(workers: Callable[..., Worker]) -> None:
-    """Holders are killed at random moments; the next one begins behind what was claimed, and loses a batch at most."""
-    running = [workers(f"w{number}", "messages") for number in range(4)]
-    deaths = 0
-    while len(running) > 1:
-        assert wait_until(lambda: any(len(one.lines("message")) > 50 for one in running), 30)  # as above
-        holder = max(running, key=lambda one: len(one.lines("message")))
-        holder.end()
-        running.remove(holder)
-        deaths += 1
-    (last,) = running
-    assert wait_until(lambda: len(last.lines("message")) > 50, 30)
-    last.end()
-    files = [file.read_text("utf-8").split("\n")[:-1] for file in last.file.parent.iterdir()]
-    numbers = [int(line.split()[1]) for lines in files for line in lines if line.startswith("message ")]
-    assert len(numbers) == len(set(numbers))
-    assert max(numbers) + 1 - len(numbers) <= deaths * 10
-
-
-def test_broker_that_was_away_leaves_no_resource_behind() -> None:
-    """Holds end while it is away; afterwards the resource can be claimed, also by the other member."""
-    with EmbeddedBroker() as broker:
-        servers = broker.bootstrap_servers
-        create_coordination_topic(servers, partitions=1)
-        with (
-            Coordinator("g", bootstrap_servers=servers, client_id="a", heartbeat_ms=T) as first,
-            Coordinator("g", bootstrap_servers=servers, client_id="b", heartbeat_ms=T) as second,
-        ):
-            claim = held(first.claim("r"))
-            broker.kill()
-            assert wait_until(lambda: not claim.is_held, 30)
-            broker.start()
-            taken = held(second.claim("r", 60))
-            assert taken.epoch > claim.epoch
-            assert sorted(second.view()["members"]) == ["a", "b"]
-            assert first.claim("r") is None

@@ -1,0 +1,53 @@
+"""A coordination topic for each module, and coordinators of one group for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kmq_spark.coordination import Claim, Coordinator, create_coordination_topic
+
+T = 1_000
+"""Heartbeat interval of the groups, milliseconds."""
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap_servers: str) -> str:
+    """A coordination topic of this module."""
+    name = f"coordination-{os.getpid()}-{time.time_ns()}"
+    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
+    return name
+
+
+Make = Callable[..., Coordinator]
+
+
+@pytest.fixture
+def make(bootstrap_servers: str, topic: str) -> Iterator[Make]:
+    """Make coordinators of one group that no other test uses; they are closed at the end."""
+    group, made = f"group-{next(_numbers)}", []
+
+    def new(client_id: str = "", *, begin: str = "join", **options: Any) -> Coordinator:  # noqa: ANN401  # passed on
+        options = {"group": group, "topic": topic, "heartbeat_ms": T, **options}
+        made.append(Coordinator(bootstrap_servers=bootstrap_servers, client_id=client_id, **options))
+        if begin:
+            getattr(made[-1], begin)()
+        return made[-1]
+
+    yield new
+    for one in made:
+        one.close()
+
+
+def held(claim: Claim | None) -> Claim:
+    """Return a claim that was granted."""
+    assert claim is not None
+    claim.check()
+    return claim
