@@ -227,6 +227,7 @@ def _check_consumers(
     hands = Hands(whole.dump, events, bounds, whole.trackers)
     for one in hands.findings():
         verdict.add(*one)
+    verdict.counts["acked_again"] = hands.acked_again
     refetches = Refetches(hands, run, events, bounds.away)
     for what in refetches.faults():
         verdict.add("I4", what)

@@ -5,7 +5,9 @@ Rule 1: a consumer speaks about what it holds: a KEEPALIVE or an END needs a STA
 Rule 2: one START hands out one delivery at most; one that was given back as uncounted hands out none.
 Rule 3: an ACKED needs a handler of that consumer that returned from that copy before; REJECTED and FAILED likewise.
 Rule 4: consumers and event files belong together by their process id, which both have in their names.
-Rule 5: events carry a monotonic clock, which all processes of a machine share. The injector's wall clock is right: its
+Rule 5: a consumer repeats an ACKED whose first copy has no answer: only where the broker was away between the START and
+that ACKED, and once for each `ANSWER_MS` of it at most.
+Rule 6: events carry a monotonic clock, which all processes of a machine share. The injector's wall clock is right: its
 events say what the monotonic clock means in true time.
 """
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 EDGE_MS = 250
 """How exactly an event's time and an append time can be compared."""
+
+ANSWER_MS = 10_000
+"""After this time without an answer a consumer writes a marker again: its producer's `delivery.timeout.ms`."""
 
 INJECTOR = "injector"
 
@@ -113,6 +118,7 @@ class Hands:
         done: By kind of event, message and process: when; None where that cannot be known.
         given: Messages that handlers were given, with the names that they had.
         said: By message and process: what it wrote, in log order.
+        acked_again: ACKEDs that were repeated because the first had no answer, once `findings` was asked.
 
     Args:
         dump: Topics.
@@ -142,6 +148,8 @@ class Hands:
                     self.said[message_id, writer].append(Said(partition, offset, at_ms, read_ms, marker))
         self._records = {record.place: record for record in dump.messages}
         self._slack_ms = EDGE_MS + bounds.slack_ms
+        self._away = bounds.away
+        self.acked_again = 0
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong."""
@@ -183,7 +191,18 @@ class Hands:
             if marker.release is Release.FAILED and not marker.never_handed_out:
                 yield from self._caused(holding, one, "raised", "a failure")
         if acked > started > 0:
-            yield Finding("I4", f"process {process} acked {copy} {acked} times, and started it {started} times")
+            again = acked - started
+            if again > self._repeats(said[0].at_ms, said[-1].at_ms):
+                yield Finding("I4", f"process {process} acked {copy} {acked} times, and started it {started} times")
+            self.acked_again += again
+
+    def _repeats(self, from_ms: int, until_ms: int) -> int:
+        """Return how many markers without an answer may have been repeated in a stretch of time."""
+        return sum(
+            1 + (end_ms - begin_ms) // ANSWER_MS
+            for begin_ms, end_ms in self._away
+            if begin_ms <= until_ms and end_ms >= from_ms
+        )
 
     def _start(self, copy: MessageId, one: Said) -> Iterator[Finding]:
         record = self._records.get(copy)

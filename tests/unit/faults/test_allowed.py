@@ -50,6 +50,18 @@ def test_ack_after_the_decision_is_counted_and_allowed() -> None:
     assert verdict.counts["ends_besides_the_first"] == 1
 
 
+def test_ack_without_an_answer_is_written_again() -> None:
+    """The broker was suspended for 15 s: the consumer's second END is counted, a fourth would be a violation."""
+    story = Story()
+    story.append(end(0, 9_000), end(0, 9_001))
+    story.bounds = replace(story.bounds, away=[Stretch(1_500, 16_500)])
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["acked_again"] == 2
+    story.append(end(0, 9_002))
+    assert "I4" in {each.invariant for each in story.verdict().violations}
+
+
 def test_ack_after_the_dead_letter_is_counted_and_allowed() -> None:
     """A consumer that slept too long acks what was given up in the meantime."""
     story = Story()
