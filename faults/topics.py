@@ -12,10 +12,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from faults.evidence import RawRecord
-from faults.protocol import DELIVERY_COUNT, ORIGIN, PREVIOUS, LoggedMarker, MessageId, decode, number_of, place_of
+from faults.protocol import (
+    DELIVERY_COUNT,
+    ORIGIN,
+    PREVIOUS,
+    LoggedMarker,
+    MarkerType,
+    MessageId,
+    Outcome,
+    decode,
+    number_of,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from faults.protocol import Marker, OffsetRange
 
 READ_TIMEOUT_S = 15.0
 
@@ -183,12 +196,40 @@ def dump_of(records: Iterable[RawRecord], queue: str) -> Dump:
 
 
 def without(dump: Dump, markers: Collection[tuple[int, int]]) -> None:
-    """Take some markers out, by partition and offset: an offset and an append time is left, and says nothing."""
+    """
+    Take hostile markers out of a dump, so that it reads as if they had not been written.
+
+    The tracker's answer to a START of messages that never existed goes with it: an END, EXPIRED, of nothing else. A
+    record that is taken out leaves its offset and its append time.
+
+    Args:
+        dump: Topics.
+        markers: Markers partition and marker offset of each hostile marker.
+    """
+    ends: defaultdict[int, int] = defaultdict(int)
+    for record in dump.messages:
+        ends[record.place.queue_partition] = max(ends[record.place.queue_partition], record.place.message_offset + 1)
     for partition, log in dump.markers.items():
         hostile = {offset for place, offset in markers if place == partition}
-        dump.markers[partition] = [
-            logged._replace(marker=None) if logged.marker_offset in hostile else logged for logged in log
-        ]
+        started: list[tuple[int, OffsetRange]] = []
+        kept: list[LoggedMarker] = []
+        for logged in log:
+            marker, is_out = logged.marker, logged.marker_offset in hostile
+            if is_out and marker is not None and marker.type is MarkerType.START:
+                started += [(marker.queue_partition, each) for each in marker.ranges]
+            elif marker is not None and marker.type is MarkerType.END and marker.outcome is Outcome.EXPIRED:
+                is_out = is_out or _is_of(marker, started, ends[marker.queue_partition])
+            kept.append(logged._replace(marker=None) if is_out else logged)
+        dump.markers[partition] = kept
+
+
+def _is_of(marker: Marker, started: Iterable[tuple[int, OffsetRange]], end: int) -> bool:
+    """Return whether all messages of a marker lie past the topic's end, and inside stretches that were started."""
+    stretches = [each for queue_partition, each in started if queue_partition == marker.queue_partition]
+    return all(
+        first >= end and any(begin <= first and first + size <= begin + many for begin, many in stretches)
+        for first, size in marker.ranges
+    )
 
 
 def _record(raw: RawRecord) -> Record:

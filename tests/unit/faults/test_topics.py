@@ -8,7 +8,9 @@ import pytest
 from confluent_kafka import Producer
 
 from faults.evidence import RawRecord
-from faults.topics import read_dump, read_topic
+from faults.topics import read_dump, read_topic, without
+from kmq_spark.core.markers import Outcome
+from kmq_spark.testing import end, start
 from tests.unit.fault_story import QUEUE, Story
 
 if TYPE_CHECKING:
@@ -64,3 +66,19 @@ def test_topics_of_a_queue_are_read_and_kept(producer: Producer) -> None:
     assert [record.headers for record in dump.messages] == [record.headers for record in expected.messages]
     assert [record.headers for record in dump.dead_letters] == [record.headers for record in expected.dead_letters]
     assert len(kept) == len(list(story.records()))
+
+
+def test_hostile_start_is_taken_out_with_what_the_tracker_answers_it() -> None:
+    """Its END goes where all its messages lie past the topic's end and a hostile START names them; others stay."""
+    story = Story()
+    story.append(
+        start(50, 12_000, count=10),  # 12, hostile
+        end(50, 18_000, count=4, outcome=Outcome.EXPIRED),
+        end(11, 18_000, outcome=Outcome.EXPIRED),
+        end(59, 18_000, count=2, outcome=Outcome.EXPIRED),
+        is_handled=False,
+    )
+    dump = story.dump()
+    without(dump, {(0, 12)})
+    gone = [logged.marker_offset for logged in dump.markers[0] if logged.marker is None]
+    assert gone == [12, 13]
