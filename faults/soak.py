@@ -173,7 +173,7 @@ class Soak:
         sample = {
             "python_mib": sum(each.resident_mib for each in processes if not each.is_jvm),
             "jvm_mib": sum(each.resident_mib for each in processes if each.is_jvm),
-            "heap_mib": sum(live_heap_mib(each.pid) for each in processes if each.is_jvm),
+            "heap_mib": sum(_heap_mib(each.pid) for each in processes if each.is_jvm),
             "client_mib": next(each.resident_mib for each in processes_of(os.getpgid(0)) if each.pid == os.getpid()),
             "files_open": sum(each.files for each in processes),
             "threads": sum(each.threads for each in processes),
@@ -190,6 +190,16 @@ def _size(file: Path) -> int:
     try:
         return file.stat().st_size
     except FileNotFoundError:
+        return 0
+
+
+def _heap_mib(pid: int) -> int:
+    """Return the same as `live_heap_mib`; 0 for a JVM that has ended meanwhile, as a launcher does."""
+    try:
+        return live_heap_mib(pid)
+    except (OSError, ValueError):
+        if Path(f"/proc/{pid}").exists():
+            raise
         return 0
 
 
