@@ -51,10 +51,10 @@ class Sent:
 
 
 def check_producers(whole: Whole, events: Sequence[Mapping[str, Any]], verdict: Verdict) -> None:
-    """I1, I2: what is durable is there, where producers were told, once; nothing is there that they did not try."""
+    """I1, I2: what is durable is in the topic once, at the acknowledged offset; nothing else is there."""
     sent, firsts = Sent.of(events), _first_copies(whole)
     for name in sorted(sent.durable.keys() - firsts.keys()):
-        verdict.add("I1", f"{name} was durable and is not in the queue topic")
+        verdict.add("I1", f"{name} was durable as {sent.durable[name]} and is not in the queue topic")
     for name, records in sorted(firsts.items()):
         for invariant, what in _faults(name, records, sent):
             verdict.add(invariant, what)

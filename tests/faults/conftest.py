@@ -23,7 +23,15 @@ def campaign(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator
     A test with a tracker in this process asks for the fixture `spark`, which makes it run where that session is.
     """
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("faults")
-    campaign = Campaign(folder, seed=1, scale=0.0, broker=broker, spark=lambda: request.getfixturevalue("spark"))
+    campaign = Campaign(
+        folder,
+        seed=1,
+        scale=0.0,
+        broker=broker,
+        spark=lambda: request.getfixturevalue("spark"),
+        # A failure that comes once in many runs is found by what it left.
+        evidence=folder / "evidence",
+    )
     try:
         yield campaign
     finally:
