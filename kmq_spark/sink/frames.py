@@ -15,32 +15,41 @@ import itertools
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 from pyspark.sql.types import ArrayType, BinaryType, MapType, NumericType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
 from kmq_spark.core.names import LONGEST_QUEUE, QUEUE_NAME
-from kmq_spark.core.producing import check_own_id, check_producer_id, slot_id, slot_of
-from kmq_spark.core.sinking import MAX_SLOTS, Batch, SlotPosition, rows_to_skip
+from kmq_spark.core.producing import slot_of
+from kmq_spark.core.sinking import Batch, SlotPosition, rows_to_skip
 from kmq_spark.errors import ConfigError, SinkError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
 from kmq_spark.producer.life import RECORD_BYTES
 from kmq_spark.producer.position_log import PositionLog
+from kmq_spark.sink.settings import (
+    BYTES_PER_TRANSACTION,
+    DELIVERY_TIMEOUT_MS,
+    ROWS_PER_TRANSACTION,
+    SLOTS,
+    TIMEOUT_MS,
+    TRANSACTION_TIMEOUT_MS,
+    SinkSettings,
+)
 from kmq_spark.sink.slot_writer import Row, SinkPlan, SlotResult, write_slot
 from kmq_spark.wire.headers import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Unpack
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 logger = logging.getLogger(__name__)
 
-SLOTS = 8
 _RESULT = "slot int, written long, skipped long, transactions long"
 _SHOWN_BYTES = 60
 _LONGEST_WAIT_S = 10 * 365 * 24 * 60 * 60
@@ -64,55 +73,22 @@ class SinkSummary:
     transactions: int
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """
-    Where rows go, and how; the arguments of `exactly_once_sink`.
+class SinkOptions(TypedDict, total=False):
+    """Optional arguments that `exactly_once_sink` and `write_queue` have in common; described at the former."""
 
-    Raises:
-        ConfigError: A value is not allowed.
-    """
-
-    queue: str
-    sink_id: str
-    columns: Mapping[str, str | Column | None]
-    bootstrap_servers: str
+    key: str | Column | None
+    headers: str | Column | None
+    queue: str | Column | None
+    delay: str | Column | None
+    ttl: str | Column | None
     slots: int
-    timeout_ms: int
-    extra: Mapping[str, str] | None
     max_message_bytes: int
     rows_per_transaction: int
     bytes_per_transaction: int
     transaction_timeout_ms: int
     delivery_timeout_ms: int
-    continue_from_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values before any batch comes."""
-        QueueTopics(self.queue)
-        check_own_id(self.sink_id)
-        check_producer_id(slot_id(self.sink_id, MAX_SLOTS - 1))
-        for name, most in (("slots", MAX_SLOTS), ("rows_per_transaction", 100_000)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                message = f"{name} is out of bounds: got {value!r}, 1 to {most}; correct the call"
-                raise ConfigError(message)
-
-    def plan(self, batch: Batch) -> SinkPlan:
-        """Return what the tasks are told."""
-        return SinkPlan(
-            queue=self.queue,
-            sink_id=self.sink_id,
-            batch=batch,
-            bootstrap_servers=self.bootstrap_servers,
-            timeout_ms=self.timeout_ms,
-            extra=self.extra,
-            max_message_bytes=self.max_message_bytes,
-            rows_per_transaction=self.rows_per_transaction,
-            bytes_per_transaction=self.bytes_per_transaction,
-            transaction_timeout_ms=self.transaction_timeout_ms,
-            delivery_timeout_ms=self.delivery_timeout_ms,
-        )
+    timeout_ms: int
+    extra: Mapping[str, str] | None
 
 
 def exactly_once_sink(
@@ -129,11 +105,11 @@ def exactly_once_sink(
     slots: int = SLOTS,
     continue_from_batch: int | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-    rows_per_transaction: int = 10_000,
-    bytes_per_transaction: int = 8 * 1024 * 1024,
-    transaction_timeout_ms: int = 60_000,
-    delivery_timeout_ms: int = 120_000,
-    timeout_ms: int = 15_000,
+    rows_per_transaction: int = ROWS_PER_TRANSACTION,
+    bytes_per_transaction: int = BYTES_PER_TRANSACTION,
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+    timeout_ms: int = TIMEOUT_MS,
     extra: Mapping[str, str] | None = None,
     on_batch: Callable[[int], None] = lambda _written: None,
 ) -> Callable[[DataFrame, int], None]:
@@ -142,7 +118,7 @@ def exactly_once_sink(
 
     Args:
         topic: Name of the queue, and of its topic.
-        sink_id: Name under which this sink goes on after a restart; 1 to 90 of A-Z a-z 0-9 . _ -.
+        sink_id: Name under which this sink continues after a restart; 1 to 90 of A-Z a-z 0-9 . _ -.
         value: Column of the payload, binary or text; no nulls.
         bootstrap_servers: Comma-separated `host:port`, as executors reach it.
         key: Column of the key, binary or text.
@@ -164,25 +140,24 @@ def exactly_once_sink(
     Raises:
         ConfigError: A value is not allowed.
     """
-    options = SinkOptions(
+    columns = {"value": value, "key": key, "headers": headers, "queue": queue, "delay": delay, "ttl": ttl}
+    settings = SinkSettings(
         queue=topic,
         sink_id=sink_id,
-        columns={"value": value, "key": key, "headers": headers, "queue": queue, "delay": delay, "ttl": ttl},
         bootstrap_servers=bootstrap_servers,
         slots=slots,
-        timeout_ms=timeout_ms,
-        extra=extra,
         max_message_bytes=max_message_bytes,
         rows_per_transaction=rows_per_transaction,
         bytes_per_transaction=bytes_per_transaction,
         transaction_timeout_ms=transaction_timeout_ms,
         delivery_timeout_ms=delivery_timeout_ms,
-        continue_from_batch=continue_from_batch,
+        timeout_ms=timeout_ms,
+        extra=extra,
     )
 
     def write_batch(batch: DataFrame, number: int) -> None:
         query = query_id_of(batch)
-        summary = _write(batch, options, Batch(query, number, options.slots, options.continue_from_batch))
+        summary = _write(batch, columns, settings, Batch(query, number, slots, continue_from_batch))
         logger.info(
             "batch %d of sink %s: %d rows to %s, %d written, %d written before",
             number, sink_id, summary.rows, topic, summary.written, summary.skipped,
@@ -201,19 +176,7 @@ def write_queue(
     run_id: str,
     value: str | Column,
     bootstrap_servers: str,
-    key: str | Column | None = None,
-    headers: str | Column | None = None,
-    queue: str | Column | None = None,
-    delay: str | Column | None = None,
-    ttl: str | Column | None = None,
-    slots: int = SLOTS,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    rows_per_transaction: int = 10_000,
-    bytes_per_transaction: int = 8 * 1024 * 1024,
-    transaction_timeout_ms: int = 60_000,
-    delivery_timeout_ms: int = 120_000,
-    timeout_ms: int = 15_000,
-    extra: Mapping[str, str] | None = None,
+    **options: Unpack[SinkOptions],
 ) -> SinkSummary:
     """
     Write the rows of a batch job to a queue, each exactly once for this run.
@@ -224,47 +187,24 @@ def write_queue(
     Args:
         frame: The rows.
         topic: Name of the queue, and of its topic.
-        sink_id: Of this job; the other arguments are those of `exactly_once_sink`.
+        sink_id: Of this job; see `exactly_once_sink`.
         run_id: Name of this run: the same for a repetition, another one for the next run.
-        value: See `exactly_once_sink`.
-        bootstrap_servers: Likewise.
-        key: Likewise.
-        headers: Likewise.
-        queue: Likewise.
-        delay: Likewise.
-        ttl: Likewise.
-        slots: Likewise.
-        max_message_bytes: Likewise.
-        rows_per_transaction: Likewise.
-        bytes_per_transaction: Likewise.
-        transaction_timeout_ms: Likewise.
-        delivery_timeout_ms: Likewise.
-        timeout_ms: Likewise.
-        extra: Likewise.
+        value: Column of the payload, binary or text; no nulls.
+        bootstrap_servers: Comma-separated `host:port`, as executors reach it.
+        options: Optional arguments of `exactly_once_sink`, all but `continue_from_batch` and `on_batch`.
 
     Raises:
         ConfigError: A value or a column is not allowed.
         SinkError: Rows that do not fit, or a sink of another kind; nothing was written.
         Exception: Spark's, where a task has failed: run it again.
     """
-    options = SinkOptions(
-        queue=topic,
-        sink_id=sink_id,
-        columns={"value": value, "key": key, "headers": headers, "queue": queue, "delay": delay, "ttl": ttl},
-        bootstrap_servers=bootstrap_servers,
-        slots=slots,
-        timeout_ms=timeout_ms,
-        extra=extra,
-        max_message_bytes=max_message_bytes,
-        rows_per_transaction=rows_per_transaction,
-        bytes_per_transaction=bytes_per_transaction,
-        transaction_timeout_ms=transaction_timeout_ms,
-        delivery_timeout_ms=delivery_timeout_ms,
-    )
+    rest: dict[str, Any] = dict(options)
+    columns = {"value": value, **{name: rest.pop(name, None) for name in ("key", "headers", "queue", "delay", "ttl")}}
+    settings = SinkSettings(queue=topic, sink_id=sink_id, bootstrap_servers=bootstrap_servers, **rest)
     if not isinstance(run_id, str) or not run_id:
         message = f"run_id is not allowed: got {run_id!r}, a text that is not empty; name the run"
         raise ConfigError(message)
-    return _write(frame, options, Batch(f"run:{run_id}", 0, slots))
+    return _write(frame, columns, settings, Batch(f"run:{run_id}", 0, settings.slots))
 
 
 def query_id_of(batch: DataFrame) -> str:
@@ -281,19 +221,21 @@ def query_id_of(batch: DataFrame) -> str:
     return str(found)
 
 
-def _write(frame: DataFrame, options: SinkOptions, batch: Batch) -> SinkSummary:
-    rows = message_columns(frame, options.columns, options.slots).persist(StorageLevel.MEMORY_AND_DISK)
+def _write(
+    frame: DataFrame, columns: Mapping[str, str | Column | None], settings: SinkSettings, batch: Batch
+) -> SinkSummary:
+    rows = message_columns(frame, columns, settings.slots).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        _check_rows(rows, options)
-        begun = _check_positions(options, batch)
-        ordered = rows.repartition(options.slots, "slot").sortWithinPartitions(*rows.columns)
-        results = ordered.mapInArrow(partial(write_partitions, options.plan(batch)), _RESULT).collect()
+        _check_rows(rows, settings)
+        begun = _check_positions(settings, batch)
+        ordered = rows.repartition(settings.slots, "slot").sortWithinPartitions(*rows.columns)
+        results = ordered.mapInArrow(partial(write_partitions, SinkPlan(settings, batch)), _RESULT).collect()
     finally:
         rows.unpersist()
     missing = begun.difference(row["slot"] for row in results)
     if missing:
         message = (
-            f"batch {batch.number} came again with other rows in sink {options.sink_id}: slots "
+            f"batch {batch.number} came again with other rows in sink {settings.sink_id}: slots "
             f"{', '.join(map(str, sorted(missing)))} have committed rows of it, and got none now; make the query "
             "deterministic, or write its rows to a table first and enqueue from there"
         )
@@ -389,7 +331,7 @@ def _number(name: str, kind: object) -> Column:
     return F.col(name).cast("double")
 
 
-def _check_rows(rows: DataFrame, options: SinkOptions) -> None:
+def _check_rows(rows: DataFrame, settings: SinkSettings) -> None:
     """Refuse a batch that has a row which cannot be sent, before anything of it is written."""
     header_bytes = F.aggregate(
         F.coalesce(F.col("headers"), F.array()),
@@ -404,7 +346,7 @@ def _check_rows(rows: DataFrame, options: SinkOptions) -> None:
     limit_s = F.lit(float(_LONGEST_WAIT_S))
     problems = {
         "value is null": F.col("value").isNull(),
-        f"larger than max_message_bytes {options.max_message_bytes}": size > options.max_message_bytes,
+        f"larger than max_message_bytes {settings.max_message_bytes}": size > settings.max_message_bytes,
         f"queue is not 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 . _ -": ~name,
         f"header name is null or begins with {PREFIX}": reserved,
         "delay is not 0 to 10 years": ~F.col("delay").between(F.lit(0.0), limit_s),
@@ -418,7 +360,7 @@ def _check_rows(rows: DataFrame, options: SinkOptions) -> None:
             begin = F.substring("value", 1, _SHOWN_BYTES).alias("value")
             row: Any = rows.filter(problem).select(size, begin, "key").first()
             message = (
-                f"{found[str(number)]} row(s) cannot be sent to {options.queue}: {what}: got one of {row['size']} "
+                f"{found[str(number)]} row(s) cannot be sent to {settings.queue}: {what}: got one of {row['size']} "
                 f"bytes, key {_shown(row['key'])}, value {_shown(row['value'])}; correct or filter these rows, nothing "
                 "of the batch is written"
             )
@@ -429,24 +371,24 @@ def _shown(value: bytearray | None) -> str:
     return repr(None if value is None else bytes(value[:_SHOWN_BYTES]))
 
 
-def _check_positions(options: SinkOptions, batch: Batch) -> set[int]:
+def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
     """
     Refuse on the driver what every task would refuse, and find out that the queue exists.
 
     Returns:
         Slots that have committed rows of this batch.
     """
-    log = PositionLog(QueueTopics(options.queue), options.bootstrap_servers, options.timeout_ms, options.extra)
+    log = PositionLog(QueueTopics(settings.queue), settings.bootstrap_servers, settings.timeout_ms, settings.extra)
     log.ensure()
     begun = set()
     for found in log.all():
         sink_id, slot = slot_of(found.key) or ("", 0)
-        if sink_id != options.sink_id:
+        if sink_id != settings.sink_id:
             continue
         if found.state is None:
             raise SinkError(f"position of {found.key} cannot be read: {found.problem}")
         if found.state.position is not None:
-            where = f"slot {slot} of sink {options.sink_id}"
+            where = f"slot {slot} of sink {settings.sink_id}"
             if rows_to_skip(SlotPosition.parse(found.state.position, where), batch, where) > 0:
                 begun.add(slot)
     return begun

@@ -25,10 +25,11 @@ from kmq_spark.producer.send_options import option_headers
 from kmq_spark.wire.position import encode_position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from kmq_spark.core.sinking import Batch
     from kmq_spark.producer.life import Item
+    from kmq_spark.sink.settings import SinkSettings
     from kmq_spark.wire.headers import Headers
 
 HEADER_ROOM_BYTES = 1_024
@@ -57,37 +58,19 @@ class SlotResult(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
     """
-    What every task of a sink is told.
+    What every task of a batch gets.
 
     Attributes:
-        queue: Name of the queue.
-        sink_id: Of the sink.
+        settings: Of the sink.
         batch: What is written.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
-        extra: librdkafka settings.
-        max_message_bytes: Largest message.
-        rows_per_transaction: Most rows of a transaction.
-        bytes_per_transaction: Bytes after which a transaction ends.
-        transaction_timeout_ms: When the broker aborts the transaction of an executor that died within it.
-        delivery_timeout_ms: How long a transaction is tried again.
     """
 
-    queue: str
-    sink_id: str
+    settings: SinkSettings
     batch: Batch
-    bootstrap_servers: str
-    timeout_ms: int
-    extra: Mapping[str, str] | None
-    max_message_bytes: int
-    rows_per_transaction: int
-    bytes_per_transaction: int
-    transaction_timeout_ms: int
-    delivery_timeout_ms: int
 
     def key(self, slot: int) -> str:
         """Return the producer id of a slot."""
-        return slot_id(self.sink_id, slot)
+        return slot_id(self.settings.sink_id, slot)
 
 
 def write_slot(plan: SinkPlan, slot: int, rows: Iterable[Row]) -> SlotResult:
@@ -113,35 +96,37 @@ def write_slot(plan: SinkPlan, slot: int, rows: Iterable[Row]) -> SlotResult:
 
 
 def _begin(plan: SinkPlan, slot: int) -> Life:
-    topics = QueueTopics(plan.queue)
+    settings = plan.settings
+    topics = QueueTopics(settings.queue)
     by = new_client_id("sink")
     config = transactional_producer_config(
-        plan.bootstrap_servers,
-        topics.sink_transactional_id(plan.sink_id, slot),
+        settings.bootstrap_servers,
+        topics.sink_transactional_id(settings.sink_id, slot),
         by,
-        plan.extra,
-        max_message_bytes=plan.max_message_bytes + HEADER_ROOM_BYTES,
-        transaction_timeout_ms=plan.transaction_timeout_ms,
+        settings.extra,
+        max_message_bytes=settings.max_message_bytes + HEADER_ROOM_BYTES,
+        transaction_timeout_ms=settings.transaction_timeout_ms,
     )
-    log = PositionLog(topics, plan.bootstrap_servers, plan.timeout_ms, plan.extra)
-    return Life(log, plan.key(slot), config, by=by, timeout_ms=plan.timeout_ms, is_sink=True)
+    log = PositionLog(topics, settings.bootstrap_servers, settings.timeout_ms, settings.extra)
+    return Life(log, plan.key(slot), config, by=by, timeout_ms=settings.timeout_ms, is_sink=True)
 
 
 def _write(plan: SinkPlan, slot: int, life: Life, rows: Iterable[Row]) -> SlotResult:
-    where = f"slot {slot} of sink {plan.sink_id}"
+    where = f"slot {slot} of sink {plan.settings.sink_id}"
     position = life.state.position
     found = None if position is None else SlotPosition.parse(position, where)
     skip = rows_to_skip(found, plan.batch, where)
     if skip < 0:
         return SlotResult(slot, 0, sum(1 for _ in rows), 0)
     repeated = found if skip else None
+    settings = plan.settings
     digest, number, transactions = hashlib.blake2b(digest_size=16), 0, 0
     items: list[Item] = []
     size = 0
     for row in rows:
         if number == skip and repeated is not None:
             check_repeated(repeated, digest.hexdigest(), number, where, is_end=False)
-        if items and (len(items) >= plan.rows_per_transaction or size >= plan.bytes_per_transaction):
+        if items and (len(items) >= settings.rows_per_transaction or size >= settings.bytes_per_transaction):
             # Only where a row follows: the last transaction says that it is the last.
             _commit(plan, life, items, number, digest.hexdigest(), is_whole=False)
             transactions, items, size = transactions + 1, [], 0
@@ -162,7 +147,7 @@ def _commit(plan: SinkPlan, life: Life, items: list[Item], rows: int, digest: st
     batch = plan.batch
     position = SlotPosition(batch.query, batch.number, batch.slots, rows, digest, is_whole).to_dict()
     last: Item = (None, None, -1, None, None, encode_position(position), False)
-    life.write([*items, last], plan.delivery_timeout_ms / 1000)
+    life.write([*items, last], plan.settings.delivery_timeout_ms / 1000)
 
 
 def _item(row: Row) -> Item:
