@@ -184,7 +184,7 @@ class TrackerSettings(_Section):
     """Payload bytes held for one transaction, a bound on the driver's memory."""
 
     fail_on_removed_markers: bool = True
-    """Whether markers that retention removed before they were read stop the tracker; false for one run goes on."""
+    """Whether markers that retention removed unread stop the tracker; set false for one run to continue."""
 
     restart_limit: int = Field(default=20, ge=0, le=1_000_000)
     """How many times in a row a failed query is started again before the process ends with an error."""
@@ -224,7 +224,7 @@ class LedgerSettings(_Section):
     """How long `kmq ledger maintain` leaves files that no row needs, for readers at work; Delta's own bound is 168."""
 
     fail_on_removed: bool = True
-    """Whether records that retention removed before they were read stop the ledger; false for one run goes on."""
+    """Whether records that retention removed unread stop the ledger; set false for one run to continue."""
 
     restart_limit: int = Field(default=20, ge=0, le=1_000_000)
     """How many times in a row a failed query is started again before the process ends with an error."""

@@ -56,7 +56,7 @@ FAILPOINTS: dict[str, str] = {
     "consumer.tx-before-commit": "results and ENDs are durable in an open transaction, its commit is not sent",
     "consumer.tx-committed": "results and ENDs are committed, nothing has taken note of it",
     "tracker.opening": "before init_transactions: the older tracker is not fenced yet",
-    "tracker.fenced-older": "after init_transactions: nobody may write, nothing is read",
+    "tracker.fenced-older": "after init_transactions: no tracker may write, nothing is read",
     "tracker.positions-read": "the end of the log is known, the group's offsets are not signed",
     "tracker.signed": "the group's offsets are signed, the query is not started",
     "tracker.batch": "a batch has its decisions, no transaction is begun",

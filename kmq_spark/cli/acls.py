@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.common import one_line_errors
 from kmq_spark.cli.output import Output, OutputForm, print_data
 from kmq_spark.cli.queue import Name
 from kmq_spark.errors import ConfigError
@@ -127,7 +127,7 @@ def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iter
     yield Grant("transactional-consumer", "transactional-id", own, ("Write", "Describe"), is_prefix=True)
 
 
-@told_clearly
+@one_line_errors
 def acls(
     name: Name,
     print_them: Annotated[bool, typer.Option("--print", help="Print the commands; this is the only action.")] = True,

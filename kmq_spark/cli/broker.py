@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.common import one_line_errors
 
 
-@told_clearly
+@one_line_errors
 def up(
     port: Annotated[int | None, typer.Option(help="Port on 127.0.0.1; default: a free one.")] = None,
     data_dir: Annotated[

@@ -30,7 +30,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_UNHEALTHY = 1, 2, 3
 R = TypeVar("R")
 
 
-def told_clearly(function: Callable[..., R]) -> Callable[..., R]:
+def one_line_errors(function: Callable[..., R]) -> Callable[..., R]:
     """
     Wrap a function as a command.
 

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, print_json, set_up_logs, told_clearly
+from kmq_spark.cli.common import EXIT_FAILED, one_line_errors, print_json, set_up_logs
 from kmq_spark.cli.options import BootstrapServer
 
 
-@told_clearly
+@one_line_errors
 def demo(
     bootstrap_server: BootstrapServer = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 2,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, told_clearly
+from kmq_spark.cli.common import EXIT_FAILED, one_line_errors
 from kmq_spark.cli.dlq_view import as_json, print_letters, print_summary, print_whole
 from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output as Form
@@ -81,7 +81,7 @@ class Selection(Wanted):
 
 
 @app.command("list")
-@told_clearly
+@one_line_errors
 def list_(
     name: QueueName,
     connection: Connection,
@@ -103,7 +103,7 @@ def list_(
 
 
 @app.command("show")
-@told_clearly
+@one_line_errors
 def show(
     name: QueueName,
     connection: Connection,
@@ -131,7 +131,7 @@ def show(
 
 
 @app.command("redrive")
-@told_clearly
+@one_line_errors
 def redrive_(
     name: QueueName,
     connection: Connection,
@@ -149,7 +149,7 @@ def redrive_(
 
 
 @app.command("purge")
-@told_clearly
+@one_line_errors
 def purge_(
     name: QueueName,
     connection: Connection,

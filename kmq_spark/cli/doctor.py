@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.common import EXIT_UNHEALTHY, told_clearly
+from kmq_spark.cli.common import EXIT_UNHEALTHY, one_line_errors
 from kmq_spark.cli.looking import inspector_of, reading
 from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output, OutputForm, print_rows, rendered, shown, table
@@ -26,7 +26,7 @@ ONE_HOUR_MS = 60 * 60 * 1000
 _SIGNS = {"ok": "ok", "warning": "WARN", "unhealthy": "FAIL"}
 
 
-@told_clearly
+@one_line_errors
 def doctor(
     name: QueueName,
     connection: Connection,
@@ -83,8 +83,8 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         rules = checked_rules({**rules_by_name(local), **own})
         queue, markers, letters = cluster.topics(topics.all_topics).values()
         exists = bool(queue.partition_count and markers.partition_count)
-        with reading(name) as told:
-            views = inspector.look(told) if exists else {}
+        with reading(name) as on_progress:
+            views = inspector.look(on_progress) if exists else {}
         consumers = cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
         now_ms = int(time.time() * 1000)
         producers = look_at_producers(

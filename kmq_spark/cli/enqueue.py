@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
 from kmq_spark.cli.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
 from kmq_spark.errors import ConfigError
@@ -37,7 +37,7 @@ class ColumnOptions:
     ttl: Annotated[str, typer.Option(help="Column of the time to live, seconds.", metavar="COLUMN")] = ""
 
 
-@told_clearly
+@one_line_errors
 def enqueue(
     name: Annotated[str, typer.Argument(help="Name of the queue.", metavar="QUEUE")],
     address: Address,
@@ -46,7 +46,7 @@ def enqueue(
         str,
         typer.Option("--from", help="delta:DIR, table:NAME, kafka:TOPIC, json:DIR, csv:, parquet: or text:DIR."),
     ],
-    sink_id: Annotated[str, typer.Option(help="Name under which this copy goes on after a restart.", metavar="ID")],
+    sink_id: Annotated[str, typer.Option(help="Name under which this copy continues after a restart.", metavar="ID")],
     checkpoint_dir: Annotated[str, typer.Option(help="Where Spark keeps how far it has read.", metavar="PATH")],
     changes: Annotated[bool, typer.Option("--changes", help="Read a Delta table's change feed.")] = False,
     trigger: Annotated[str, typer.Option(help="processing-time or available-now.")] = "processing-time",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.common import one_line_errors
 
 
-@told_clearly
+@one_line_errors
 def failpoints() -> None:
     """List the crash points that KMQ_FAILPOINT=name[:nth] arms, for fault tests."""
     # Imported here: loading the module checks the variable, and an unknown name is then reported like any other error.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
 from kmq_spark.cli.ledger_view import print_rows
 from kmq_spark.cli.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.cli.output import Output, OutputForm
@@ -50,7 +50,7 @@ MASTER, DRIVER_MEMORY = "local[2]", "1g"
 
 
 @app.command("run")
-@told_clearly
+@one_line_errors
 def run(
     address: Address,
     queues: Annotated[
@@ -89,7 +89,7 @@ def run(
 
 
 @app.command("show")
-@told_clearly
+@one_line_errors
 def show(
     view: Annotated[str, typer.Argument(help="deliveries, message_story, slowest_handlers, …", metavar="VIEW")],
     config: ConfigFile = None,
@@ -125,7 +125,7 @@ def show(
 
 
 @app.command("maintain")
-@told_clearly
+@one_line_errors
 def maintain(
     config: ConfigFile = None,
     ledger_dir: LedgerDir = None,

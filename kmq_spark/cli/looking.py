@@ -40,12 +40,12 @@ def reading(queue: str, what: str = "markers") -> Iterator[Callable[[int], None]
 
     topic = f"{queue}.markers" if what == "markers" else queue
 
-    def told(count: int) -> None:
+    def show(count: int) -> None:
         sys.stderr.write(f"\r\033[Kreading {topic}: {count:,} {what}")
         sys.stderr.flush()
 
     try:
-        yield told
+        yield show
     finally:
         sys.stderr.write("\r\033[K")
         sys.stderr.flush()

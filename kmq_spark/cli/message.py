@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, told_clearly
+from kmq_spark.cli.common import EXIT_FAILED, one_line_errors
 from kmq_spark.cli.looking import inspector_of, reading
 from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
@@ -31,7 +31,7 @@ def _message() -> None:
 
 
 @app.command("show")
-@told_clearly
+@one_line_errors
 def show(
     name: QueueName,
     message_id: Annotated[str, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O")],
@@ -47,8 +47,8 @@ def show(
         message = f"message id is not allowed: got {message_id!r}, partition:offset as in 0:42; see `kmq queue peek`"
         raise ConfigError(message)
     settings = connection.settings()
-    with inspector_of(name, settings) as inspector, reading(name) as told:
-        content, events = Storyteller(inspector, settings.kafka.timeout_ms, told).story(wanted)
+    with inspector_of(name, settings) as inspector, reading(name) as on_progress:
+        content, events = Storyteller(inspector, settings.kafka.timeout_ms, on_progress).story(wanted)
     if not events:
         typer.echo(f"kmq: message {message_id} not found in {name}: it never existed or retention deleted it", err=True)
         raise typer.Exit(EXIT_FAILED)
@@ -73,9 +73,9 @@ def _head(message_id: str, content: Content | None, max_bytes: int) -> str:
 
 
 def _cell(value: Any, max_bytes: int) -> str:  # noqa: ANN401  # bytes, text or none, as the client has it
-    told = json_bytes("it", value.encode() if isinstance(value, str) else value, max_bytes)
-    cut = "…" if told.get("it_is_cut") else ""
-    return (f"0x{told['it_hex']}" if "it_hex" in told else shown(told["it"])) + cut
+    found = json_bytes("it", value.encode() if isinstance(value, str) else value, max_bytes)
+    cut = "…" if found.get("it_is_cut") else ""
+    return (f"0x{found['it_hex']}" if "it_hex" in found else shown(found["it"])) + cut
 
 
 def _events(events: list[Event]) -> Table:

@@ -24,7 +24,7 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 """Settings of the parser's context; commands inherit them."""
 
 
-class _Told(Protocol):
+class _ParserError(Protocol):
     """The used part of the parser's usage error."""
 
     exit_code: int
@@ -43,15 +43,15 @@ def _run(main: Any, args: Sequence[str] | None, extra: dict[str, Any], *, standa
     try:
         result = main(args=args, standalone_mode=False, **extra)
     except _UsageError as error:
-        _tell(cast("_Told", error))
-        sys.exit(cast("_Told", error).exit_code)
+        _print(cast("_ParserError", error))
+        sys.exit(cast("_ParserError", error).exit_code)
     except typer.Abort:
         sys.exit(EXIT_INTERRUPTED)
     # Without standalone mode, `main` returns an exit code or the command's result; commands of kmq return None.
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _tell(error: _Told) -> None:
+def _print(error: _ParserError) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return

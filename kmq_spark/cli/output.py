@@ -4,7 +4,7 @@ Shared code for output: output forms, escaping, tables.
 Rule 1: control characters in text from a message are escaped, never written to the terminal.
 Rule 2: a table fits the width of the terminal; in a pipe it may have up to `PIPE_WIDTH` characters. JSON has no width
 limit.
-Rule 3: a closed pipe ends the command without an error (`common.told_clearly`), so this module writes only through
+Rule 3: a closed pipe ends the command without an error (`common.one_line_errors`), so this module writes only through
 `typer.echo`.
 """
 

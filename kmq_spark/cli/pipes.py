@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.common import one_line_errors
 from kmq_spark.cli.looking import quiet_client
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, shown
@@ -32,7 +32,7 @@ RECEIVED_AT_ONCE = 500
 POLL_S = 0.5
 
 
-@told_clearly
+@one_line_errors
 def send(
     name: Name,
     connection: Connection,
@@ -56,7 +56,7 @@ def send(
     typer.echo(f"sent {counted(count, 'message')} to {name}", err=True)
 
 
-@told_clearly
+@one_line_errors
 def receive(
     name: Name,
     connection: Connection,
@@ -151,12 +151,12 @@ def _write(message: Message, output: OutputForm) -> None:
         value = message.value or b""
         sys.stdout.buffer.write((shown(value).encode() if sys.stdout.isatty() else value) + b"\n")
     else:
-        told = {
+        row = {
             "id": message.id.text,
             "delivery_count": message.delivery_count,
             **json_bytes("key", message.key),
             **json_bytes("value", message.value),
             "headers": [{"name": name, **json_bytes("value", value)} for name, value in message.headers],
         }
-        sys.stdout.buffer.write(json.dumps(told).encode() + b"\n")
+        sys.stdout.buffer.write(json.dumps(row).encode() + b"\n")
     sys.stdout.buffer.flush()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, EXIT_UNHEALTHY, told_clearly
+from kmq_spark.cli.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
 from kmq_spark.cli.looking import quiet_client, reading
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
@@ -38,7 +38,7 @@ MOST_NAMED = 5
 
 
 @app.command("list")
-@told_clearly
+@one_line_errors
 def list_(name: Name, connection: Connection, output: Output = OutputForm.TABLE) -> None:
     """List the producer ids of a queue: what each has committed, when, and where its source stands."""
     from kmq_spark.producer.registry import list_producers  # noqa: PLC0415  # `kmq --help` must not load the client
@@ -56,7 +56,7 @@ def list_(name: Name, connection: Connection, output: Output = OutputForm.TABLE)
 
 
 @app.command("show")
-@told_clearly
+@one_line_errors
 def show(name: Name, producer_id: ProducerId, connection: Connection, output: Output = OutputForm.TABLE) -> None:
     """Show what one producer id has committed, its position as a whole."""
     from kmq_spark.producer.registry import list_producers  # noqa: PLC0415  # as above
@@ -78,7 +78,7 @@ def show(name: Name, producer_id: ProducerId, connection: Connection, output: Ou
 
 
 @app.command("forget")
-@told_clearly
+@one_line_errors
 def forget(
     name: Name,
     producer_id: ProducerId,
@@ -108,14 +108,14 @@ def forget(
 
 
 @app.command("verify")
-@told_clearly
+@one_line_errors
 def verify(name: Name, producer_id: ProducerId, connection: Connection, output: Output = OutputForm.TABLE) -> None:
     """Read the queue and check a producer's sequence: holes, repeats, order. Exit code 3 where something is wrong."""
     from kmq_spark.producer.registry import verify_producer  # noqa: PLC0415  # as above
 
     quiet_client()
-    with reading(name, "messages") as told:
-        found = verify_producer(name, producer_id, told=told, **connection.reach())
+    with reading(name, "messages") as on_progress:
+        found = verify_producer(name, producer_id, on_progress=on_progress, **connection.reach())
     if found.state is None and not found.report.messages:
         typer.echo(
             f"kmq: queue {name!r} has no producer {producer_id!r}, and no message of it; `kmq producer list {name}` "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.common import one_line_errors
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, print_rows
 from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or q
 
 
 @app.command("create")
-@told_clearly
+@one_line_errors
 def create(
     name: Name,
     connection: Connection,
@@ -60,7 +60,7 @@ def create(
 
 
 @app.command("alter")
-@told_clearly
+@one_line_errors
 def alter(
     name: Name,
     connection: Connection,
@@ -82,7 +82,7 @@ def alter(
 
 
 @app.command("describe")
-@told_clearly
+@one_line_errors
 def describe(
     name: Name,
     connection: Connection,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kmq_spark.cli.common import told_clearly
+from kmq_spark.cli.common import one_line_errors
 from kmq_spark.cli.looking import inspector_of, quiet_client, reading
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, shown, table
@@ -37,7 +37,7 @@ SHOWN_BYTES = 200
 
 
 @app.command("list")
-@told_clearly
+@one_line_errors
 def list_queues(
     connection: Connection,
     output: Output = OutputForm.TABLE,
@@ -54,7 +54,7 @@ def list_queues(
 
 
 @app.command("peek")
-@told_clearly
+@one_line_errors
 def peek(
     name: Name,
     connection: Connection,
@@ -70,8 +70,8 @@ def peek(
     with inspector_of(name, settings) as inspector:
         inspector.queue_partitions()
         if in_flight or not ready:
-            with reading(name) as told:
-                inspector.look(told)
+            with reading(name) as on_progress:
+                inspector.look(on_progress)
             rows += _held(inspector, settings, limit, max_bytes)
         if (ready or not in_flight) and len(rows) < limit:
             rows += _ready(inspector, limit - len(rows), max_bytes)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kmq_spark.cli.common import print_json, told_clearly
+from kmq_spark.cli.common import one_line_errors, print_json
 from kmq_spark.cli.looking import inspector_of
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, rendered, shown, table, width
@@ -55,7 +55,7 @@ class Frame:
     trouble: str = ""
 
 
-@told_clearly
+@one_line_errors
 def top(
     queues: Annotated[list[str], typer.Argument(help="Queues, or queue@group.", metavar="QUEUE...")],
     connection: Connection,
@@ -68,7 +68,7 @@ def top(
     """
     Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. q or Ctrl+C ends it.
 
-    Where the broker goes away it says so, keeps the last figures and goes on.
+    Where the broker goes away it says so, keeps the last figures and tries again.
     """
     settings = connection.settings()
     if repeated := next((queue for queue in queues if queues.count(queue) > 1), ""):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
 from kmq_spark.cli.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.errors import ConfigError
 
@@ -41,7 +41,7 @@ def _tracker() -> None:
 
 
 @app.command("run")
-@told_clearly
+@one_line_errors
 def run(
     address: Address,
     queues: Queues = None,

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from kmq_spark.cli import tracker
-from kmq_spark.cli.common import print_json, run_alone, set_up_logs, told_clearly
+from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
 from kmq_spark.cli.options import Address, LogLevel, TimeoutMs, settings_from
 
 logger = logging.getLogger(__name__)
 
 
 @tracker.app.command("once")
-@told_clearly
+@one_line_errors
 def once(
     address: Address,
     queues: tracker.Queues = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_UNHEALTHY, told_clearly
+from kmq_spark.cli.common import EXIT_UNHEALTHY, one_line_errors
 from kmq_spark.cli.looking import inspector_of, reading
 from kmq_spark.cli.options import Connection
 from kmq_spark.cli.output import Output, OutputForm, print_rows, shown, table
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @app.command("status")
-@told_clearly
+@one_line_errors
 def status(
     name: Name,
     connection: Connection,
@@ -36,8 +36,8 @@ def status(
 
     settings = connection.settings()
     with inspector_of(name, settings) as inspector:
-        with reading(name) as told:
-            views = inspector.look(told)
+        with reading(name) as on_progress:
+            views = inspector.look(on_progress)
         (markers,) = inspector.cluster.topics([inspector.topics.markers_topic]).values()
         tracker = inspector.tracker(markers)
     now_ms = int(time.time() * 1000)

@@ -348,7 +348,7 @@ class Coordinator:
 
     @property
     def failure(self) -> KmqError | None:
-        """Why the session is over; None while it goes on."""
+        """Why the session is over; None while it lasts."""
         session = self._session
         return None if session is None else session.failure
 

@@ -50,7 +50,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now_ms() -> float:
-    """Return milliseconds of a monotonic clock that goes on while the host sleeps, where the system has one."""
+    """Return milliseconds of a monotonic clock that also runs while the host sleeps, where the system has one."""
     return (time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)) * 1000
 
 
@@ -79,7 +79,7 @@ class Session:
     What one process knows and does in a group.
 
     Args:
-        channel: To the group's partition, at the place where `log` goes on.
+        channel: To the group's partition, at the place where `log` ends.
         log: Read to the end of the partition.
         client_id: Of the member.
         instance: Of this process.
@@ -91,7 +91,7 @@ class Session:
     Attributes:
         changed: Lock of everything here; notified after each batch of records.
         claims: What this process holds, by resource.
-        failure: Why the session is over; None while it goes on.
+        failure: Why the session is over; None while it lasts.
         leader: What this process does when its member leads the group.
         on_lost: Called with a claim that is over and was not released; must return at once.
         on_effects: Called with the effects of a batch, under the lock; must return at once.

@@ -43,7 +43,7 @@ Minimum time without a settled message, while consumers hold messages and others
 RETENTION_FACTOR = 3
 """Minimum ratio of the retention to the sum of all leases of a message: it leaves room for an outage."""
 
-TOLD = 3
+MOST_SHOWN = 3
 """Maximum number of names or places listed in a finding."""
 
 
@@ -212,9 +212,9 @@ def _retention(facts: QueueFacts) -> Iterator[Finding]:
             )
     if not is_short:
         kept = facts.markers_topic.settings.get("retention.ms")
-        told = "retention not readable" if kept is None else "without limit" if int(kept) < 0 else span(int(kept))
+        summary = "retention not readable" if kept is None else "without limit" if int(kept) < 0 else span(int(kept))
         yield Finding(
-            "retention", Level.OK, f"markers kept {told}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
+            "retention", Level.OK, f"markers kept {summary}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
         )
 
 
@@ -245,13 +245,13 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
         yield Finding("tracker", Level.OK, f"{unread} behind, {span(late_ms)}")
     else:
         newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
-        told = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
+        summary = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
         state = described(tracker, overdue, facts.now_ms) if life is Life.RUNNING else ""
         hint = "; cannot tell whether the tracker is idle or stopped: it is of a version without heartbeats"
         yield Finding(
             "tracker",
             Level.OK,
-            f"has read all markers{told}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else ""),
+            f"has read all markers{summary}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else ""),
         )
     yield from _tracker_places(facts, run)
 
@@ -280,16 +280,16 @@ def _fencing(facts: QueueFacts) -> Iterator[Finding]:
     signers = Counter(facts.tracker.signers.values())
     if not signers:
         return
-    told = ", ".join(name or "unknown" for name, _ in signers.most_common(TOLD))
+    summary = ", ".join(name or "unknown" for name, _ in signers.most_common(MOST_SHOWN))
     if len(signers) > 1:
         yield Finding(
             "fencing",
             Level.WARNING,
-            f"{len(signers)} trackers signed the last commits: {told}",
+            f"{len(signers)} trackers signed the last commits: {summary}",
             "run one tracker a queue: the newer one wins, the older one ends; look who starts it again",
         )
     else:
-        yield Finding("fencing", Level.OK, f"last signed by {told}")
+        yield Finding("fencing", Level.OK, f"last signed by {summary}")
 
 
 def _consumers(facts: QueueFacts) -> Iterator[Finding]:
@@ -308,14 +308,14 @@ def _consumers(facts: QueueFacts) -> Iterator[Finding]:
         yield Finding("consumers", Level.OK, f"none in {group.name}, nothing is ready")
     else:
         assigned = sum(group.members.values())
-        told = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
+        summary = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
         missing = facts.queue_topic.partition_count - assigned
         if missing > 0 and group.state.lower() == "stable":
             yield Finding(
-                "consumers", Level.WARNING, f"{told}; {missing} partitions have none", "wait for the rebalance"
+                "consumers", Level.WARNING, f"{summary}; {missing} partitions have none", "wait for the rebalance"
             )
         else:
-            yield Finding("consumers", Level.OK, f"{told}; {counted(ready, 'message')} ready")
+            yield Finding("consumers", Level.OK, f"{summary}; {counted(ready, 'message')} ready")
 
 
 def _removed(facts: QueueFacts) -> Iterator[Finding]:
@@ -341,9 +341,9 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
                 deferred += count
             else:
                 in_flight += count
-    told = counted(in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
+    summary = counted(in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
     if not overdue:
-        yield Finding("in flight", Level.OK, f"{told}, none past its deadline")
+        yield Finding("in flight", Level.OK, f"{summary}, none past its deadline")
         return
     deadlines = [deadline for view in facts.views.values() for _, _, deadline in view.by_start() if deadline >= 0]
     yield Finding(
@@ -387,14 +387,14 @@ def _silent(facts: QueueFacts) -> Iterator[Finding]:
     quiet_ms = facts.now_ms - max(settled_ms, min(since_ms.values()))
     if quiet_ms < max(SILENT_MS, 2 * facts.lease_ms):
         return
-    told = "; ".join(
+    summary = "; ".join(
         f"{name or 'unnamed'} holds {count} for {span(facts.now_ms - since_ms[name])}"
-        for name, count in held.most_common(TOLD)
+        for name, count in held.most_common(MOST_SHOWN)
     )
     yield Finding(
         "workers",
         Level.UNHEALTHY,
-        f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {told}",
+        f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {summary}",
         "their handlers hang and keep-alive renews the leases: restart those processes, their messages come again",
     )
 
@@ -403,7 +403,7 @@ def _in_flight(facts: QueueFacts) -> Iterator[Finding]:
     full = {partition: len(view.state.in_flight) for partition, view in facts.views.items()}
     full = {partition: count for partition, count in full.items() if count > facts.max_in_flight}
     if full:
-        places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:TOLD])
+        places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:MOST_SHOWN])
         yield Finding(
             "in flight",
             Level.WARNING,
@@ -421,7 +421,7 @@ def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
         yield Finding(
             "markers",
             Level.WARNING,
-            f"{count} records of {facts.markers_topic.name} are no markers: {', '.join(places[:TOLD])}",
+            f"{count} records of {facts.markers_topic.name} are no markers: {', '.join(places[:MOST_SHOWN])}",
             f"another program writes to the topic; the records are in {facts.dead_letter_topic.name} with their place",
         )
 

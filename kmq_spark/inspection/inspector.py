@@ -140,12 +140,12 @@ class QueueInspector:
             not any(each.is_refused for each in kept) if kept else None,
         )
 
-    def look(self, told: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
+    def look(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
         """
         Fold the markers appended since the last call. The first call begins where the tracker would begin.
 
         Args:
-            told: Progress callback; called from time to time with the number of markers read so far.
+            on_progress: Progress callback; called from time to time with the number of markers read so far.
 
         Raises:
             TopicError: The queue does not exist.
@@ -167,8 +167,8 @@ class QueueInspector:
                 if len(waiting[partition]) >= FOLDED_AT_ONCE:
                     self.views[partition].take(waiting[partition])
                     waiting[partition] = []
-                    if told is not None:
-                        told(number)
+                    if on_progress is not None:
+                        on_progress(number)
         finally:
             # If the broker fails in between, the markers that were read are not read again.
             for partition, markers in waiting.items():
@@ -222,7 +222,7 @@ class QueueInspector:
         done = self._ended_letters(letters)
         return Backlog(max(0, all_letters.count - done), all_letters.is_exact, all_letters.oldest_at_ms)
 
-    def figures(self, told: Callable[[int], None] | None = None) -> Figures:
+    def figures(self, on_progress: Callable[[int], None] | None = None) -> Figures:
         """
         Return the key figures of the queue.
 
@@ -230,7 +230,7 @@ class QueueInspector:
             TopicError: The queue does not exist.
             KafkaClientError: The broker cannot be reached, or nothing arrived in time.
         """
-        views = self.look(told)
+        views = self.look(on_progress)
         facts = self.cluster.topics(self.topics.all_topics)
         queue, markers, letters = (facts[name] for name in self.topics.all_topics)
         if not queue.partition_count or not markers.partition_count:

@@ -18,7 +18,7 @@ from kmq_spark.inspection.story import (
     Content,
     Copy,
     Event,
-    Told,
+    PlacedMarker,
     covers,
     events_of,
     in_order,
@@ -48,15 +48,15 @@ class Storyteller:
     Args:
         inspector: Inspector of the queue.
         timeout_ms: A read fails if no record arrives for this time.
-        told: Progress callback; called from time to time with the number of records read so far.
+        on_progress: Progress callback; called from time to time with the number of records read so far.
     """
 
-    def __init__(self, inspector: QueueInspector, timeout_ms: int, told: Callable[[int], None]) -> None:
+    def __init__(self, inspector: QueueInspector, timeout_ms: int, on_progress: Callable[[int], None]) -> None:
         """Keep the arguments; read nothing yet."""
         self._inspector = inspector
         self._topics = inspector.topics
         self._timeout_ms = timeout_ms
-        self._told = told
+        self._on_progress = on_progress
         self._read = count(1)
 
     def story(self, message: MessageId) -> tuple[Content | None, list[Event]]:
@@ -101,7 +101,7 @@ class Storyteller:
                 place = MessageId(current.partition() or 0, current.offset() or 0)
         return _content(asked), in_order(events)
 
-    def _next(self, place: MessageId, ended: Told | None, events: list[Event]) -> Message | None:
+    def _next(self, place: MessageId, ended: PlacedMarker | None, events: list[Event]) -> Message | None:
         """Return the next copy of the message. Add the events of a dead letter and of its redrive."""
         if ended is None or ended.marker.outcome not in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
             return None
@@ -119,8 +119,8 @@ class Storyteller:
         topic, letter_id = self._topics.redrive_topic, MessageId(letter.partition() or 0, letter.offset() or 0)
         if not self._inspector.cluster.metadata(topic).topics[topic].partitions:
             return None
-        told = self._markers_in(topic, letter_id, letter.timestamp()[1])
-        ended = last_outcome(told)
+        markers = self._markers_in(topic, letter_id, letter.timestamp()[1])
+        ended = last_outcome(markers)
         if ended is None:
             return None
         is_redriven = ended.marker.outcome is Outcome.ACKED
@@ -131,22 +131,22 @@ class Storyteller:
         origin = place_of(_headers(letter), ORIGIN) or place
         return self._find(self._topics.queue_topic, self._inspector.queue_partitions(), ended.at_ms, ORIGIN, origin)
 
-    def _markers(self, message: MessageId, since_ms: int) -> list[Told]:
+    def _markers(self, message: MessageId, since_ms: int) -> list[PlacedMarker]:
         return self._markers_in(self._topics.markers_topic, message, since_ms)
 
-    def _markers_in(self, topic: str, message: MessageId, since_ms: int) -> list[Told]:
+    def _markers_in(self, topic: str, message: MessageId, since_ms: int) -> list[PlacedMarker]:
         """Return the markers that cover a message; they may be in any partition."""
         cluster = self._inspector.cluster
         partitions = cluster.metadata(topic).topics[topic].partitions
         found = []
         for record in self._inspector.records(topic, cluster.offsets_at(topic, partitions, max(0, since_ms))):
-            self._tell()
+            self._report_progress()
             try:
                 marker = decode_marker(record.value())
             except WireError:
                 continue
             if marker.type is not MarkerType.TICK and covers(marker, message):
-                found.append(Told(record.partition() or 0, record.offset() or 0, record.timestamp()[1], marker))
+                found.append(PlacedMarker(record.partition() or 0, record.offset() or 0, record.timestamp()[1], marker))
         return sorted(found, key=lambda each: (each.at_ms, each.marker_offset))
 
     def _find(self, topic: str, partitions: object, at_ms: int, header: str, place: MessageId) -> Message | None:
@@ -154,7 +154,7 @@ class Storyteller:
         starts = self._inspector.cluster.offsets_at(topic, partitions, max(0, at_ms - LONGEST_TRANSACTION_MS))  # type: ignore[arg-type]
         for partition, start in starts.items():
             for record in self._inspector.records(topic, {partition: start}):
-                self._tell()
+                self._report_progress()
                 if record.timestamp()[1] > at_ms + LONGEST_TRANSACTION_MS:
                     break
                 is_later = topic != self._topics.queue_topic or record.offset() != place.message_offset
@@ -190,10 +190,10 @@ class Storyteller:
             text_of(_headers(record), DLQ_MESSAGE),
         )
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         number = next(self._read)
         if number % 10_000 == 0:
-            self._told(number)
+            self._on_progress(number)
 
 
 def _content(record: Message | None) -> Content | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.inspection.facts import ProducersFacts
 
-TOLD = 3
+MOST_SHOWN = 3
 """Ids that a finding names."""
 
 
@@ -76,4 +76,4 @@ def producers_summary(facts: ProducersFacts) -> str:
 
 
 def _some(ids: tuple[str, ...]) -> str:
-    return ", ".join(ids[:TOLD]) + (f" and {len(ids) - TOLD} more" if len(ids) > TOLD else "")
+    return ", ".join(ids[:MOST_SHOWN]) + (f" and {len(ids) - MOST_SHOWN} more" if len(ids) > MOST_SHOWN else "")

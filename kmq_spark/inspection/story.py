@@ -51,7 +51,7 @@ class Content(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
 
-class Told(NamedTuple):
+class PlacedMarker(NamedTuple):
     """A marker that covers the message, with its position."""
 
     marker_partition: int
@@ -99,15 +99,15 @@ def sent(copy: Copy, number: int) -> Event:
     return Event(copy.at_ms, copy.place, "sent" if number == 0 else f"redelivered, copy {number + 1}")
 
 
-def events_of(markers_topic: str, told: Iterable[Told]) -> Iterator[Event]:
+def events_of(markers_topic: str, markers: Iterable[PlacedMarker]) -> Iterator[Event]:
     """
     Yield the markers of one copy, from consumers and the tracker, as events.
 
     Args:
         markers_topic: Name of the topic, for the positions.
-        told: Markers that cover the copy, in log order.
+        markers: Markers that cover the copy, in log order.
     """
-    for partition, offset, at_ms, marker in told:
+    for partition, offset, at_ms, marker in markers:
         place = f"{markers_topic}[{partition}]@{offset}"
         yield Event(at_ms, place, _what(marker, at_ms), marker.consumer_id)
 
@@ -142,10 +142,10 @@ def shortened(events: Sequence[Event]) -> list[Event]:
     return found
 
 
-def last_outcome(told: Sequence[Told]) -> Told | None:
+def last_outcome(markers: Sequence[PlacedMarker]) -> PlacedMarker | None:
     """Return the marker that ended the copy's last lease; None if the copy is in flight or was never started."""
     ended = None
-    for each in told:
+    for each in markers:
         if each.marker.type is MarkerType.END:
             ended = each if ended is None or each.marker.outcome is not Outcome.ACKED else ended
         elif each.marker.type is MarkerType.START:

@@ -253,7 +253,7 @@ class Life:
         return KafkaClientError(
             f"cannot send to {self.topic}: the broker refuses the message of sequence {sequence}, "
             f"{size_of(items[error.index])} bytes: {error} ({error.code}); nothing behind sequence {before.sequence} "
-            "is sent, correct the message or the topic and make a new producer, which goes on there",
+            "is sent, correct the message or the topic and make a new producer, which continues there",
             code=error.code,
         )
 

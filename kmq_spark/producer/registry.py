@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Reach
     from kmq_spark.inspection.cluster import Cluster
 
-TOLD_EACH = 10_000
+PROGRESS_EACH = 10_000
 
 PATIENCE_S = 2.0
 """How long those who only look wait for an open transaction; one of a running producer takes well below a second."""
@@ -184,7 +184,7 @@ def verify_producer(
     bootstrap_servers: str,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
     extra: Mapping[str, str] | None = None,
-    told: Callable[[int], None] = lambda _count: None,
+    on_progress: Callable[[int], None] = lambda _count: None,
 ) -> Verification:
     """
     Read the queue topic and check the sequence of a producer: holes, repeats, order.
@@ -197,7 +197,7 @@ def verify_producer(
         bootstrap_servers: Comma-separated `host:port`.
         timeout_ms: Bound on each call to the broker, and on how long nothing may arrive.
         extra: librdkafka settings.
-        told: Called with the number of records read so far, now and then.
+        on_progress: Called with the number of records read so far, now and then.
 
     Raises:
         ConfigError: A name is not allowed.
@@ -217,8 +217,8 @@ def verify_producer(
     audit = SequenceAudit(frozenset(number for number, extent in extents.items() if extent.first > 0))
     later: list[int] = []
     for count, record in enumerate(read_committed(config, topic, partitions, timeout_ms), 1):
-        if count % TOLD_EACH == 0:
-            told(count)
+        if count % PROGRESS_EACH == 0:
+            on_progress(count)
         headers = by_name(record.headers())  # type: ignore[arg-type]  # the stub allows what may be sent; this was read
         sender = sender_of(headers)
         if sender is None or sender.producer_id != producer_id or not is_first_copy(headers):

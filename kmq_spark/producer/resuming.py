@@ -274,7 +274,7 @@ class ResumingSender:
                 self._changed.notify_all()
             # A transaction that is being written ends by itself; a broker that is away must not hold up the caller.
             self._thread.join(STOP_WAIT_S)
-            self._tell(dropped, UsageError("message is not sent: the producer was closed before its commit"))
+            self._report_failure(dropped, UsageError("message is not sent: the producer was closed before its commit"))
             self._life.close()
             if self._metrics is not None:
                 self._metrics.close()
@@ -365,7 +365,7 @@ class ResumingSender:
             self._failure, self._room = error, 0
             items, self._items = [*items, *self._items], []
             self._changed.notify_all()
-        self._tell(items, error)
+        self._report_failure(items, error)
 
     def _next_items(self) -> list[Item] | None:
         """Wait for what is due; None when the producer is closed."""
@@ -413,7 +413,7 @@ class ResumingSender:
             )
             raise TopicError(message)
 
-    def _tell(self, items: list[Item], error: KmqError) -> None:
+    def _report_failure(self, items: list[Item], error: KmqError) -> None:
         for _, _, _, _, on_delivery, _, _ in items:
             if on_delivery is not None:
                 call_back(on_delivery, None, error)

@@ -4,7 +4,7 @@ Until when a member may act on what it holds: the holder's side of a claim.
 Rule 1: a hold ends T after the member *sent* the newest record that renewed its claims and that it has read back. The
 broker's acknowledgement proves nothing: a heartbeat may be appended behind the claim of another member, or while the
 group is paused.
-Rule 2: instants are of one monotonic clock of the member, which goes on while the host sleeps. They are taken before
+Rule 2: instants are of one monotonic clock of the member, which also runs while the host sleeps. They are taken before
 the record is handed to Kafka's client.
 Rule 3: other members wait for 2T by the group's clock, so that T is left for clocks that run differently and for a
 broker's clock that jumps.

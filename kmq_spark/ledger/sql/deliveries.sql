@@ -1,7 +1,7 @@
 -- Each lease: who held which message from when to when, how it ended, and what became of the message then.
 --
 -- outcome    how it ended: ACKED, REJECTED, EXPIRED (its time to live was over); FAILED (the handler raised),
---            RELEASED (given back), RETURNED (given back unseen), LEASE_EXPIRED (nobody said anything);
+--            RELEASED (given back), RETURNED (given back unseen), LEASE_EXPIRED (no word before the deadline);
 --            DEFERRED (not handed out: a delayed send); TAKEN_OVER (started again while it ran); IN_FLIGHT.
 -- settled_as the END that the tracker goes by, the first after the START; null while there is none.
 -- held_ms    from the START to the word that ended it; to the deadline where there was none.

@@ -22,7 +22,7 @@ from kmq_spark.inspection.figures import figures
 from kmq_spark.inspection.findings import Finding, Level, examine, is_unhealthy
 from kmq_spark.inspection.names import queues_of
 from kmq_spark.inspection.spans import counted, instant, span
-from kmq_spark.inspection.story import Event, Told, covers, events_of, in_order, last_outcome, shortened
+from kmq_spark.inspection.story import Event, PlacedMarker, covers, events_of, in_order, last_outcome, shortened
 from kmq_spark.inspection.view import MarkersView
 
 NOW_MS = 1_000_000
@@ -147,7 +147,7 @@ def test_a_queue_that_is_well_has_no_findings() -> None:
 
 
 def test_doctor_counts_deferred_messages_apart_as_top_does() -> None:
-    """Nobody holds a message that waits for its time."""
+    """No consumer holds a message that waits for its time."""
     view = view_of(start(5, 1_000), start(6, 1_000, (OffsetRange(20, 1),), never_handed_out=True))
     facts = facts_of(now_ms=2_000, views={0: view})
     (found,) = [finding for finding in examine(facts) if finding.check == "in flight"]
@@ -352,7 +352,7 @@ def test_queues_are_known_by_their_topics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "told"),
+    ("ms", "text"),
     [
         (-5, "0.0 s"),
         (450, "0.5 s"),
@@ -362,8 +362,8 @@ def test_queues_are_known_by_their_topics() -> None:
         (90_000_000, "1 d 1 h"),
     ],
 )
-def test_spans_are_told_in_two_units(ms: int, told: str) -> None:
-    assert span(ms) == told
+def test_spans_are_told_in_two_units(ms: int, text: str) -> None:
+    assert span(ms) == text
 
 
 def test_instants_out_of_range_are_no_dates() -> None:
@@ -374,8 +374,10 @@ def test_story_of_a_lease_is_told_line_by_line() -> None:
     message = MessageId(0, 11)
     log = [start(5, 1_000), LoggedMarker(6, 2_000, Marker(MarkerType.KEEPALIVE, 0, RANGE, 30_000, consumer_id="w"))]
     log += [end(7, 9_000, 11, 1, Outcome.REDELIVERED), end(8, 9_500, 99)]
-    told = [Told(0, each.marker_offset, each.appended_at_ms, each.marker) for each in log if each.marker is not None]
-    mine = [each for each in told if covers(each.marker, message)]
+    markers = [
+        PlacedMarker(0, each.marker_offset, each.appended_at_ms, each.marker) for each in log if each.marker is not None
+    ]
+    mine = [each for each in markers if covers(each.marker, message)]
     assert [event.what for event in events_of("orders.markers", mine)] == [
         "started, delivery 1, lease 30 s", "kept alive, lease 30 s", "fell due, sent again",
     ]  # fmt: skip
