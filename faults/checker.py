@@ -38,7 +38,7 @@ from faults.whole import Verdict, Violation, Whole
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from faults.conservation import Told
+    from faults.conservation import ReportedStatus
     from faults.leases import Justified, Session
     from faults.topics import Dump, Record
 
@@ -52,12 +52,12 @@ def check(
     *,
     rules: QueueRules,
     is_drained: bool = True,
-    told: Mapping[int, Told] | None = None,
+    reported: Mapping[int, ReportedStatus] | None = None,
     bounds: Bounds | None = None,
     run: Run | None = None,
 ) -> Verdict:
     """
-    Check everything that can be told from the topics and the event files.
+    Check everything that can be decided from the topics and the event files.
 
     Args:
         dump: The topics.
@@ -65,7 +65,7 @@ def check(
         sessions: The trackers that took over, in their order.
         rules: Of the queue, in force before the first RULES marker.
         is_drained: Whether consumers have worked everything off, so that nothing may be open.
-        told: What the last tracker said of itself, by markers partition; None where none said anything.
+        reported: Status that the last tracker reported, by markers partition; None where none did.
         bounds: How long messages may wait.
         run: Processes, injections.
     """
@@ -83,7 +83,7 @@ def check(
         verdict.add("I9", what)
     check_producers(whole, events, verdict)
     _check_consumers(whole, events, bounds, run, verdict)
-    _check_conservation(whole, told or {}, verdict)
+    _check_conservation(whole, reported or {}, verdict)
     for what in bad_endings(run, events):
         verdict.add("I9", what)
     if is_drained:
@@ -94,7 +94,7 @@ def check(
 
 
 def open_messages(dump: Dump, leases: Sequence[Leases]) -> set[MessageId]:
-    """Return the copies that are in flight, or that nobody has started yet."""
+    """Return the copies that are in flight, or that no consumer has started yet."""
     in_flight: set[MessageId] = set().union(*(each.in_flight for each in leases))
     started: set[MessageId] = set().union(*(each.starts.keys() for each in leases))
     return in_flight | {record.place for record in dump.messages if record.place not in started}
@@ -253,13 +253,13 @@ def _check_run(whole: Whole, events: Sequence[Mapping[str, Any]], run: Run, verd
         verdict.add("harness", "workers began, and no handler was given a message")
 
 
-def _check_conservation(whole: Whole, told: Mapping[int, Told], verdict: Verdict) -> None:
+def _check_conservation(whole: Whole, reported: Mapping[int, ReportedStatus], verdict: Verdict) -> None:
     """I10: every lease is in flight or ended in one way, by the markers, by the other topics, and by the tracker."""
     accounts, dump = whole.accounts, whole.dump
     copies = sum(record.previous is not None for record in dump.messages)
     for what in unbalanced(accounts.values(), whole.leases.values(), copies, len(dump.dead_letters)):
         verdict.add("I10", what)
-    for partition, (begins_at, status) in told.items():
+    for partition, (begins_at, status) in reported.items():
         account = accounts.get(partition)
         if begins_at and account is not None:
             log, leases = dump.markers[partition], whole.leases[partition]
@@ -267,7 +267,7 @@ def _check_conservation(whole: Whole, told: Mapping[int, Told], verdict: Verdict
         for what in untrue(status, account or Account()):
             verdict.add("I10", f"markers partition {partition}: {what}")
     verdict.counts["leases"] = sum(len(account.leases) for account in accounts.values())
-    verdict.counts["leases_told_by_tracker"] = sum(status.counters["started"] for _, status in told.values())
+    verdict.counts["leases_reported_by_tracker"] = sum(status.counters["started"] for _, status in reported.values())
 
 
 def _count(whole: Whole, verdict: Verdict) -> None:

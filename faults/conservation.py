@@ -4,7 +4,7 @@ Conservation (I10): each lease that began is in flight or has ended, in one way,
     started = in flight + acked + rejected + expired + redelivered + dead-lettered
 
 Counted from the markers topic (`read_account`), from the records themselves (copies in the queue topic, dead letters),
-and by the tracker (`Told`: its own status); the ledger's `totals` are compared with the account by
+and by the tracker (`ReportedStatus`: its own status); the ledger's `totals` are compared with the account by
 `tests/faults/test_ledger_after_faults.py`.
 
 Rule 1: the log says how a lease ended: by the first END after its START. That is the account.
@@ -72,13 +72,13 @@ class Status(NamedTuple):
         return cls(int(values["next_marker_offset"]), int(values["in_flight"]), values["counters"])
 
 
-class Told(NamedTuple):
+class ReportedStatus(NamedTuple):
     """
-    What a tracker says of a markers partition.
+    The status of a markers partition that a tracker reported.
 
     Attributes:
         begins_at: Marker offset from which its state was built: 0 unless a checkpoint was lost.
-        status: Its last word.
+        status: The last one.
     """
 
     begins_at: int
@@ -128,24 +128,24 @@ class Lease:
             return NONEXISTENT
         return IN_FLIGHT if self.outcome is None else NAMES[self.outcome]
 
-    def told_as(self, at: int) -> frozenset[str]:
+    def may_be_counted_as(self, at: int) -> frozenset[str]:
         """Return what a tracker that has read all markers below an offset may count it as."""
         if self.ended >= at:
             return self.maybe | {IN_FLIGHT}
         if self.outcome is Outcome.REJECTED or self.decided < OPEN_END:
-            return self._told_as_refused(at)
+            return self._may_be_counted_as_refused(at)
         return self.kinds | self.maybe
 
-    def _told_as_refused(self, at: int) -> frozenset[str]:
+    def _may_be_counted_as_refused(self, at: int) -> frozenset[str]:
         decided = self.decided_kinds or {NAMES[Outcome.DEAD_LETTERED]}
-        told = self.maybe | decided
+        kinds = self.maybe | decided
         if self.outcome is not Outcome.REJECTED:
-            told |= self.kinds
+            kinds |= self.kinds
         elif self.merged < at:
-            told |= {NOT_ITS_OWN}
+            kinds |= {NOT_ITS_OWN}
         elif self.decided >= at:
-            told |= {IN_FLIGHT}
-        return told
+            kinds |= {IN_FLIGHT}
+        return kinds
 
 
 @dataclass(slots=True)
@@ -185,8 +185,8 @@ class Account:
         for lease in self.leases:
             if lease.began >= at:
                 continue
-            told = lease.told_as(at)
-            for each in (told, told | {NOT_ITS_OWN}) if lease.is_twice and lease.restarted < at else (told,):
+            kinds = lease.may_be_counted_as(at)
+            for each in (kinds, kinds | {NOT_ITS_OWN}) if lease.is_twice and lease.restarted < at else (kinds,):
                 perhaps.update(each)
                 perhaps["started"] += 1
                 surely["started"] += NOT_ITS_OWN not in each

@@ -1,5 +1,5 @@
 """
-A process that copies the lines of a file into a queue, and goes on where the last one stopped.
+A process that copies the lines of a file into a queue, and continues where the last one stopped.
 
     python -m faults.copier '{"bootstrap_servers": …, "queue": …, "file": …, "rate": 2000}'
 

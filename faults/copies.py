@@ -123,7 +123,7 @@ def letter_differences(source: Record, end: Justified, letter: Record, queue: st
         queue: Name of the queue topic.
     """
     yield from _differences(source, _history(source) | _death(end, deliveries(source, end), queue), set(), letter)
-    yield from _told_reason(end, letter)
+    yield from _reason_differences(end, letter)
 
 
 def empty_letter_differences(end: Justified, letter: Record, queue: str) -> Iterator[Difference]:
@@ -133,11 +133,11 @@ def empty_letter_differences(end: Justified, letter: Record, queue: str) -> Iter
     expected = _death(end, end.segment.delivery_count, queue) | {ORIGIN: place, PREVIOUS: place}
     bare = letter._replace(key=None, value=None, headers=())
     yield from _differences(bare, expected, set(), letter)
-    yield from _told_reason(end, letter)
+    yield from _reason_differences(end, letter)
 
 
 def _history(source: Record) -> dict[str, bytes]:
-    """Return what a copy tells of the copies before it."""
+    """Return the headers of a copy that describe the copies before it."""
     sent_at = b"%d" % source.appended_at_ms
     attempts = [each for each in (source.header(ATTEMPTS_MS) or b"").split(b",") if each]
     return {
@@ -160,10 +160,10 @@ def _death(end: Justified, count: int, queue: str) -> dict[str, bytes]:
     }
 
 
-def _told_reason(end: Justified, letter: Record) -> Iterator[Difference]:
-    told = (letter.header(DLQ_MESSAGE) or b"").decode("utf-8", "replace")
-    if told[:REASON_CHARS] != end.reason:
-        yield Difference("I5", f"{letter.place} says {told!r}, and its END {end.reason!r}")
+def _reason_differences(end: Justified, letter: Record) -> Iterator[Difference]:
+    reason = (letter.header(DLQ_MESSAGE) or b"").decode("utf-8", "replace")
+    if reason[:REASON_CHARS] != end.reason:
+        yield Difference("I5", f"{letter.place} says {reason!r}, and its END {end.reason!r}")
 
 
 def _differences(source: Record, ours: dict[str, bytes], gone: set[str], record: Record) -> Iterator[Difference]:
@@ -179,7 +179,7 @@ def _differences(source: Record, ours: dict[str, bytes], gone: set[str], record:
                 what = f"differs from {source.place} in headers: {', '.join(sorted(names))}"
                 yield Difference(invariant, f"{record.place} {what}")
     for name, value in ours.items():
-        told = [each for each_name, each in record.headers if each_name == name]
-        if told != [value]:
+        values = [each for each_name, each in record.headers if each_name == name]
+        if values != [value]:
             invariant = "I6" if name in COUNTS else "I11"
-            yield Difference(invariant, f"{record.place} has {name} {told!r}, expected {value!r}")
+            yield Difference(invariant, f"{record.place} has {name} {values!r}, expected {value!r}")

@@ -117,8 +117,8 @@ class _Cause(NamedTuple):
         reason = self.segment.reason
         expected = f"delivery limit reached: {self.deliveries} of {self.tick.rules.max_deliveries}"
         if self.segment.is_rejected:
-            return "" if self.end.reason.startswith(reason) else f"rejected for {reason!r}, told {self.end.reason!r}"
-        return "" if self.end.reason.startswith(expected) else f"told {self.end.reason!r}, expected {expected!r}"
+            return "" if self.end.reason.startswith(reason) else f"rejected for {reason!r}, got {self.end.reason!r}"
+        return "" if self.end.reason.startswith(expected) else f"got {self.end.reason!r}, expected {expected!r}"
 
 
 def _size_of(record: Record) -> int:

@@ -12,7 +12,7 @@ A folder for each stage:
 | `*.events.jsonl`, `*.log` | of senders, workers, trackers and the injector |
 
 Rule 1: evidence is written from the same records that the verdict reads: no second read of the topics.
-Rule 2: a failure to write it is logged and ends nothing: the campaign goes on without it.
+Rule 2: a failure to write it is logged and ends nothing: the campaign continues without it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from faults.allowances import Process, Run
 from faults.checker import Verdict, check
 from faults.clocks import Epoch, MovableClock
-from faults.conservation import Status, Told
+from faults.conservation import ReportedStatus, Status
 from faults.events import read_events
 from faults.evidence import FACTS, RECORDS, REMEMBERED, read_records
 from faults.leases import Session
@@ -61,7 +61,7 @@ def verdict_of(folder: Path, facts: Mapping[str, Any], dump: Dump, remembered: D
         rules=QueueRules(max_deliveries=facts["max_deliveries"]),
         is_drained=facts["is_drained"],
         # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
-        told={} if hostile else _told(facts),
+        reported={} if hostile else _reported(facts),
         bounds=_bounds(facts, dump),
         run=Run([_process(folder, values) for values in facts["processes"]], facts["injections"]),
     )
@@ -75,9 +75,9 @@ def _by_partition(values: Mapping[str, Any]) -> dict[int, Any]:
     return {int(partition): value for partition, value in values.items()}
 
 
-def _told(facts: Mapping[str, Any]) -> dict[int, Told]:
-    told = _by_partition(facts["told"])
-    return {each: Told(begins_at, Status.of(status)) for each, (begins_at, status) in told.items()}
+def _reported(facts: Mapping[str, Any]) -> dict[int, ReportedStatus]:
+    reported = _by_partition(facts["told"])
+    return {each: ReportedStatus(begins_at, Status.of(status)) for each, (begins_at, status) in reported.items()}
 
 
 def _process(folder: Path, values: Mapping[str, Any]) -> Process:

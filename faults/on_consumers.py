@@ -177,7 +177,7 @@ def poisoned(campaign: Campaign) -> Stage:
 
 
 def interrupted(campaign: Campaign) -> Stage:
-    """F26: KeyboardInterrupt and a signal handler's exception at random moments of a `receive` loop that goes on."""
+    """F26: KeyboardInterrupt and a signal handler's exception at random moments of a loop of `receive` calls."""
     # What an interrupt takes out of a loop's hands between `receive` and the next line comes again after its lease.
     stage = campaign.stage(
         "f26", mode="interrupted", keep_alive=False, max_deliveries=0, max_in_flight=50, raised=0.0, poison=0.0

@@ -188,7 +188,7 @@ def _copy_what_is_there(source: str, target: str) -> None:
     try:
         shutil.copy2(source, target)
     except FileNotFoundError:
-        # The tracker goes on while we copy, and removes what it no longer needs.
+        # The tracker keeps running while we copy, and removes what it no longer needs.
         return
 
 

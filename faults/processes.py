@@ -211,8 +211,8 @@ class TrackerChild(Child):
             time.sleep(POLL_S)
         return -1
 
-    def told(self) -> dict[int, Status]:
-        """Return what it said of each markers partition when it ended; nothing where it was killed or fenced."""
+    def statuses(self) -> dict[int, Status]:
+        """Return the status of each markers partition, printed at its end; empty where it was killed or fenced."""
         self.wait(0)
         self._reader.join(STOP_TIMEOUT_S)
         for line in reversed(self.lines):

@@ -1,4 +1,4 @@
-"""What producers were told, against what the queue topic holds."""
+"""The answers that producers got, against what the queue topic holds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Sent:
 
     Attributes:
         tried: How often each message was given to `send`.
-        durable: Where each is that they were told is durable; None where the event does not say.
-        failed: What they were told has failed.
+        durable: Place of each confirmed message; None where the event has none.
+        failed: Messages that were reported as failed.
         is_incomplete: Whether some sender could not close in order.
     """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from faults.checker import Violation
 
-MOST_TOLD = 5
+MOST_LISTED = 5
 """Violations of one promise that are listed; the others are counted."""
 
 
@@ -82,7 +82,7 @@ def percentiles(lateness_ms: Iterable[int]) -> dict[str, int]:
     return {"p50": int(p50), "p99": int(p99), "max": max(values)}
 
 
-def told_violations(violations: Iterable[Violation], most: int = MOST_TOLD) -> list[str]:
+def listed_violations(violations: Iterable[Violation], most: int = MOST_LISTED) -> list[str]:
     """Return the first violations of each promise, and how many more there are: many of one do not hide another."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for invariant, what in violations:
@@ -117,7 +117,7 @@ def _fault(number: str, seed: int, scenarios: Sequence[FaultResult]) -> dict[str
         "took_s": round(sum(scenario.took_s for scenario in scenarios)),
         "counts": dict(counts),
         "notes": [note for scenario in scenarios for note in scenario.notes],
-        "found": told_violations(one for scenario in scenarios for one in scenario.violations),
+        "found": listed_violations(one for scenario in scenarios for one in scenario.violations),
     }
 
 
@@ -140,7 +140,7 @@ def _page(total: dict[str, Any]) -> str:
         "|---|---|---:|---:|---:|---:|---:|",
         *map(_row, faults),
         "",
-        f"Seen: {_told(counts)}.",
+        f"Seen: {_counts_line(counts)}.",
         "",
     ]
     notes = [f"- {fault['id']}: {note}" for fault in faults for note in fault["notes"]]
@@ -158,5 +158,5 @@ def _row(fault: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _told(counts: Counter[str]) -> str:
+def _counts_line(counts: Counter[str]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items()))

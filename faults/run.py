@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from faults import on_brokers, on_consumers, on_markers, on_producers, on_trackers
 from faults.campaign import Campaign
 from faults.checker import Violation
-from faults.report import FaultResult, percentiles, told_violations, write_results
+from faults.report import FaultResult, listed_violations, percentiles, write_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
                 continue
             campaign.scale = scales.get(fault, options.scale)
             results.append(run_scenario(fault, scenario, campaign))
-            _tell(results[-1])
+            _print_result(results[-1])
             target = options.results or (folder if wanted else HERE)
             write_results(results, target, seed=options.seed, machine=machine)
     finally:
@@ -148,13 +148,13 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _tell(result: FaultResult) -> None:
+def _print_result(result: FaultResult) -> None:
     late = percentiles(result.lateness_ms)
     _say(
         f"{result.fault:>4}  {result.injections:4} injections  {len(result.violations):3} violations  "
         f"{result.took_s:5.0f} s  lateness {late}  {dict(result.counts)}",
     )
-    for line in told_violations(result.violations):
+    for line in listed_violations(result.violations):
         _say(f"      {line}")
     for note in result.notes:
         _say(f"      note: {note}")

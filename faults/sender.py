@@ -1,4 +1,4 @@
-"""A producer of the campaign: sends messages at a steady rate, and writes down what it was told about each."""
+"""A producer of the campaign: sends messages at a steady rate, and writes down the answer to each."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def violations(sent: Iterable[Sent], lines: int) -> list[str]:
     records = sorted(sent)
     counts = Counter(record.line for record in records)
     found: list[str] = []
-    _tell(found, "line missing", [line for line in range(1, lines + 1) if line not in counts])
-    _tell(found, "line sent twice", [line for line, count in counts.items() if count > 1])
-    _tell(found, "no such line", [line for line in counts if not 1 <= line <= lines])
-    _tell(found, "sequence is not the line's number", [each for each in records if each.sequence != each.line])
-    _tell(
+    _note(found, "line missing", [line for line in range(1, lines + 1) if line not in counts])
+    _note(found, "line sent twice", [line for line, count in counts.items() if count > 1])
+    _note(found, "no such line", [line for line in counts if not 1 <= line <= lines])
+    _note(found, "sequence is not the line's number", [each for each in records if each.sequence != each.line])
+    _note(
         found,
         "out of order in its partition",
         [
@@ -102,7 +102,7 @@ def violations(sent: Iterable[Sent], lines: int) -> list[str]:
         ],
     )
     by_sequence = sorted(records, key=lambda record: record.sequence)
-    _tell(
+    _note(
         found,
         "older life behind a newer one",
         [after for before, after in itertools.pairwise(by_sequence) if before.generation > after.generation],
@@ -110,7 +110,7 @@ def violations(sent: Iterable[Sent], lines: int) -> list[str]:
     return found
 
 
-def _tell(found: list[str], what: str, which: Sequence[object]) -> None:
+def _note(found: list[str], what: str, which: Sequence[object]) -> None:
     found += [f"{what}: {one}" for one in which[:MOST_NAMED]]
     if len(which) > MOST_NAMED:
         found.append(f"{what}: and {len(which) - MOST_NAMED} more")

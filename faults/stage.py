@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from faults.checker import Verdict, open_messages
-from faults.conservation import Status, Told
+from faults.conservation import ReportedStatus, Status
 from faults.events import EventFile
 from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
 from faults.judge import verdict_of
@@ -140,7 +140,7 @@ class Stage:
         self._children: list[WorkerChild | TrackerChild] = []
         self._crew: list[WorkerChild] = []
         self._senders: list[Sender] = []
-        self._told: tuple[Path, Mapping[int, TrackerStatus]] | None = None
+        self._last_reported: tuple[Path, Mapping[int, TrackerStatus]] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -246,7 +246,7 @@ class Stage:
                 self._tracked.append(Stretch(ready_at_ms, _now_ms()))
                 tracker.stop()
                 thread.join(60)
-                self._told = (self.folder / "checkpoint", tracker.stats.statuses)
+                self._last_reported = (self.folder / "checkpoint", tracker.stats.statuses)
 
     def drain(self, workers: int = 2, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
         """
@@ -364,14 +364,16 @@ class Stage:
         away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
         return replace(self.bounds, away=away)
 
-    def told(self) -> dict[int, Told]:
+    def told(self) -> dict[int, ReportedStatus]:
         """Return the last word of the last tracker that said one, by markers partition."""
         trackers = [child for child in self._children if isinstance(child, TrackerChild) and not child.is_running]
-        words = [(child.checkpoint_dir, child.told()) for child in trackers]
-        checkpoint, statuses = next((word for word in reversed(words) if word[1]), self._told or (self.folder, {}))
+        reports = [(child.checkpoint_dir, child.statuses()) for child in trackers]
+        checkpoint, statuses = next(
+            (report for report in reversed(reports) if report[1]), self._last_reported or (self.folder, {})
+        )
         begins_at = self._begins_at(checkpoint)
         return {
-            partition: Told(begins_at.get(partition, 0), Status.of(status.to_dict()))
+            partition: ReportedStatus(begins_at.get(partition, 0), Status.of(status.to_dict()))
             for partition, status in statuses.items()
         }
 

@@ -86,7 +86,7 @@ class Profile:
     extra: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the form in which a worker process is told."""
+        """Return the form in which a worker process gets them."""
         return json.dumps(asdict(self))
 
 

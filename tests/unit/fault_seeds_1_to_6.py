@@ -43,20 +43,20 @@ from tests.unit.fault_story import (
 
 
 def lose_a_message(story: Story) -> None:
-    """I1: a producer was told that it is durable, and it is not there."""
+    """I1: a message was confirmed to a producer, and it is not there."""
     story.add(4, 11_800)
     story.remove(4)
 
 
 def store_a_message_elsewhere(story: Story) -> None:
-    """I1: a producer was told a place, and the message lies at another one."""
+    """I1: a message was confirmed at one place, and lies at another one."""
     story.add(4, 11_800)
     story.events[-1]["place"] = [0, 5]
     story.append(start(4, 12_000), end(4, 12_100))
 
 
 def leave_a_send_without_an_answer(story: Story) -> None:
-    """I1: a producer was closed in order, and never told what came of a message."""
+    """I1: a producer was closed in order, and never got an answer for a message."""
     story.events.append(event("send", 11_000, id="id-77", actor="sender-1"))
 
 
@@ -149,7 +149,7 @@ def deny_a_message_that_is_there(story: Story) -> None:
     """I1: a TICK says that the queue topic ends before a message that is in flight."""
     story.add(4, 11_800)
     story.append(start(4, 12_000), tick(12_100), tick(12_200, queue_ends=[4], ends_as_of=13))
-    story.is_told = False
+    story.is_reported = False
 
 
 # I2: nothing appears.
@@ -182,7 +182,7 @@ def send_nothing(story: Story) -> None:
     """harness: an empty queue keeps every promise."""
     story.markers, story.messages, story.dead_letters = [tick(1_000, marker_offset=0)], [], []
     story.events = [event("injected", 0, actor="injector")]
-    story.is_told = False
+    story.is_reported = False
 
 
 def deliver_nothing(story: Story) -> None:
@@ -312,7 +312,7 @@ def redeliver_past_the_limit(story: Story) -> None:
     del story.dead_letters[1]
     story.messages.append(copy_of(story.message(11), 12, 11_700, 2))
     story.append(start(12, 12_200, delivery_count=3), end(12, 12_300))
-    story.is_told = False
+    story.is_reported = False
 
 
 def dead_letter_without_a_cause(story: Story) -> None:
@@ -449,7 +449,7 @@ def count_a_failure_as_silent(story: Story) -> None:
 
 
 def give_back_as_uncounted_what_was_handed_out(story: Story) -> None:
-    """I6: a handler had the message, and its consumer gives it back as if none had: it may be delivered for ever."""
+    """I6: a handler had the message, and its consumer gives it back as if none had: it may be delivered without end."""
     story.add(4, 11_800)
     story.append(start(4, 12_000), keep_alive(4, 12_100, lease_ms=0, never_handed_out=True))
     redeliver(story, 4, 12, 12_400, tick(12_300), count=0, is_silent=False)

@@ -119,7 +119,7 @@ def leave_a_partition_unread(story: Story) -> None:
 
 
 def end_a_worker_with_an_error(story: Story) -> None:
-    """I9: a worker that nobody killed ends with exit code 1."""
+    """I9: a worker that was not killed ends with exit code 1."""
     story.run = Run([Process("WorkerChild", "worker", 1, log="KmqError: no")], 1)
 
 
@@ -226,7 +226,7 @@ def lose_the_time_to_live(story: Story) -> None:
 
 
 def give_it_to_a_group(story: Story) -> None:
-    """I11: the copy is for a group that nobody asked for: the queue's own consumers pass it over."""
+    """I11: the copy is for a group that no sender named: the queue's own consumers pass it over."""
     story.change(10, with_header(story.message(10), "kmq-group", b"billing"))
 
 
@@ -300,7 +300,7 @@ def ack_as_a_consumer_that_did_not_start_it(story: Story) -> None:
 
 
 def renew_as_a_consumer_that_did_not_start_it(story: Story) -> None:
-    """I12: a consumer renews what another one holds: its message comes late for ever."""
+    """I12: a consumer renews what another one holds: its message is never redelivered."""
     story.add(4, 11_800)
     story.append(start(4, 12_000), keep_alive(4, 12_050), end(4, 12_100))
     story.resign(-2, "kmq-consumer-host-78-abcd")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from faults import protocol
 from faults.allowances import Process, Run
 from faults.checker import check
-from faults.conservation import Status, Told
+from faults.conservation import ReportedStatus, Status
 from faults.evidence import RawRecord
 from faults.leases import Session
 from faults.protocol import MessageId, QueueRules
@@ -84,7 +84,7 @@ def empty_letter(place: int, offset: int, at_ms: int, count: int, reason: str) -
 
 def _with_history(source: Record, offset: int, at_ms: int, count: int) -> Record:
     attempts = source.header("kmq-attempts-ms")
-    told = {
+    written = {
         "kmq-delivery-count": b"%d" % count,
         "kmq-origin": source.header("kmq-origin") or b"%d:%d" % source.place,
         "kmq-previous": b"%d:%d" % source.place,
@@ -92,15 +92,15 @@ def _with_history(source: Record, offset: int, at_ms: int, count: int) -> Record
         "kmq-attempts-ms": b"%s,%d" % (attempts, source.appended_at_ms) if attempts else b"%d" % source.appended_at_ms,
     }
     copy = source._replace(place=MessageId(0, offset), appended_at_ms=at_ms)
-    for name, value in told.items():
+    for name, value in written.items():
         copy = with_header(copy, name, value)
     return copy
 
 
 def _dead(letter: Record, place: MessageId, count: int, reason: str) -> Record:
-    told = {"topic": QUEUE, "partition": place[0], "offset": place[1], "group": f"kmq.{QUEUE}"}
-    told |= {"delivery.count": count, "message": reason}
-    headers = tuple((f"__dlq.errors.{name}", str(value).encode()) for name, value in told.items())
+    written = {"topic": QUEUE, "partition": place[0], "offset": place[1], "group": f"kmq.{QUEUE}"}
+    written |= {"delivery.count": count, "message": reason}
+    headers = tuple((f"__dlq.errors.{name}", str(value).encode()) for name, value in written.items())
     return letter._replace(headers=(*letter.headers, *headers))
 
 
@@ -161,7 +161,7 @@ class Story:
         self.unsigned: set[int] = set()
         self.no_markers: list[RawRecord] = []
         self.set_aside: list[Record] = []
-        self.is_told = True
+        self.is_reported = True
         self.tracker_tells: Callable[[TrackerStatus], TrackerStatus] = lambda status: status
         self._next_offset = 0
 
@@ -255,9 +255,15 @@ class Story:
 
     def verdict(self) -> Verdict:
         """Check it."""
-        told = {0: Told(0, Status.of(self.status().to_dict()))} if self.is_told else {}
+        reported = {0: ReportedStatus(0, Status.of(self.status().to_dict()))} if self.is_reported else {}
         return check(
-            self.dump(), self.events, self.sessions, rules=self.rules, told=told, bounds=self.bounds, run=self.run
+            self.dump(),
+            self.events,
+            self.sessions,
+            rules=self.rules,
+            reported=reported,
+            bounds=self.bounds,
+            run=self.run,
         )
 
     def status(self) -> TrackerStatus:

@@ -25,7 +25,7 @@ def test_right_story_has_no_violations() -> None:
     assert [wait.came_ms - wait.due_ms for wait in verdict.other_waits] == [500, 200]
     assert (verdict.counts["redelivered"], verdict.counts["dead_lettered"]) == (2, 2)
     # Six: messages 0 to 3 and the copies 10 and 11.
-    assert (verdict.counts["leases"], verdict.counts["leases_told_by_tracker"]) == (6, 6)
+    assert (verdict.counts["leases"], verdict.counts["leases_reported_by_tracker"]) == (6, 6)
 
 
 def test_deferred_message_has_no_delivery_yet() -> None:
@@ -160,7 +160,7 @@ def test_expired_message_is_dropped_by_consumer_and_by_tracker() -> None:
     story.append(start(4, 14_800), end(4, 14_900, outcome=Outcome.EXPIRED), is_handled=False)
     story.append(tick(19_100), end(5, 19_200, outcome=Outcome.EXPIRED))
     story.resign(-1, "old")
-    story.is_told = False
+    story.is_reported = False
     assert story.verdict().violations == []
 
 
@@ -171,14 +171,14 @@ def test_what_does_not_exist_is_taken_out_by_a_tick() -> None:
     story.append(tick(12_100), tick(12_200, queue_ends=[12], ends_as_of=14))
     verdict = story.verdict()
     assert verdict.violations == []
-    assert verdict.counts["leases_told_by_tracker"] == 7
+    assert verdict.counts["leases_reported_by_tracker"] == 7
 
 
 def test_no_marker_is_set_aside_once() -> None:
     story = Story()
     set_aside_twice(story)
     story.set_aside.pop()
-    story.is_told = False
+    story.is_reported = False
     assert story.verdict().violations == []
 
 
@@ -241,7 +241,7 @@ def test_clock_of_the_log_goes_on_where_the_clock_of_the_broker_was_set_back() -
     story.append(end(4, 105_100, outcome=REDELIVERED))
     story.messages.append(copy_of(story.message(4), 12, 105_100, 1))
     story.append(start(12, 105_200, delivery_count=2), end(12, 105_300))
-    # What handlers do is told in true time.
+    # The events of handlers are in true time.
     story.events = [each for each in story.events if each.get("copy") != [0, 12]]
     story.events += story.worked(12, 105_200 + HOUR_MS, 105_250 + HOUR_MS, name="id-4")
     true_ms = {(0, logged.marker_offset): logged.appended_at_ms + HOUR_MS for logged in story.markers[13:]}

@@ -44,7 +44,7 @@ class Tracked:
     """A markers partition with a tracker that folds each marker as it comes, and writes its ENDs a little later."""
 
     log: list[LoggedMarker] = field(default_factory=list)
-    told: list[TrackerStatus] = field(default_factory=list)
+    reported: list[TrackerStatus] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=lambda: [Session("0", {0: 0})])
     state: PartitionState = field(default_factory=PartitionState.empty)
     now_ms: int = 1_000
@@ -61,9 +61,9 @@ class Tracked:
             result = fold(self.state, [logged], self.rules)
             self.state = result.state
             self.waiting += result.decisions.rows()
-            # What is decided and not sent is told by nobody: a status is known when its batch has been carried out.
+            # A decision that was not sent is in no status: a status is known when its batch has been carried out.
             if not self.waiting:
-                self.told.append(result.status)
+                self.reported.append(result.status)
             self.now_ms += 10
 
     def start(self, offset: int, lease_ms: int, count: int) -> None:
@@ -98,11 +98,11 @@ class Tracked:
         self.write(tick())
 
     def check(self) -> None:
-        """Every status that was told agrees with the log, and the log with itself."""
+        """Every reported status agrees with the log, and the log with itself."""
         log = seen(self.log)
         leases = read_leases(0, log, self.sessions)
         account = read_account(log, leases, {session.tracker_id for session in self.sessions})
-        for status in self.told:
+        for status in self.reported:
             assert list(untrue(said(status), account)) == []
         markers = [logged.marker for logged in self.log if logged.marker is not None]
         ends = [marker.outcome for marker in markers if marker.type is MarkerType.END]
@@ -170,7 +170,7 @@ def test_ack_between_decision_and_end_may_be_counted_either_way() -> None:
 
 
 def test_state_that_was_rebuilt_counts_from_where_it_begins() -> None:
-    """A checkpoint was lost: what ended before the oldest marker that is still needed is nobody's business any more."""
+    """A checkpoint was lost: what ended before the oldest marker that is still needed is not counted any more."""
     story = log(
         start(1, 1_000), end(1, 2_000),
         start(2, 3_000), tick(9_000), end(2, 9_100, outcome=Outcome.REDELIVERED),

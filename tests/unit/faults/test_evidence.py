@@ -103,7 +103,7 @@ def test_moved_clock_is_corrected_again(tmp_path: Path) -> None:
 
 
 def test_evidence_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    """A file where a folder should be, facts that are no JSON: the campaign goes on."""
+    """A file where a folder should be, facts that are no JSON: the campaign continues."""
     (tmp_path / "file").write_text("")
     kept = RecordFile(tmp_path / "file" / RECORDS)
     kept.keep(RawRecord("q", 0, 0, 2, 1, None, None))

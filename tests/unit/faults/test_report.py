@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from faults.checker import Violation
-from faults.report import FaultResult, told_violations, write_results
+from faults.report import FaultResult, listed_violations, write_results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def test_each_invariant_is_told() -> None:
     violations = [Violation("I1", f"message {number} is open") for number in range(1_000)]
     violations.append(Violation("I4", "two copies"))
-    assert told_violations(violations, most=2) == [
+    assert listed_violations(violations, most=2) == [
         "I1: message 0 is open",
         "I1: message 1 is open",
         "I1: and 998 more",
