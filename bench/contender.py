@@ -36,13 +36,13 @@ BATCH = 2_000
 
 
 class Work(NamedTuple):
-    """What a contender is told."""
+    """The task of a contender."""
 
     bootstrap_servers: str
     topic: str
     group: str
     messages: int = 0
-    """All that there are for it; 0 where nobody knows, since several share them."""
+    """All that there are for it; 0 where it is unknown, since several share them."""
 
 
 class Tally:
@@ -151,7 +151,7 @@ def run(work: Work, tally: Tally) -> None:
         seen = 0
         while not tally.is_over:
             time.sleep(0.01)
-            count = len(sizes)  # once: the handler's thread goes on meanwhile
+            count = len(sizes)  # once: the handler's thread keeps appending
             if count > seen:
                 tally.begin()
                 tally.add(count - seen, 0)

@@ -153,11 +153,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         kind, text = options.child
-        told = json.loads(text)
+        work = json.loads(text)
         if kind == "send":
-            _send(told["bootstrap_servers"], told["topic"], told["rate_per_s"], told["seconds"])
+            _send(work["bootstrap_servers"], work["topic"], work["rate_per_s"], work["seconds"])
         else:
-            sys.stdout.write(json.dumps(_read(kind, Work(**told))) + "\n")
+            sys.stdout.write(json.dumps(_read(kind, Work(**work))) + "\n")
         return
     bench = Bench()
     try:

@@ -5,7 +5,8 @@ Measure how late redeliveries come: messages that expire at a steady rate, on a 
 
 Lateness is the append time of the redelivered record less the deadline (append time of the START plus the lease): the
 broker's clock on both sides. The first half is left out: trackers run for weeks, and in its first minute half of two
-cores is Java's compiler. `windows` are six equal parts of the whole, so that the cold ones are told, too.
+cores is Java's compiler. `windows` are six equal parts of the whole, the cold start
+included.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@ Measure what poison costs the good messages: their rate with a fifth of all mess
 
     .venv/bin/python -m bench.poison [good messages, default 4000]
 
-`raises`: the handler raises after its work. `silent`: nobody ever answers for it, so its lease runs out; it becomes a
-suspect and is handed out alone. `none`: the good messages alone; since a poisoned one takes a handler as long as a good
-one, four fifths of that rate are the most there can be. `fine`: the same stream with nothing wrong with any of it, the
-fault-free rate of the good messages in it. All have a tracker, eight handler threads and 4 ms of work a message.
+`raises`: the handler raises after its work. `silent`: it gets no ack, release or reject, so its lease runs out; it
+becomes a suspect and is handed out alone. `none`: the good messages alone; since a poisoned one takes a handler as long
+as a good one, four fifths of that rate are the most there can be. `fine`: the same stream with nothing wrong with any
+of it, the fault-free rate of the good messages in it. All have a tracker, eight handler threads and 4 ms of work a
+message.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """What a producer is told."""
+    """The task of a producer."""
 
     bootstrap_servers: str
     topic: str
