@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Write the groups before the controller hears which tests there are."""
+    """Write the groups before the controller gets the list of tests."""
     if file := getattr(session.config, "workerinput", {}).get(GROUPS_FILE):
         write_groups(session.items, Path(file))
 

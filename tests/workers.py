@@ -4,7 +4,7 @@ How tests are spread over processes (pytest-xdist), and what ends one that hangs
 Rule 1: tests that share something expensive, such as a Spark session, form a group; a group runs in one process.
 Rule 2: every other test runs in whichever process is free.
 Rule 3: what takes longest starts first, so that no process works on alone at the end.
-Rule 4: a process that dies fails the test that it ran, and that test is not run again; the rest of its group goes on.
+Rule 4: a process that dies fails the test that it ran, and that test is not run again; the rest of its group runs.
 """
 
 from __future__ import annotations

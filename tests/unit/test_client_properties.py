@@ -87,7 +87,7 @@ def test_java_to_librdkafka_and_back_keeps_user_and_password() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("interceptor.classes", "x.Y", "it loads classes into the process; remove it"),
         ("sasl.login.class", "x.Y", "it loads classes"),
@@ -98,10 +98,10 @@ def test_java_to_librdkafka_and_back_keeps_user_and_password() -> None:
         ("ssl.keystore.location", "/me.jks", "a store of type JKS, allowed PEM, PKCS12; convert it"),
     ],
 )
-def test_what_cannot_be_translated_is_refused_without_its_value(key: str, value: str, told: str) -> None:
+def test_what_cannot_be_translated_is_refused_without_its_value(key: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         to_librdkafka({key: value})
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert SECRET not in str(raised.value)
 
 

@@ -1,4 +1,4 @@
-"""Settings: where a value comes from, what is refused and how it is told, and that secrets stay secret."""
+"""Settings: where a value comes from, what is refused and with which error, and that secrets stay secret."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the settings of whoever runs the tests."""
+    """Hide the settings of the user who runs the tests."""
     import os  # noqa: PLC0415  # the only place that looks
 
     for name in os.environ:
@@ -111,7 +111,7 @@ def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[queue]\nlease = 1", "unknown setting: got 'queue.lease' in the flags or the environment or "),
         ("[queue]\nlease = 1", "; did you mean 'lease_ms'?"),
@@ -136,17 +136,17 @@ def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
         ("[kafka]\nbootstrap_servers = ''", "setting kafka.bootstrap_servers is not allowed: got ''"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_told_in_one_line(file: Path, text: str, told: str) -> None:
+def test_what_is_wrong_in_the_file_is_told_in_one_line(file: Path, text: str, message: str) -> None:
     file.write_text(text)
-    assert told in refusal(file)
+    assert message in refusal(file)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("a = = 1", "is not valid TOML: got "), ("a = '\xff'", "is not valid TOML: got ")]
+    ("text", "message"), [("a = = 1", "is not valid TOML: got "), ("a = '\xff'", "is not valid TOML: got ")]
 )
-def test_file_that_is_no_toml_is_told(file: Path, text: str, told: str) -> None:
+def test_file_that_is_no_toml_is_told(file: Path, text: str, message: str) -> None:
     file.write_bytes(text.encode("latin-1"))
-    assert told in refusal(file)
+    assert message in refusal(file)
 
 
 def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("KMQ_TRACKR__TRIGGER", "x", "got 'KMQ_TRACKR__TRIGGER' in the environment, allowed are consumer, kafka"),
         ("KMQ_TRACKR__TRIGGER", "x", "did you mean KMQ_TRACKER__…?"),
@@ -165,10 +165,10 @@ def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_in_the_environment_is_told(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert told in refusal()
+    assert message in refusal()
 
 
 def test_other_variables_of_ours_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +204,11 @@ def test_setting_for_spark_that_loads_classes_is_refused(
 ) -> None:
     """From the file and from the environment, as from `--command-config`."""
     file.write_text(f"[kafka.spark_extra]\n'{key}' = '{value}'")
-    told = f"setting {re.escape(key)} is not allowed: it loads classes into the process"
-    with pytest.raises(ConfigError, match=told):
+    message = f"setting {re.escape(key)} is not allowed: it loads classes into the process"
+    with pytest.raises(ConfigError, match=message):
         load_settings(file)
     monkeypatch.setenv("KMQ_KAFKA__SPARK_EXTRA", json.dumps({key: value}))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_settings()
 
 

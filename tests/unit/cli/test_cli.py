@@ -68,7 +68,7 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--nope"], "no such option: --nope; see `kmq --help`"),
         (["nope"], "no such command 'nope'; see `kmq --help`"),
@@ -112,7 +112,7 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
         (["doctor", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
         (["ledger", "run", "q", "--timeout-ms", "5"], "setting kafka.timeout_ms is not allowed"),
         (["queue", "peek", "q", "-n", "0"], "invalid value for '-n'"),
-        (["acls", "q", "--part", "nobody"], "part is not allowed: got 'nobody', one of producer, consumer"),
+        (["acls", "q", "--part", "other"], "part is not allowed: got 'other', one of producer, consumer"),
         (["queue", "list", "-X", "interceptor.classes=x.Y"], "setting interceptor.classes is not allowed: it loads"),
         (["tracker", "run", "a", "--metrics-port", "70000"], "setting metrics.port is not allowed: got 70000"),
         (["tracker", "run"], "name at least one queue: got none"),
@@ -122,8 +122,8 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
         (["tracker", "run", "a", "--log-level", "loud"], "log level is not allowed: got 'loud', one of DEBUG, INFO"),
     ],
 )
-def test_usage_error_is_one_line_and_exit_code_2(arguments: list[str], told: str) -> None:
-    assert told in one_line(kmq(*arguments), 2)
+def test_usage_error_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    assert message in one_line(kmq(*arguments), 2)
 
 
 def test_client_properties_that_are_wrong_are_told_without_their_text(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_first_copy_is_no_suspect_whatever_its_sender_wrote() -> None:
     [
         # Two deliveries are left after this one; one; none.
         (3, 5, 32), (4, 5, 1), (5, 5, 1),
-        # What few are allowed, and what nobody knows: alone at once.
+        # Few deliveries allowed, or an unknown number: alone at once.
         (3, 3, 1), (3, 4, 1), (3, 0, 1),
         (5, 10, 32), (8, 10, 32), (9, 10, 1), (10, 10, 1),
         (10, 10**18, 32), (10**9, 5, 1),

@@ -40,7 +40,7 @@ def decision(*markers: object, rules: Rules = PLAIN) -> Decision:
 
 
 def test_deferred_message_falls_due_at_its_instant_and_its_delivery_does_not_count() -> None:
-    """A delayed message: nobody holds it, and its first delivery is still to come."""
+    """A delayed message: no consumer holds it, and its first delivery is still to come."""
     deferral = start(at_ms=1_000, lease_ms=0, delivery_count=1, never_handed_out=True, due_at_ms=8_000)
     assert not len(folded(deferral, tick(8_000)).decisions)
     (row,) = folded(deferral, tick(8_001)).decisions.rows()
@@ -93,7 +93,7 @@ def test_renewal_moves_the_deadline_and_keeps_the_backoff() -> None:
     ],
 )
 def test_backoff_is_for_failures_alone(release: object, expected: int) -> None:
-    """Nobody who gives a message back, or puts it off, wants it to rest."""
+    """No backoff for a message that was given back or deferred."""
     first = start(at_ms=1_000, delivery_count=2)
     assert deadline_ms(first, release, rules=RESTING) == expected
     before = folded(first, rules=RESTING).state
@@ -149,7 +149,7 @@ def test_redelivery_has_the_exception_of_the_delivery_that_failed() -> None:
 
 
 def test_end_during_the_backoff_still_wins() -> None:
-    """The lease is over, the message rests: whoever finishes it now has finished it."""
+    """The lease is over, the message waits for its backoff: an ack still counts."""
     assert not len(folded(start(), end(at_ms=6_900), tick(FOREVER_MS), rules=RESTING).decisions)
 
 
@@ -186,11 +186,15 @@ def test_expired_message_is_gone_where_the_queue_drops_it() -> None:
     assert (len(result.decisions), result.status.in_flight, result.status.counters["expired"]) == (0, 0, 1)
 
 
-@pytest.mark.parametrize(("reason", "told"), [("", "expired"), ("ttl of 5 ms was over", "ttl of 5 ms was over")])
-def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_queue_says_so(reason: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "expected_reason"), [("", "expired"), ("ttl of 5 ms was over", "ttl of 5 ms was over")]
+)
+def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_queue_says_so(
+    reason: str, expected_reason: str
+) -> None:
     expired = end(at_ms=1_500, outcome=Outcome.EXPIRED, reason=reason)
     (row,) = folded(start(), expired, tick(1_501), rules=KEEPING).decisions.rows()
-    assert (row.action, row.reason, row.is_silent) == (DecisionAction.DEAD_LETTER, told, False)
+    assert (row.action, row.reason, row.is_silent) == (DecisionAction.DEAD_LETTER, expected_reason, False)
     before = folded(start(), rules=KEEPING).state
     assert folded(expired, state=before, rules=KEEPING).status.next_deadline_at_ms == -1
 

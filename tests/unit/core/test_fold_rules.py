@@ -211,7 +211,7 @@ def test_trackers_own_end_confirms_its_decision(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("outcome", TRACKER_OUTCOMES)
 def test_end_of_an_earlier_tracker_takes_the_message_out(outcome: Outcome) -> None:
-    """A TICK below the resume point decides nothing: what was decided there is told by the ENDs."""
+    """A TICK below the resume point decides nothing: the ENDs show what was decided there."""
     leased = folded(start(), tick(), end(outcome=outcome), decide_from_marker_offset=3)
     rejected = folded(start(), end(outcome=Outcome.REJECTED), tick(), end(outcome=outcome), decide_from_marker_offset=4)
     for result in (leased, rejected):
@@ -273,7 +273,7 @@ def test_rejected_message_is_due_whatever_the_clock_says() -> None:
 
 
 def test_clock_survives_a_restart_of_the_tracker() -> None:
-    """And goes on from where it was, not from the broker's."""
+    """And continues from its own value, not from the broker's."""
     state = folded(tick(50_000), start(at_ms=1_000, lease_ms=1_500)).state
     again = PartitionState.from_bytes(state.to_bytes())
     assert (again.clock_ms, again.appended_at_ms) == (50_000, 1_000)

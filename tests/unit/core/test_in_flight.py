@@ -13,7 +13,7 @@ from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, Offs
 
 
 def columns(*keys: int) -> Columns:
-    """Return rows that can be told apart by every column."""
+    """Return rows that differ in every column."""
     key = np.array(keys, dtype=np.int64)
     return Columns(key, key * 10, key * 100, key * 1_000, key % 2 == 1)
 

@@ -89,7 +89,7 @@ def test_state_can_be_folded_on_after_reading() -> None:
 
 
 def test_rejection_survives_a_restart_with_its_reason() -> None:
-    """The dead letter says why, whoever writes it."""
+    """The dead letter contains the reason, whichever tracker writes it."""
     rejected = log(start(), end(outcome=Outcome.REJECTED, reason="no such order ☃"))
     state = PartitionState.from_bytes(fold(PartitionState.empty(), rejected, Rules()).state.to_bytes())
     assert list(state.in_flight.reasons.values()) == ["no such order ☃"]

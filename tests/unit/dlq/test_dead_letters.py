@@ -69,15 +69,15 @@ def test_dead_letter_tells_its_story() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "value", "told"),
+    ("headers", "value", "message"),
     [
         ([], b"v", "no dead letter of ours"),
         (buried(source_topic="orders.markers"), b"v", "it was set aside from orders.markers"),
         (buried(sent_at_ms=-1), None, "it has no payload"),
     ],
 )
-def test_what_cannot_be_redriven_says_why(headers: Headers, value: bytes | None, told: str) -> None:
-    assert told in letter(headers, key=None, value=value).problem
+def test_what_cannot_be_redriven_says_why(headers: Headers, value: bytes | None, message: str) -> None:
+    assert message in letter(headers, key=None, value=value).problem
 
 
 def test_tombstone_can_be_redriven() -> None:
@@ -120,7 +120,7 @@ def test_filter_means_those_for_which_every_part_holds(where: dict[str, object],
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "message"),
     [
         ({"reason": ""}, "filter reason is not allowed: got ''"),
         ({"queue": 7}, "filter queue is not allowed: got 7"),
@@ -135,10 +135,10 @@ def test_filter_means_those_for_which_every_part_holds(where: dict[str, object],
         ("timeout", "filter is not allowed: got 'timeout'"),
     ],
 )
-def test_filter_that_is_a_mistake_is_told(where: Any, told: str) -> None:  # noqa: ANN401  # mistakes of every type
+def test_filter_that_is_a_mistake_is_told(where: Any, message: str) -> None:  # noqa: ANN401  # mistakes of every type
     with pytest.raises(ConfigError) as raised:
         filter_of(where)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_filter_without_parts_is_empty() -> None:

@@ -1,4 +1,4 @@
-"""Payloads of one partition: each wanted offset is told once, whatever holes the log has and however it arrives."""
+"""Payloads of one partition: each wanted offset is reported once, whatever holes the log has and however it arrives."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def record(offset: int) -> Message:
     return Message(topic="orders", partition=0, offset=offset, value=b"%d" % offset)
 
 
-def told(wanted: list[int], stretches: Iterable[Stretch]) -> list[tuple[int, int | None]]:
-    """Return what was told: which offset was meant, and that of the record, None for one that is gone."""
+def reported(wanted: list[int], stretches: Iterable[Stretch]) -> list[tuple[int, int | None]]:
+    """Return what was reported: which offset was meant, and that of the record, None for one that is gone."""
     return [
         (wanted[index], None if message is None else message.offset())
         for _, first, messages in stretches
@@ -50,7 +50,7 @@ def test_every_wanted_offset_is_told_once_and_with_its_own_record(
     if rest:
         stretches += run.take([record(each) for each in rest])
     stretches += run.drop_below(end)
-    assert sorted(told(wanted, stretches)) == [(each, each if each in log else None) for each in wanted]
+    assert sorted(reported(wanted, stretches)) == [(each, each if each in log else None) for each in wanted]
     assert run.is_done
     assert run.left == 0
 

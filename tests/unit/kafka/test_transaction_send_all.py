@@ -82,4 +82,4 @@ def test_record_that_the_client_refuses_aborts_all_of_the_attempt(
     assert len(attempts) == ATTEMPTS
     delivered.clear()
     producer.run(lambda: producer.send_all([record(1)], on_delivery), [], None)
-    assert delivered == [0]  # it goes on with other records
+    assert delivered == [0]  # it continues with other records

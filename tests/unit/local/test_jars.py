@@ -124,7 +124,7 @@ def test_two_processes_fetch_once(spark_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "free_bytes", "told"),
+    ("said", "free_bytes", "message"),
     [
         ("Host not found\njava.net.UnknownHostException: repo", 10**10, "the repository cannot be reached"),
         ("java.io.IOException: No space left on device", 10**10, "no space left on device; free 300 MB"),
@@ -134,14 +134,14 @@ def test_two_processes_fetch_once(spark_folder: Path) -> None:
         ("Exception in thread main", 10**10, "Ivy failed; see "),
     ],
 )
-def test_failed_fetch_says_what_to_do(tmp_path: Path, said: str, free_bytes: int, told: str) -> None:
+def test_failed_fetch_says_what_to_do(tmp_path: Path, said: str, free_bytes: int, message: str) -> None:
     log = tmp_path / "ivy.log"
     log.write_text(said)
 
     line = jar_fetch._failure("broker", log, free_bytes=free_bytes)
 
     assert line.startswith("cannot fetch the broker jars: ")
-    assert told in line
+    assert message in line
     assert "\n" not in line
 
 

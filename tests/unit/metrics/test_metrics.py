@@ -96,8 +96,8 @@ def test_labels_are_few_whatever_a_queue_holds() -> None:
     labels = queue_labels([f"queue-{number}" for number in range(MAX_QUEUES + 50)])
     assert len(set(labels.values())) == MAX_QUEUES + 1
     numbers = TrackerNumbers(statuses={partition: status(1) for partition in range(MAX_PARTITIONS + 1)})
-    told = [each for each in samples_of("orders", numbers, 0) if each.name == "kmq_messages_in_flight"]
-    assert told == [Sample("kmq_messages_in_flight", ("orders", "all"), MAX_PARTITIONS + 1)]
+    found = [each for each in samples_of("orders", numbers, 0) if each.name == "kmq_messages_in_flight"]
+    assert found == [Sample("kmq_messages_in_flight", ("orders", "all"), MAX_PARTITIONS + 1)]
 
 
 def test_ages_are_absent_where_there_is_nothing() -> None:

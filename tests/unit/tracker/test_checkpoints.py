@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be read: told from other failures, put aside, never deleted."""
+"""Checkpoints that cannot be read: distinguished from other failures, put aside, never deleted."""
 
 from __future__ import annotations
 

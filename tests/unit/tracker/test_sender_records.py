@@ -143,9 +143,9 @@ def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
     """The dead-letter topic may have fewer partitions than the queue."""
     record = outgoing_record(Item(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
     assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"v")
-    told = headers_of(record.headers)
-    assert (told[DLQ_TOPIC], told[DLQ_OFFSET], told[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
-    assert told[DLQ_MESSAGE] == b"no account"
+    found = headers_of(record.headers)
+    assert (found[DLQ_TOPIC], found[DLQ_OFFSET], found[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
+    assert found[DLQ_MESSAGE] == b"no account"
 
 
 def test_item_that_nobody_refused_is_as_decided() -> None:
@@ -180,15 +180,15 @@ def copy_of(
 def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
     """Its time has come; when its time is over stays as it was."""
     kept = [(QUEUE, b"emails"), (TTL_MS, b"60000"), (EXPIRES_AT_MS, b"99000")]
-    told = copy_of(due(), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000"), *kept])
-    assert not {DELAY_MS, NOT_BEFORE_MS} & told.keys()
-    assert {name: told[name] for name, _ in kept} == dict(kept)
+    found = copy_of(due(), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000"), *kept])
+    assert not {DELAY_MS, NOT_BEFORE_MS} & found.keys()
+    assert {name: found[name] for name, _ in kept} == dict(kept)
 
 
 def test_copy_keeps_an_instant_that_the_brokers_clock_has_not_reached() -> None:
     """The clock was set back while the message waited: its consumer puts it off again, by this header."""
-    told = copy_of(due(tick_at_ms=3_999), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000")])
-    assert (told.get(NOT_BEFORE_MS), DELAY_MS in told) == (b"4000", False)
+    found = copy_of(due(tick_at_ms=3_999), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000")])
+    assert (found.get(NOT_BEFORE_MS), DELAY_MS in found) == (b"4000", False)
     assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=4_000), [(NOT_BEFORE_MS, b"4000")])
     assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=3_999), [(NOT_BEFORE_MS, b"soon")])
 
@@ -254,7 +254,7 @@ def test_time_to_live_that_cannot_be_read_is_none() -> None:
 
 
 def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
-    """kafka-mq-go's: else a Go worker's poison would be delivered for ever."""
+    """kafka-mq-go's: else a Go worker's poison would be delivered without end."""
 
     def settled(header: bytes, *, is_silent: bool = True) -> Due:
         headers = [(DELIVERY_COUNT, header)]
@@ -312,9 +312,13 @@ def test_record_that_is_no_marker_is_kept_with_its_place_and_bounded() -> None:
     payload = Payload(5, 42, message(b"?" * (UNREADABLE_BYTES + 1)))
     record = unreadable_record(payload, "cannot read marker", TOPICS, 4)
     assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"?" * UNREADABLE_BYTES)
-    told = headers_of(record.headers)
-    assert (told[DLQ_TOPIC], told[DLQ_OFFSET], told[DLQ_MESSAGE]) == (b"orders.markers", b"42", b"cannot read marker")
-    assert ORIGIN not in told  # it is no message of the queue
+    found = headers_of(record.headers)
+    assert (found[DLQ_TOPIC], found[DLQ_OFFSET], found[DLQ_MESSAGE]) == (
+        b"orders.markers",
+        b"42",
+        b"cannot read marker",
+    )
+    assert ORIGIN not in found  # it is no message of the queue
 
 
 def test_record_that_is_no_marker_and_gone_is_told_all_the_same() -> None:

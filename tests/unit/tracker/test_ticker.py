@@ -296,7 +296,7 @@ def test_upkeep_is_called_now_and_then_and_may_fail(
 def test_exception_that_ends_the_thread_is_kept(
     make_ticker: Callable[..., Ticker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever runs the tracker looks there: a thread that ended writes no TICK."""
+    """An operator looks there: a thread that ended writes no TICK."""
     monkeypatch.setattr("kmq_spark.tracker.ticker.LONGEST_WAIT_S", 0.05)
     broken = ZeroDivisionError("upkeep is broken")
 

@@ -239,7 +239,7 @@ def test_text_with_half_a_surrogate_is_written_all_the_same() -> None:
     ids=["no ranges", "partition", "messages", "lease", "no rules", "rules"],
 )
 def test_marker_that_nobody_could_read_is_not_written(marker: Marker, finding: str) -> None:
-    """A bug of a writer is told to the writer."""
+    """A bug of a writer raises in the writer."""
     with pytest.raises(MalformedRecordError, match="cannot write marker: ") as caught:
         encode_marker(marker)
     assert finding in str(caught.value)

@@ -10,7 +10,7 @@ from kmq_spark.wire import generate, marker_pb2
 
 
 def test_generated_module_is_current() -> None:
-    """Whoever changes marker.proto runs the generator."""
+    """A change of marker.proto needs a run of the generator."""
     pytest.importorskip("grpc_tools", reason="grpcio-tools is a development dependency")
     assert generate.main(["--check"]) == 0
 
@@ -28,7 +28,7 @@ def test_no_field_number_of_kafka_mq_go_has_moved() -> None:
 
 
 def test_generator_writes_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Module and types, beside marker.proto; what is out of date is told."""
+    """Module and types, beside marker.proto; what is out of date is reported."""
     pytest.importorskip("grpc_tools", reason="grpcio-tools is a development dependency")
     committed = Path(marker_pb2.__file__)
     folder = tmp_path / "kmq_spark" / "wire"

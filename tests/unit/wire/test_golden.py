@@ -1,5 +1,5 @@
 """
-The bytes of markers, written out: what was written once must be read for ever.
+The bytes of markers, written out: what was written once must stay readable.
 
 Protobuf: each field is a tag (`number << 3 | kind`), then a varint (kind 0) or a length and bytes (kind 2).
 `08` = field 1 varint, `10` = 2 varint, `1a` = 3 bytes, `20` = 4 varint, `2a` = 5 bytes, `32` = 6 bytes, `3a` = 7 bytes,
