@@ -172,7 +172,7 @@ def main() -> None:
         message = None
         while message is None:
             message = worker.receive()
-        print("holding", message.payload.hex(), flush=True)  # noqa: T201  # told to the test
+        print("holding", message.payload.hex(), flush=True)  # noqa: T201  # read by the test
         while True:
             time.sleep(0.5)
             worker.keep_alive(message)

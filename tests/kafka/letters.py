@@ -43,12 +43,12 @@ class Letters:
         """Write dead letters as the tracker does, in order."""
         client = Producer({"bootstrap.servers": self.bootstrap_servers, "message.max.bytes": 10_000_000})
         for number, value in enumerate(values):
-            told = dead_letter_headers(
+            added = dead_letter_headers(
                 [("app", b"x"), *(headers or [])], source_topic=source_topic or self.queue.name, group="g",
                 delivery_count=5, queue_partition=partition, message_offset=number, sent_at_ms=sent_at_ms,
                 reason=reason,
             )  # fmt: skip
-            client.produce(self.topics.dead_letter_topic, value, key, partition, headers=[*told])
+            client.produce(self.topics.dead_letter_topic, value, key, partition, headers=[*added])
         assert client.flush(10) == 0
 
     def open_values(self, **options: Any) -> list[bytes | None]:  # noqa: ANN401  # passed through

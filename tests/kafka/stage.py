@@ -71,7 +71,7 @@ class Stage:
         def run() -> None:
             try:
                 queue_tracker.run()
-            except BaseException as error:  # noqa: BLE001  # told to the test
+            except BaseException as error:  # noqa: BLE001  # passed on to the test
                 failure.append(error)
 
         thread = threading.Thread(target=run)

@@ -229,12 +229,12 @@ def test_release_gives_back_a_handler_that_raises_fails_and_a_close_uncounts(que
 
     consumer.run(handler, concurrency=1, retry_delay_ms=0)
     releases = {each.marker.release: each.marker for each in queue.markers(MarkerType.KEEPALIVE)}
-    told = {
+    written = {
         (*covered(each.marker), each.marker.release, each.marker.redeliver_after_ms, each.marker.never_handed_out)
         for each in queue.markers(MarkerType.KEEPALIVE)
     }
-    assert {(0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False)} <= told
-    assert told <= {
+    assert {(0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False)} <= written
+    assert written <= {
         (0, Release.GIVEN_BACK, 3_000, False), (1, Release.FAILED, 0, False), (2, Release.GIVEN_BACK, 0, True),
     }  # fmt: skip
     assert Release.RENEWED not in releases

@@ -155,14 +155,14 @@ def test_settling_a_message_while_its_commit_is_under_way_is_an_error(
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
         slow_down(consumer, monkeypatch, 0.6)
-        told: list[str] = []
+        errors: list[str] = []
 
         def release() -> None:
             time.sleep(0.3)
             try:
                 message.release()
             except UsageError as error:
-                told.append(str(error))
+                errors.append(str(error))
 
         thread = threading.Thread(target=release)
         thread.start()
@@ -170,7 +170,7 @@ def test_settling_a_message_while_its_commit_is_under_way_is_an_error(
             tx.send(results.name, "r")
             tx.ack(message)
         thread.join()
-        assert told == ["message 0:0 is settled already: got release, ack came first; settle a message once"]
+        assert errors == ["message 0:0 is settled already: got release, ack came first; settle a message once"]
     assert queue.markers(MarkerType.KEEPALIVE) == []
 
 
@@ -285,6 +285,6 @@ def test_bad_options_of_a_result_are_refused_as_a_producer_refuses_them(
             tx.send(results.name, "r", **options)
         tx.send(results.name, "good", delay=3_600)
     # Milliseconds of an instant run on between the two.
-    told = [re.sub(r"got \d{9,} ms", "got many ms", str(each.value)) for each in (of_producer, of_transaction)]
-    assert told[0] == told[1]
+    messages = [re.sub(r"got \d{9,} ms", "got many ms", str(each.value)) for each in (of_producer, of_transaction)]
+    assert messages[0] == messages[1]
     assert seen(results) == [b"good"]

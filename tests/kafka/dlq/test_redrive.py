@@ -274,7 +274,7 @@ def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "choose dead letters: got nothing"),
         ({"ids": ["0:0"], "everything": True}, "got ids and everything"),
@@ -287,10 +287,10 @@ def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters)
         ({"everything": True, "to": "a b"}, "queue name is not allowed: got 'a b'"),
     ],
 )
-def test_bad_value_is_told_before_anything_is_asked_of_a_broker(options: dict[str, Any], told: str) -> None:
+def test_bad_value_is_told_before_anything_is_asked_of_a_broker(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=None) as raised:
         redrive("orders", bootstrap_servers="127.0.0.1:1", **options)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_unknown_queue_is_told_with_the_command_that_makes_it(letters: Letters) -> None:

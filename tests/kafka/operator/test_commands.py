@@ -83,8 +83,12 @@ def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: 
 
 
 def test_describe_tells_the_layout_as_data(queue: Queue) -> None:
-    told = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "jsonl").stdout)
-    assert (told["queue"], told["partition_count"], told["topics"]["queue"]) == (queue.name, 1, queue.name)
+    described = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "jsonl").stdout)
+    assert (described["queue"], described["partition_count"], described["topics"]["queue"]) == (
+        queue.name,
+        1,
+        queue.name,
+    )
 
 
 def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(queue: Queue) -> None:
@@ -162,7 +166,7 @@ def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callabl
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         (b"nope", "it is not JSON"),
         (b"[1]", "got list"),
@@ -170,12 +174,12 @@ def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callabl
         (b'{"headers": 3}', "TypeError"),
     ],
 )
-def test_line_that_is_no_message_is_told_by_its_number(queue: Queue, line: bytes, told: str) -> None:
+def test_line_that_is_no_message_is_told_by_its_number(queue: Queue, line: bytes, message: str) -> None:
     result = kmq(queue.bootstrap_servers, "send", queue.name, "--json", input_=b'{"value": "x"}\n' + line + b"\n")
     (error,) = result.stderr.splitlines()
     assert result.exit_code == 2
     assert error.startswith("kmq: line 2 of stdin is not a message: ")
-    assert told in error
+    assert message in error
     assert error.endswith("1 lines before it were sent")
 
 

@@ -114,8 +114,10 @@ def test_each_part_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker
 
     look_at_everything(secured)
     redrive(secured)
-    told = in_its_own_process(secured, "ledger", "ledger", "run", QUEUE, "--ledger-dir", str(secured.folder / "ledger"))
-    assert "rows of messages" in told
+    output = in_its_own_process(
+        secured, "ledger", "ledger", "run", QUEUE, "--ledger-dir", str(secured.folder / "ledger")
+    )
+    assert "rows of messages" in output
 
 
 def look_at_everything(secured: SecuredBroker) -> None:

@@ -106,12 +106,12 @@ def test_dead_letters_name_the_last_exception_of_their_handler(stage: Stage) -> 
         for _ in range(2):
             receive_one(stage)
         assert wait_until(lambda: tracker.stats.dead_lettered == 2, 40)
-        told = kmq(stage, "dlq", "list", stage.queue, "--reason", "*Timeout*", "-o", "jsonl")
-        letters = [json.loads(line) for line in told.splitlines()]
+        output = kmq(stage, "dlq", "list", stage.queue, "--reason", "*Timeout*", "-o", "jsonl")
+        letters = [json.loads(line) for line in output.splitlines()]
         assert [each["reason"] for each in letters] == [f"delivery limit reached: 3 of 3; last error: {error}"] * 2
         origin = next(each["origin"] for each in letters if each["key"] == "quiet")
-        told = kmq(stage, "message", "show", stage.queue, origin, "-o", "jsonl")
-        story = [json.loads(line)["what"] for line in told.splitlines()]
+        output = kmq(stage, "message", "show", stage.queue, origin, "-o", "jsonl")
+        story = [json.loads(line)["what"] for line in output.splitlines()]
         assert sum(what.startswith(f"handler failed: {error}, again after ") for what in story) == 1
         assert f"dead letter: delivery limit reached: 3 of 3; last error: {error}" in story
         kmq(stage, "dlq", "redrive", stage.queue, "--all", "--execute")

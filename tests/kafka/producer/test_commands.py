@@ -42,7 +42,7 @@ def write(queue: Queue, producer_id: str, generation: int, *sequences: int) -> N
     assert client.flush(30) == 0
 
 
-def told(queue: Queue, *arguments: str) -> tuple[int, Any]:
+def kmq_json(queue: Queue, *arguments: str) -> tuple[int, Any]:
     """Return exit code and JSON of `kmq producer`."""
     result = kmq(queue.bootstrap_servers, "producer", *arguments, "-o", "json")
     return result.exit_code, json.loads(result.stdout)
@@ -52,7 +52,7 @@ def test_list_tells_what_each_producer_has_committed(queue: Queue) -> None:
     copy(queue, "a", "b")
     copy(queue, "c")
     copy(queue, "d", producer_id="other")
-    code, (first, second) = told(queue, "list", queue.name)
+    code, (first, second) = kmq_json(queue, "list", queue.name)
     assert code == 0
     assert (first["id"], first["generation"], first["sequence"], first["position"]) == ("copier", 2, 3, 3)
     assert (second["id"], second["is_unused"], second["problem"]) == ("other", False, None)
@@ -62,7 +62,7 @@ def test_list_tells_what_each_producer_has_committed(queue: Queue) -> None:
 
 
 def test_list_of_a_queue_without_producers_says_so(queue: Queue) -> None:
-    assert told(queue, "list", queue.name) == (0, [])
+    assert kmq_json(queue, "list", queue.name) == (0, [])
     result = kmq(queue.bootstrap_servers, "producer", "list", queue.name)
     assert (result.exit_code, result.stderr) == (0, f"no producer of {queue.name} has an id\n")
 
@@ -71,7 +71,7 @@ def test_producer_that_was_not_used_for_long_is_listed_as_such(queue: Queue, mon
     copy(queue, "a")
     monkeypatch.setenv("KMQ_QUEUE__PRODUCER_RETENTION_MS", "1000")
     monkeypatch.setattr("kmq_spark.cli.producer.time.time", lambda: 4_000_000_000.0)
-    _, (found,) = told(queue, "list", queue.name)
+    _, (found,) = kmq_json(queue, "list", queue.name)
     assert found["is_unused"]
     assert ", unused" in kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
 
@@ -80,7 +80,7 @@ def test_show_tells_the_whole_position(queue: Queue) -> None:
     position = {"file": "x" * 100, "line": 7}
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
         producer.commit(position=position)
-    assert told(queue, "show", queue.name, "copier")[1]["position"] == position
+    assert kmq_json(queue, "show", queue.name, "copier")[1]["position"] == position
     result = kmq(queue.bootstrap_servers, "producer", "show", queue.name, "copier")
     assert (result.exit_code, json.dumps(position) in result.stdout) == (0, True)
 
@@ -88,15 +88,15 @@ def test_show_tells_the_whole_position(queue: Queue) -> None:
 def test_position_of_bytes_is_shown_as_hex(queue: Queue) -> None:
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
         producer.commit(position=b"\x00\xff\x1b")
-    assert told(queue, "show", queue.name, "copier")[1]["position_hex"] == "00ff1b"
+    assert kmq_json(queue, "show", queue.name, "copier")[1]["position_hex"] == "00ff1b"
     assert "0x00ff1b" in kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
 
 
 @pytest.mark.parametrize("command", ["show", "forget", "verify"])
 def test_unknown_producer_is_an_error_that_says_where_to_look(queue: Queue, command: str) -> None:
-    result = kmq(queue.bootstrap_servers, "producer", command, queue.name, "nobody")
+    result = kmq(queue.bootstrap_servers, "producer", command, queue.name, "unknown")
     assert result.exit_code == 1
-    assert "has no producer 'nobody'" in result.stderr
+    assert "has no producer 'unknown'" in result.stderr
     assert f"`kmq producer list {queue.name}`" in result.stderr
 
 
@@ -110,17 +110,17 @@ def test_forget_shows_and_only_with_execute_removes_the_position(queue: Queue) -
     copy(queue, "a")
     dry = kmq(queue.bootstrap_servers, "producer", "forget", queue.name, "copier")
     assert (dry.exit_code, "nothing was written" in dry.stdout) == (0, True)
-    assert len(told(queue, "list", queue.name)[1]) == 1
-    code, done = told(queue, "forget", queue.name, "copier", "--execute")
+    assert len(kmq_json(queue, "list", queue.name)[1]) == 1
+    code, done = kmq_json(queue, "forget", queue.name, "copier", "--execute")
     assert (code, done["is_forgotten"], done["sequence"]) == (0, True, 1)
-    assert told(queue, "list", queue.name) == (0, [])
+    assert kmq_json(queue, "list", queue.name) == (0, [])
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
         assert (producer.position, producer.sequence, producer.generation) == (None, 0, 1)
 
 
 def test_producer_that_is_forgotten_while_it_runs_is_fenced(queue: Queue) -> None:
     producer = QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier")
-    assert told(queue, "forget", queue.name, "copier", "--execute")[0] == 0
+    assert kmq_json(queue, "forget", queue.name, "copier", "--execute")[0] == 0
     producer.send("a", position=1)
     with pytest.raises(FencedError, match="its position was forgotten"):
         producer.commit()
@@ -133,7 +133,7 @@ def test_verify_of_a_producer_that_was_restarted_finds_nothing_wrong(make_queue:
     queue = make_queue(partitions=3)
     copy(queue, *"abcde")
     copy(queue, *"fg")
-    code, found = told(queue, "verify", queue.name, "copier")
+    code, found = kmq_json(queue, "verify", queue.name, "copier")
     assert (code, found["is_exact"], found["messages"], found["first"], found["last"]) == (0, True, 7, 1, 7)
     assert [(life["generation"], life["first"], life["last"]) for life in found["generations"]] == [
         (1, 1, 5),
@@ -147,7 +147,7 @@ def test_verify_of_a_producer_that_was_restarted_finds_nothing_wrong(make_queue:
 
 def test_verify_finds_holes_and_repeats_and_ends_with_3(queue: Queue) -> None:
     write(queue, "broken", 1, 1, 2, 4, 4, 3, 7)
-    code, found = told(queue, "verify", queue.name, "broken")
+    code, found = kmq_json(queue, "verify", queue.name, "broken")
     assert code == 3
     assert (found["holes"], found["repeated"], found["out_of_order"]) == ([[5, 6]], [4], 2)
     result = kmq(queue.bootstrap_servers, "producer", "verify", queue.name, "broken")
@@ -159,7 +159,7 @@ def test_verify_finds_holes_and_repeats_and_ends_with_3(queue: Queue) -> None:
 def test_verify_finds_messages_that_the_id_has_not_committed(queue: Queue) -> None:
     copy(queue, "a", "b")
     write(queue, "copier", 1, 3)
-    code, found = told(queue, "verify", queue.name, "copier")
+    code, found = kmq_json(queue, "verify", queue.name, "copier")
     assert (code, found["beyond_position"], found["missing"]) == (3, 1, 0)
 
 
@@ -171,7 +171,7 @@ def test_verify_does_not_take_removed_messages_for_holes(queue: Queue) -> None:
     (third,) = [each for each in read_all(queue.bootstrap_servers, queue.name) if each.value() == b"c"]
     for future in admin.delete_records([TopicPartition(queue.name, 0, third.offset())]).values():
         future.result()
-    code, found = told(queue, "verify", queue.name, "copier")
+    code, found = kmq_json(queue, "verify", queue.name, "copier")
     assert (code, found["removed_by_retention"], found["first"], found["last"]) == (0, 2, 3, 4)
 
 
@@ -193,7 +193,7 @@ def test_redriven_message_keeps_its_sender_and_is_no_repeat(queue: Queue) -> Non
     assert redrive(queue.name, everything=True, bootstrap_servers=queue.bootstrap_servers).done == 1
     _, again = read_all(queue.bootstrap_servers, queue.name)
     assert sender_of(again.headers()) == Sender("copier", 1, 1)
-    assert told(queue, "verify", queue.name, "copier")[0] == 0
+    assert kmq_json(queue, "verify", queue.name, "copier")[0] == 0
 
 
 def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queue: Callable[..., Queue]) -> None:
@@ -205,7 +205,7 @@ def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queu
     redrive(queue.name, everything=True, to=other.name, bootstrap_servers=queue.bootstrap_servers)
     _, moved = read_all(other.bootstrap_servers, other.name)
     assert (moved.value(), sender_of(moved.headers())) == (b"a", None)
-    assert told(other, "verify", other.name, "copier")[0] == 0
+    assert kmq_json(other, "verify", other.name, "copier")[0] == 0
 
 
 def test_message_show_tells_the_sender(queue: Queue) -> None:
@@ -263,9 +263,9 @@ def test_record_that_is_no_position_is_told_and_fails_its_own_id_alone(queue: Qu
     client = Producer({"bootstrap.servers": queue.bootstrap_servers})
     client.produce(f"{queue.name}.producers", b"not json", b"foreign", partition=0)
     assert client.flush(30) == 0
-    _, rows = told(queue, "list", queue.name)
+    _, rows = kmq_json(queue, "list", queue.name)
     assert [(row["id"], bool(row["problem"])) for row in rows] == [("copier", False), ("foreign", True)]
     assert "is not JSON" in kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
     copy(queue, "b")
-    assert told(queue, "forget", queue.name, "foreign", "--execute")[0] == 0
-    assert len(told(queue, "list", queue.name)[1]) == 1
+    assert kmq_json(queue, "forget", queue.name, "foreign", "--execute")[0] == 0
+    assert len(kmq_json(queue, "list", queue.name)[1]) == 1

@@ -30,22 +30,22 @@ def test_message_arrives_with_key_and_headers_as_they_were_sent(queue: Queue) ->
 
 def test_callback_tells_the_place_of_the_message(make_queue: Callable[..., Queue]) -> None:
     queue = make_queue(partitions=2)
-    told: list[tuple[MessageId | None, KmqError | None]] = []
+    answers: list[tuple[MessageId | None, KmqError | None]] = []
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
         for _ in range(2):
-            producer.send(None, partition=1, on_delivery=lambda place, error: told.append((place, error)))
-    assert told == [(MessageId(1, 0), None), (MessageId(1, 1), None)]
+            producer.send(None, partition=1, on_delivery=lambda place, error: answers.append((place, error)))
+    assert answers == [(MessageId(1, 0), None), (MessageId(1, 1), None)]
 
 
 def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
     """A report must not wait for the next send."""
-    told: list[MessageId | None] = []
+    answers: list[MessageId | None] = []
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
-        producer.send("x", on_delivery=lambda place, _error: told.append(place))
+        producer.send("x", on_delivery=lambda place, _error: answers.append(place))
         until = time.monotonic() + 5
-        while not told and time.monotonic() < until:
+        while not answers and time.monotonic() < until:
             time.sleep(0.01)
-        assert told == [MessageId(0, 0)]
+        assert answers == [MessageId(0, 0)]
 
 
 def test_callback_that_raises_harms_nobody(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:

@@ -191,24 +191,24 @@ def test_position_moves_without_a_message(queue: Queue) -> None:
 
 
 def test_callback_is_called_once_after_the_commit(queue: Queue) -> None:
-    told: list[tuple[MessageId | None, KmqError | None, list[bytes]]] = []
+    answers: list[tuple[MessageId | None, KmqError | None, list[bytes]]] = []
     with producer_of(queue) as producer:
-        producer.send("a", position=1, on_delivery=lambda place, error: told.append((place, error, seen(queue))))
+        producer.send("a", position=1, on_delivery=lambda place, error: answers.append((place, error, seen(queue))))
         producer.send("b", position=2)
-    assert told == [(MessageId(0, 0), None, [b"a", b"b"])]
+    assert answers == [(MessageId(0, 0), None, [b"a", b"b"])]
 
 
 def test_callback_of_a_message_that_was_dropped_gets_an_error(queue: Queue) -> None:
-    told: list[KmqError | None] = []
+    answers: list[KmqError | None] = []
 
     def fail() -> None:
         with producer_of(queue, commit_every_ms=NEVER_MS) as producer:
-            producer.send("a", position=1, on_delivery=lambda _place, error: told.append(error))
+            producer.send("a", position=1, on_delivery=lambda _place, error: answers.append(error))
             raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
         fail()
-    (error,) = told
+    (error,) = answers
     assert "message is not sent" in str(error)
 
 
@@ -243,15 +243,15 @@ def test_message_that_the_broker_refuses_is_named_and_nothing_of_its_transaction
     with producer_of(queue, commit_every_ms=NEVER_MS) as producer:
         producer.send("a", position=1)
     producer = producer_of(queue, max_message_bytes=4_000_000, commit_every_ms=NEVER_MS)
-    told: list[KmqError | None] = []
-    producer.send("b", position=2, on_delivery=lambda _place, error: told.append(error))
+    answers: list[KmqError | None] = []
+    producer.send("b", position=2, on_delivery=lambda _place, error: answers.append(error))
     producer.send(bytes(3_000_000), position=3)
     with pytest.raises(
         KafkaClientError, match=r"refuses the message of sequence 3, 30000\d\d bytes: .*MSG_SIZE"
     ) as raised:
         producer.commit()
     assert raised.value.code == "MSG_SIZE_TOO_LARGE"
-    assert told == [raised.value]
+    assert answers == [raised.value]
     with pytest.raises(KafkaClientError, match="sequence 3"):
         producer.close()
     with producer_of(queue) as producer:

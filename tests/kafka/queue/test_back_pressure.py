@@ -49,7 +49,7 @@ def test_record_is_there_above_the_limit_and_until_there_is_less_than_nine_tenth
     reader = reader_of(queue)
     sign = FullSign(QueueTopics(queue.name), reader, LIMIT, queue.bootstrap_servers, {})
 
-    def is_told(in_flight: int, *, full: bool) -> bool:
+    def is_signalled(in_flight: int, *, full: bool) -> bool:
         sign.observe(outcome(in_flight))
 
         def is_read() -> bool:
@@ -60,11 +60,11 @@ def test_record_is_there_above_the_limit_and_until_there_is_less_than_nine_tenth
         return wait_until(is_read, 30) and sign.is_full == full
 
     sign.is_ready = True
-    assert is_told(LIMIT, full=False)
-    assert is_told(LIMIT + 1, full=True)
-    assert is_told(LIMIT - 1, full=True)
-    assert is_told(LIMIT - 2, full=False)
-    assert is_told(LIMIT, full=False)
+    assert is_signalled(LIMIT, full=False)
+    assert is_signalled(LIMIT + 1, full=True)
+    assert is_signalled(LIMIT - 1, full=True)
+    assert is_signalled(LIMIT - 2, full=False)
+    assert is_signalled(LIMIT, full=False)
     reader.close()
 
 

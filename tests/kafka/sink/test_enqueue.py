@@ -117,6 +117,6 @@ def test_command_copies_what_is_there_and_goes_on_with_the_next_run(queue: Queue
             queue.bootstrap_servers, "enqueue", queue.name, "--from", f"json:{tmp_path / 'files'}", "--columns", "id",
             "--sink-id", "copy", "--checkpoint-dir", str(tmp_path / "checkpoint"), "--trigger", "available-now",
         )  # fmt: skip
-        _, told = command.communicate(timeout=200)
-        assert (command.returncode, written in told) == (0, True), told
+        _, output = command.communicate(timeout=200)
+        assert (command.returncode, written in output) == (0, True), output
     assert seen(queue) == [b'{"id":1}', b'{"id":2}']

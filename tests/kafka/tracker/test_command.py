@@ -63,12 +63,12 @@ class Tracker:
         return self.process.returncode, time.monotonic() - began_at, json.loads(lines[-1]) if lines else {}
 
     def errors(self) -> str:
-        """Return what it wrote to stderr, and look that no stack was spilled."""
+        """Return what it wrote to stderr."""
         self._errors.seek(0)
         return self._errors.read()
 
-    def told(self) -> list[str]:
-        """Return the lines with which it ended."""
+    def error_lines(self) -> list[str]:
+        """Return the error lines of `kmq`, and check that no stack was printed."""
         errors = WORKER_CUT_SHORT.sub("", self.errors())
         assert not [noise for noise in NOISE if noise in errors], errors
         return [line for line in errors.splitlines() if line.startswith("kmq: ")]
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_tracker_within_seconds_and_well(
     tracker.wait_ready()
     os.killpg(tracker.process.pid, signal.SIGINT)
     exit_code, seconds, event = tracker.wait_end(30)
-    assert (exit_code, event["event"], tracker.told()) == (0, "ended", [])
+    assert (exit_code, event["event"], tracker.error_lines()) == (0, "ended", [])
     assert seconds < 10
     assert f"tracker of {queue.name} ended" in tracker.errors()
 
@@ -123,7 +123,7 @@ def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[...
     time.sleep(2.0)
     os.killpg(tracker.process.pid, signal.SIGINT)
     exit_code, seconds, _ = tracker.wait_end(60)
-    assert tracker.told() == []
+    assert tracker.error_lines() == []
     assert exit_code in {0, 130}  # 130: before it had begun to listen
     assert seconds < 30
 
@@ -138,13 +138,13 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     newer = start(*arguments_of(queue, tmp_path / "another"))
     newer.wait_ready()
     exit_code, _, _ = older.wait_end(30)
-    (line,) = older.told()
+    (line,) = older.error_lines()
     assert exit_code == 1
     assert f" of {queue.name} was fenced: kmq-tracker-" in line
     assert line.endswith("has taken over; stop this one")
     newer.process.terminate()
     exit_code, seconds, event = newer.wait_end(30)
-    assert (exit_code, event["event"], newer.told()) == (0, "ended", [])
+    assert (exit_code, event["event"], newer.error_lines()) == (0, "ended", [])
     assert seconds < 10
 
 
@@ -195,7 +195,7 @@ def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker]) -
     """Before a JVM is started, and without trying again."""
     tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT_MS="1500")
     exit_code, seconds, _ = tracker.wait_end(30)
-    (line,) = tracker.told()
+    (line,) = tracker.error_lines()
     assert exit_code == 1
     assert "cannot reach broker at 127.0.0.1:1: " in line
     assert len(tracker.errors().splitlines()) <= 2  # the client's own log may have one
@@ -207,7 +207,7 @@ def test_tracker_without_its_topics_names_the_command_that_makes_them(
 ) -> None:
     tracker = start("not-there", "--bootstrap-server", bootstrap_servers)
     exit_code, _, _ = tracker.wait_end(30)
-    (line,) = tracker.told()
+    (line,) = tracker.error_lines()
     assert exit_code == 1
     assert "topic 'not-there' does not exist; run `kmq queue create not-there`" in line
 
@@ -217,7 +217,7 @@ def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..
     file.write_text(f"[kafka]\nbootstrap_servers = '{bootstrap_servers}'\n[tracker]\ncheckpoint = 'x'")
     tracker = start("orders", "--config", str(file))
     exit_code, _, _ = tracker.wait_end(30)
-    (line,) = tracker.told()
+    (line,) = tracker.error_lines()
     assert exit_code == 2
     assert "unknown setting: got 'tracker.checkpoint'" in line
     assert line.endswith("; did you mean 'checkpoint_dir'?")
@@ -232,7 +232,7 @@ def test_failing_query_is_told_in_a_line_each_time_and_ends_after_the_limit(
     blocked.write_text("")
     tracker = start(*arguments_of(queue, blocked), KMQ_TRACKER__RESTART_LIMIT="1")
     exit_code, _, _ = tracker.wait_end(90)
-    (line,) = tracker.told()
+    (line,) = tracker.error_lines()
     assert exit_code == 1
     assert f"the streaming query of {queue.name} failed 2 times in a row: got " in line
     assert tracker.errors().count("failed, starting again in 1 s (1 of 1): ") == 1

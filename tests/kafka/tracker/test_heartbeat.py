@@ -33,9 +33,9 @@ def heartbeat(place: Place) -> Heartbeat:
     client = Consumer(reader_config(place.bootstrap_servers, place.layout.topics.tracker_group))
     (found,) = client.committed([TopicPartition(place.layout.topics.markers_topic, 0)], timeout=10)
     client.close()
-    told = Heartbeat.from_topic_partition(found)
-    assert told is not None
-    return told
+    status = Heartbeat.from_topic_partition(found)
+    assert status is not None
+    return status
 
 
 def test_idle_tracker_leaves_a_heartbeat_where_nothing_moves(place: Place) -> None:

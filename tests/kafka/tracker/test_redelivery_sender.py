@@ -110,8 +110,8 @@ class Place:
 
 def reason_of(record: Message) -> str:
     """Return why a dead letter is one."""
-    told = dict(record.headers() or [])[DLQ_MESSAGE]
-    return told.decode() if isinstance(told, bytes) else ""
+    reason = dict(record.headers() or [])[DLQ_MESSAGE]
+    return reason.decode() if isinstance(reason, bytes) else ""
 
 
 def due(*message_offsets: int, action: DecisionAction = DecisionAction.REDELIVER, partition: int = 0) -> list[Decision]:

@@ -111,10 +111,10 @@ def test_duckdb_tells_the_story_that_spark_tells(
     spark: SparkSession, location: Location, queue: str, place: MessageId
 ) -> None:
     """In the same order, whichever copy is named."""
-    told = ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step").collect()
+    expected = ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step").collect()
     found = read_rows(location, "message_story", queue=queue, message=place, limit=99)
-    assert [_as_text([row]) for row in found] == [_as_text([row.asDict()]) for row in told]
-    assert bool(told) == (place != MessageId(9, 9))
+    assert [_as_text([row]) for row in found] == [_as_text([row.asDict()]) for row in expected]
+    assert bool(expected) == (place != MessageId(9, 9))
 
 
 def test_queue_and_limit_choose_rows(spark: SparkSession, location: Location) -> None:

@@ -79,13 +79,13 @@ class Submitting:
         """Handle what is there, and return the event with which it ended."""
         with self.running("--trigger", "available-now") as process:
             out, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, out + self.told()
+            assert process.returncode == 0, out + self.logs()
             # spark-submit sends what the driver writes to stderr to stdout too.
             (event,) = [json.loads(line) for line in out.splitlines() if line.startswith('{"event": "ended"')]
             ended: dict[str, Any] = event
             return ended
 
-    def told(self) -> str:
+    def logs(self) -> str:
         """Return the end of what it wrote to stderr."""
         return self._log.read_text()[-6_000:]
 
