@@ -33,12 +33,17 @@ def inspector_of(queue: str, settings: Settings) -> QueueInspector:
 
 @contextmanager
 def reading(queue: str, what: str = "markers") -> Iterator[Callable[[int], None]]:
-    """Show the number of records read on stderr, on a terminal only; the line is erased at the end."""
+    """Show the number of records read of a queue on stderr; see `counting`."""
+    with counting(f"{queue}.markers" if what == "markers" else queue, what) as show:
+        yield show
+
+
+@contextmanager
+def counting(topic: str, what: str) -> Iterator[Callable[[int], None]]:
+    """Show the number of records read of a topic on stderr, on a terminal only; the line is erased at the end."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return
-
-    topic = f"{queue}.markers" if what == "markers" else queue
 
     def show(count: int) -> None:
         sys.stderr.write(f"\r\033[Kreading {topic}: {count:,} {what}")

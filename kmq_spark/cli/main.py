@@ -15,6 +15,7 @@ from kmq_spark.cli import (
     doctor,
     enqueue,
     failpoints,
+    group,
     ledger,
     message,
     pipes,
@@ -23,6 +24,7 @@ from kmq_spark.cli import (
     top,
     tracker,
 )
+from kmq_spark.cli import group_control as _group_control  # noqa: F401  # adds its commands to `kmq group`
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
 from kmq_spark.cli import tracker_once as _tracker_once  # noqa: F401  # as above
 from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
@@ -58,6 +60,7 @@ app.add_typer(queue.app, name="queue")
 app.add_typer(tracker.app, name="tracker")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(producer.app, name="producer")
+app.add_typer(group.app, name="group")
 app.add_typer(ledger.app, name="ledger")
 app.command("enqueue")(enqueue.enqueue)
 app.command("up")(broker.up)

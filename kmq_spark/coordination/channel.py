@@ -124,7 +124,10 @@ class Channel:
         except KafkaException as error:
             raise unreachable(error, self._writer, self._bootstrap_servers) from error
         if not self._partition_count:
-            message = f"coordination topic {self.topic!r} does not exist; create it with `create_coordination_topic`"
+            message = (
+                f"coordination topic {self.topic!r} does not exist; run `kmq group init`, or call "
+                "`create_coordination_topic`"
+            )
             raise TopicError(message)
         self.partition = partition_of(self._group, self._partition_count)
         place = TopicPartition(self.topic, self.partition)

@@ -114,7 +114,9 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
     timeout_s = timeout_ms / 1000
     replicas = _replicas(admin, topic, bootstrap_servers, timeout_s)
     if not replicas:
-        message = f"coordination topic {topic!r} does not exist; create it with `create_coordination_topic`"
+        message = (
+            f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
+        )
         raise TopicError(message)
     settings = settings_of(admin, [topic], timeout_s).get(topic, {})
     findings = list(_findings(topic, settings, replicas))

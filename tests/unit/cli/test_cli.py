@@ -19,7 +19,10 @@ COMMANDS = [
     (), ("queue",), ("queue", "create"), ("queue", "describe"), ("tracker",), ("tracker", "run"), ("up",), ("demo",),
     ("failpoints",), ("dlq",), ("dlq", "list"), ("dlq", "show"), ("dlq", "redrive"), ("dlq", "purge"),
     ("queue", "list"), ("queue", "peek"), ("send",), ("receive",), ("message",), ("message", "show"), ("doctor",),
-    ("top",),    ("tracker", "status"), ("acls",),
+    ("top",), ("tracker", "status"), ("acls",), ("group",), ("group", "init"), ("group", "list"),
+    ("group", "describe"),
+    ("group", "members"), ("group", "tasks"), ("group", "watch"), ("group", "pause"), ("group", "resume"),
+    ("group", "seek"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,136 @@
+"""
+Read the coordination topic once and return the groups in it, for operators.
+
+Rule 1: read-only: the reader is no member, joins no Kafka group and writes nothing.
+Rule 2: a partition is read from its first record that retention has kept. A group whose records begin later than its
+history and that has no snapshot there is shown as far as it is known (`is_complete`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
+from kmq_spark.core.coordination.partition import partition_of
+from kmq_spark.core.coordination.records import is_group
+from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.settings import admin_config, make_client, reader_config
+from kmq_spark.wire.coordination_log import GroupLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kmq_spark.core.coordination.world import Member, World
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """
+    A group as of the end of its partition.
+
+    Attributes:
+        group: Its name.
+        partition: Of the coordination topic.
+        is_complete: Whether the world is that of the members; False where retention removed records and no snapshot
+            replaces them.
+        world: Members, claims, tasks and positions.
+        ignored: Number of records, or entries of records, that changed nothing, by reason.
+        fault: Text about an unreadable record, empty if there was none.
+    """
+
+    group: str
+    partition: int
+    is_complete: bool
+    world: World
+    ignored: Mapping[str, int]
+    fault: str
+
+    def silent_ms(self, member: Member, now_ms: int) -> int:
+        """
+        Return the time since the last heartbeat of a member, milliseconds.
+
+        Args:
+            member: Of the group.
+            now_ms: Epoch milliseconds, this host's clock: used for the time since the last record of the partition,
+                because no record shows how that time passed.
+        """
+        since_ms = max(0, now_ms - self.world.newest_append_ms)
+        return self.world.clock_ms - member.seen_ms + since_ms
+
+    def is_stale(self, member: Member, now_ms: int) -> bool:
+        """Return whether a member is silent for more than 2T: the next record of the partition drops it."""
+        return self.silent_ms(member, now_ms) > self.world.stale_after_ms
+
+
+def read_groups(
+    bootstrap_servers: str,
+    *,
+    topic: str = COORDINATION_TOPIC,
+    group: str = "",
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    extra: Mapping[str, str] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> list[GroupState]:
+    """
+    Read the coordination topic to its present end.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`.
+        topic: The coordination topic.
+        group: Only this group; empty for all.
+        timeout_ms: Bound on each call to the broker, and on the time without a record.
+        extra: librdkafka settings.
+        on_progress: Progress callback; called with the number of records read so far.
+
+    Returns:
+        The groups, by name. A name without records is not among them.
+
+    Raises:
+        TopicError: The topic does not exist, or does not fit.
+        KafkaClientError: The broker cannot be reached, or this client may not read the topic.
+    """
+    admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+    check_coordination_topic(admin, topic, bootstrap_servers, timeout_ms)
+    partition_count = len(admin.list_topics(topic, timeout=timeout_ms / 1000).topics[topic].partitions)
+    wanted = [partition_of(group, partition_count)] if group else range(partition_count)
+    first: dict[int, int] = {}
+    logs: dict[int, dict[str, GroupLog]] = {partition: {} for partition in wanted}
+    reader = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout_ms)
+    try:
+        for count, record in enumerate(reader.read(dict.fromkeys(wanted, 0)), 1):
+            partition, offset = record.partition() or 0, record.offset() or 0
+            name = _name_of(record.key())
+            of_partition = logs[partition]
+            first_offset = first.setdefault(partition, offset)
+            if name not in of_partition and is_group(name) and group in ("", name):
+                of_partition[name] = GroupLog(name, topic=topic, partition=partition, first_offset=first_offset)
+            # Records of other groups move the clock of each group.
+            for log in of_partition.values():
+                log.read(offset, record.timestamp()[1], record.key(), record.value())
+            on_progress(count)
+    finally:
+        reader.close()
+    return [
+        _state_of(name, partition, log)
+        for name, partition, log in sorted(
+            (name, partition, log) for partition, of_partition in logs.items() for name, log in of_partition.items()
+        )
+    ]
+
+
+def _name_of(key: bytes | str | None) -> str:
+    """Return the name in a key; empty where it is no text."""
+    if isinstance(key, str):
+        return key
+    return (key or b"").decode("utf-8", "replace")
+
+
+def _state_of(name: str, partition: int, log: GroupLog) -> GroupState:
+    if not log.is_complete and log.stranger_at_ms < 0:
+        # No record is of a member that was lost: the group is younger than the oldest record.
+        log.accept()
+    ignored = {reason.value: count for reason, count in sorted(log.ignored.items())}
+    return GroupState(name, partition, log.is_complete, log.world, ignored, log.unsupported or log.last_fault)

@@ -1,0 +1,287 @@
+"""`kmq group …` on a real broker: what the commands show, what they change, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kmq_spark.coordination import Coordinator, create_coordination_topic
+from kmq_spark.coordination.overview import read_groups
+from kmq_spark.local.ports import free_port
+from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
+from tests.kafka.conftest import wait_until
+from tests.kafka.operator.test_commands import kmq
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+pytestmark = pytest.mark.kafka
+
+T = 1_000
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap_servers: str) -> str:
+    """A coordination topic of this module."""
+    name = f"group-commands-{os.getpid()}-{time.time_ns()}"
+    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
+    return name
+
+
+class Group:
+    """A group of one test."""
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        """Begin without members."""
+        self.name, self.servers, self.topic = f"group-{time.time_ns()}", bootstrap_servers, topic
+        self._made: list[Coordinator] = []
+
+    def member(self, client_id: str, **options: Any) -> Coordinator:  # noqa: ANN401  # passed on
+        """Join."""
+        one = Coordinator(
+            self.name,
+            bootstrap_servers=self.servers,
+            topic=self.topic,
+            client_id=client_id,
+            heartbeat_ms=T,
+            **options,
+        )
+        one.join()
+        self._made.append(one)
+        return one
+
+    def kmq(self, verb: str, *arguments: str) -> Result:
+        """Run a command about this group."""
+        return kmq(self.servers, "group", verb, self.name, *arguments, "--topic", self.topic)
+
+    def kmq_json(self, verb: str, *arguments: str) -> Any:  # noqa: ANN401  # JSON
+        """Run a command that succeeds, and return its JSON."""
+        result = self.kmq(verb, *arguments, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    def close(self) -> None:
+        """Close the members."""
+        for one in self._made:
+            one.close()
+
+
+@pytest.fixture
+def group(bootstrap_servers: str, topic: str) -> Iterator[Group]:
+    """A group of this test."""
+    made = Group(bootstrap_servers, topic)
+    yield made
+    made.close()
+
+
+def with_work(group: Group) -> Coordinator:
+    """Let a member `a` hold `clicks/0` at position 7 and run the task `orders`."""
+    member = group.member("a", metadata=b"host 1")
+    member.add_task("orders", b"payload")
+    assert member.wait_for(lambda world: world["tasks"]["orders"]["client_id"] == "a", 10)
+    claim = member.claim("clicks/0", 10)
+    assert claim is not None
+    claim.commit(7, wait_s=10)
+    assert member.claim("orders", 10) is not None
+    return member
+
+
+def test_list_shows_each_group_of_the_topic(group: Group) -> None:
+    member = with_work(group)
+    result = kmq(group.servers, "group", "list", "--topic", group.topic, "-o", "json")
+    (row,) = [row for row in json.loads(result.stdout) if row["group"] == group.name]
+    shown = {name: row[name] for name in ("state", "members", "stale", "held", "tasks", "leader", "heartbeat_ms")}
+    assert shown == {
+        "state": "active", "members": 1, "stale": 0, "held": 2, "tasks": 1, "leader": "a", "heartbeat_ms": T,
+    }  # fmt: skip
+    assert row["generation"] == member.view()["generation"]
+    table = kmq(group.servers, "group", "list", "--topic", group.topic).stdout
+    assert table.split()[:3] == ["GROUP", "STATE", "MEMBERS"]
+    assert group.name in table
+
+
+def test_describe_shows_what_is_held_and_at_which_position(group: Group) -> None:
+    member = with_work(group)
+    found = group.kmq_json("describe")
+    view = member.view()["resources"]
+    assert {each["resource"]: each["epoch"] for each in found["resources"]} == {
+        name: resource["epoch"] for name, resource in view.items()
+    }
+    (clicks,) = [each for each in found["resources"] if each["resource"] == "clicks/0"]
+    assert (clicks["holder"], clicks["position"]) == ("a", 7)
+    assert found["is_complete"]
+    table = group.kmq("describe").stdout
+    assert "clicks/0" in table
+    assert "1 member" in table
+
+
+def test_members_shows_the_age_of_the_last_heartbeat(group: Group) -> None:
+    """A member that is silent for more than 2T is shown as stale, although no record has dropped it yet."""
+    member = with_work(group)
+    (row,) = group.kmq_json("members")
+    assert (row["client_id"], row["is_leader"], row["is_stale"], row["metadata"]) == ("a", True, False, "host 1")
+    assert row["held"] == ["clicks/0", "orders"]
+    member.close(leave=False)
+
+    def is_stale() -> bool:
+        (row,) = group.kmq_json("members")
+        return bool(row["is_stale"]) and row["silent_ms"] > 2 * T
+
+    assert wait_until(is_stale, 20)
+    assert "stale" in group.kmq("members").stdout
+    assert group.kmq_json("describe")["state"] == "empty"
+
+
+def test_tasks_shows_who_is_assigned_and_who_runs_each_task(group: Group) -> None:
+    member = with_work(group)
+    member.add_task("emails", b"\xff\x00")
+    emails, orders = group.kmq_json("tasks")
+    assert (orders["assigned_to"], orders["held_by"], orders["payload"]) == ("a", "a", "payload")
+    assert (emails["task"], emails["held_by"], emails["payload_hex"]) == ("emails", None, "ff00")
+    assert "0xff00" in group.kmq("tasks").stdout
+
+
+@pytest.mark.parametrize("verb", ["describe", "members", "tasks", "resume"])
+def test_group_without_records_is_an_error(group: Group, verb: str) -> None:
+    """A name with a typing error must not look like a group without members."""
+    result = group.kmq(verb)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"kmq: no group {group.name!r} in {group.topic}; `kmq group list` shows the groups\n"
+
+
+def test_pause_of_a_group_without_records_writes_nothing(group: Group) -> None:
+    assert group.kmq("pause", "--for", "10m").exit_code == 1
+    assert not read_groups(group.servers, topic=group.topic, group=group.name)
+
+
+def test_pause_lets_holders_stop_and_resume_lets_them_claim_again(group: Group) -> None:
+    member = with_work(group)
+    claim = member.claims["clicks/0"]
+    paused = group.kmq_json("pause", "--for", "10m")
+    assert paused["held"] == []
+    assert 590_000 < paused["paused_until_ms"] - time.time() * 1000 < 610_000
+    assert not claim.is_held
+    assert group.kmq_json("describe")["state"] == "paused"
+    assert member.claim("clicks/0") is None
+    assert group.kmq_json("resume") == {"group": group.name, "paused_until_ms": None}
+    assert member.claim("clicks/0", 10) is not None
+
+
+@pytest.mark.parametrize("text", ["", "10", "0s", "-1s", "1.5h", "10 minutes", "8d"])
+def test_duration_that_is_not_allowed_is_refused(group: Group, text: str) -> None:
+    """Eight days are above the longest pause; nothing is written."""
+    with_work(group)
+    result = group.kmq("pause", f"--for={text}")
+    assert result.exit_code in {1, 2}
+    assert result.stderr.startswith("kmq: ")
+    assert "allowed" in result.stderr
+    assert group.kmq_json("describe")["state"] == "active"
+
+
+def test_resume_of_a_group_that_is_not_paused_is_an_error(group: Group) -> None:
+    with_work(group)
+    result = group.kmq("resume")
+    assert result.exit_code == 1
+    assert "RESUME_GROUP changed nothing" in result.stderr
+
+
+def test_seek_shows_the_change_before_it_writes_it(group: Group) -> None:
+    """Without --execute nothing is written; each refusal says what to do next."""
+    member = with_work(group)
+    dry = group.kmq("seek", "clicks/0", "--to", "3")
+    assert dry.exit_code == 0
+    assert f"pause the group first: kmq group pause {group.name} --for 10m" in dry.stdout
+    refused = group.kmq("seek", "clicks/0", "--to", "3", "--execute")
+    assert refused.exit_code == 1
+    assert "SET_POSITION changed nothing" in refused.stderr
+    assert group.kmq_json("pause", "--for", "1h")["held"] == []
+    assert "to write it: --execute" in group.kmq("seek", "clicks/0", "--to", "3").stdout
+    assert member.view()["resources"]["clicks/0"]["position"] == 7
+    rows = group.kmq_json("seek", "clicks/0", "clicks/1", "--to", "3", "--execute")
+    assert rows == [
+        {"resource": "clicks/0", "old": 7, "new": 3, "is_written": True},
+        {"resource": "clicks/1", "old": None, "new": 3, "is_written": True},
+    ]
+    assert group.kmq_json("seek", "clicks/1", "--forget", "--execute")[0]["old"] == 3
+    group.kmq_json("resume")
+    claim = member.claim("clicks/0", 10)
+    assert claim is not None
+    assert claim.position == 3
+    assert "clicks/1" not in member.view()["resources"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--to", "3", "--forget"), ("--to", "-1")])
+def test_seek_without_one_target_is_a_usage_error(group: Group, arguments: tuple[str, ...]) -> None:
+    result = group.kmq("seek", "clicks/0", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kmq: ")
+
+
+def test_watch_prints_each_change_until_ctrl_c(group: Group) -> None:
+    process = start(group.servers, "group", "watch", group.name, "--topic", group.topic, "-o", "jsonl")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert b"watching group" in process.stderr.readline()
+    with_work(group)
+    changes: list[dict[str, Any]] = []
+    while not changes or (changes[-1]["change"], changes[-1]["resource"]) != ("claimed", "orders"):
+        changes.append(json.loads(process.stdout.readline()))
+    assert [(each["change"], each["client_id"]) for each in changes[:1]] == [("joined", "a")]
+    assert ("task_added", "orders") in [(each["change"], each["resource"]) for each in changes]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_init_creates_the_topic_once_and_commands_name_it_where_it_is_missing(bootstrap_servers: str) -> None:
+    name = f"group-init-{time.time_ns()}"
+    missing = kmq(bootstrap_servers, "group", "list", "--topic", name)
+    assert missing.exit_code == 1
+    assert f"coordination topic {name!r} does not exist; run `kmq group init`" in missing.stderr
+    for _ in range(2):
+        made = kmq(bootstrap_servers, "group", "init", "--topic", name, "--partitions", "3")
+        assert (made.exit_code, made.stdout) == (0, f"coordination topic {name} is set up correctly\n")
+    assert len(AdminClient({"bootstrap.servers": bootstrap_servers}).list_topics(name).topics[name].partitions) == 3
+    empty = kmq(bootstrap_servers, "group", "list", "--topic", name)
+    assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", f"no group has a record in {name}\n")
+
+
+def test_init_refuses_a_topic_with_the_clocks_of_hosts(bootstrap_servers: str) -> None:
+    name = f"group-init-{time.time_ns()}"
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    (made,) = admin.create_topics([NewTopic(name, 1, 1, config={"message.timestamp.type": "CreateTime"})]).values()
+    made.result()
+    result = kmq(bootstrap_servers, "group", "init", "--topic", name)
+    assert result.exit_code == 1
+    assert "message.timestamp.type=CreateTime, must be LogAppendTime" in result.stderr
+
+
+def test_foreign_records_and_names_do_not_disturb_the_list(group: Group, bootstrap_servers: str) -> None:
+    """Bytes that are no record are counted; a key that is no name of a group is no group."""
+    with_work(group)
+    (state,) = read_groups(bootstrap_servers, topic=group.topic, group=group.name)
+    client = Producer({"bootstrap.servers": bootstrap_servers})
+    client.produce(group.topic, b"\xff\xff", group.name.encode(), partition=state.partition)
+    client.produce(group.topic, b"x", b"\x1b[31m", partition=state.partition)
+    assert client.flush(10) == 0
+    found = group.kmq_json("describe")
+    assert found["ignored"]["unreadable"] == 1
+    assert found["state"] == "active"
+    names = {each.group for each in read_groups(bootstrap_servers, topic=group.topic)}
+    assert group.name in names
+    assert not any("\x1b" in name for name in names)
+
+
+def test_broker_that_cannot_be_reached_is_one_line() -> None:
+    result = kmq(f"127.0.0.1:{free_port()}", "group", "list", "--timeout-ms", "2000")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("kmq: ")
