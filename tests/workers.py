@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 GROUPS_FILE = "kmq_groups_file"
-"""Key of what the controller tells its workers: the file into which they write their groups."""
+"""Key of the controller's message to its workers: the file into which they write their groups."""
 
 _LAST_RESORT_S = 60.0
 """From the exception that ends a test whose time is up to the end of a process that the exception did not reach."""

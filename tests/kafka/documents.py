@@ -273,7 +273,7 @@ def _commands(text: str) -> list[str]:
 
 @pytest.fixture
 def make_reader(tmp_path: Path) -> Iterator[Callable[[int], Reader]]:
-    """Make somebody who types in a fresh folder."""
+    """Make a user who types in a new folder."""
     readers: list[Reader] = []
 
     def make(port: int) -> Reader:

@@ -166,7 +166,7 @@ def _produce(producer: Producer, topic: str, key: bytes, value: bytes, **options
 
 
 def main() -> None:
-    """Hold the first message, renewing it, until somebody kills this process."""
+    """Hold the first message, renewing it, until this process is killed."""
     bootstrap_servers, queue, queue_id = sys.argv[1:]
     with GoWorker(bootstrap_servers, queue, queue_id) as worker:
         message = None

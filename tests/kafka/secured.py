@@ -37,7 +37,7 @@ OPERATIONS = {"".join(name.capitalize() for name in each.name.split("_")): each 
 
 class SecuredBroker:
     """
-    A broker that lets nobody do what no ACL allows.
+    A broker that refuses what no ACL allows.
 
     Clients of the parts connect to a listener of their own, where they say who they are. On the other one, which the
     broker itself uses, everybody is its superuser.

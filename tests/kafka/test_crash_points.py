@@ -99,7 +99,7 @@ def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(qu
 @pytest.mark.crosses
 @pytest.mark.parametrize("point", ["producer.sent", "producer.position-sent", "producer.committed"])
 def test_producer_killed_around_its_commit_sends_each_message_once(queue: Queue, point: str) -> None:
-    """Its next life goes on behind the position that was committed, whatever the last one had sent."""
+    """Its next life continues behind the committed position, whatever the last one had sent."""
     assert run(["-c", COPIER, queue.name, queue.bootstrap_servers], f"{point}:2") == EXIT_CODE
     assert run(["-c", COPIER, queue.name, queue.bootstrap_servers]) == 0
     assert seen(queue) == [str(number).encode() for number in range(1, 11)]

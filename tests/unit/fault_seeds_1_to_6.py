@@ -432,7 +432,7 @@ def count_a_deferral(story: Story) -> None:
 
 
 def count_a_deferral_as_silent(story: Story) -> None:
-    """I6: it was put off, and that is a word."""
+    """I6: it was put off, so that its delivery was not silent."""
     defer(story, is_silent=True)
 
 

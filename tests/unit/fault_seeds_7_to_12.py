@@ -236,7 +236,7 @@ def lose_the_origin(story: Story) -> None:
 
 
 def forget_an_attempt(story: Story) -> None:
-    """I11: the dead letter tells one attempt of two."""
+    """I11: the dead letter lists one attempt of two."""
     story.dead_letters[1] = with_header(story.dead_letters[1], "kmq-attempts-ms", b"6200")
 
 
@@ -287,7 +287,7 @@ def write_where_no_tracker_took_over(story: Story) -> None:
 
 
 def write_without_a_signature(story: Story) -> None:
-    """I12: an END of the tracker that anybody could have written."""
+    """I12: an END of the tracker without a signature."""
     story.unsigned.add(11)
 
 

@@ -1,4 +1,4 @@
-"""A right story of a queue for the checker's tests, and what it may be made to tell."""
+"""A correct history of a queue for the checker's tests, and ways to change it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.mark.parametrize("group_protocol", ["classic", "eager", "consumer"])
 def test_worker_runs_as_the_settings_say(bootstrap_servers: str, group_protocol: str) -> None:
-    """The queue's own lease is in its START, and the handler runs until somebody stops it."""
+    """The START has the lease of the queue's own settings; `run_worker` ends when the handler raises SystemExit."""
     queue = f"configured.{time.time_ns()}"
     layout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     settings = load_settings(
@@ -42,7 +42,7 @@ def test_worker_runs_as_the_settings_say(bootstrap_servers: str, group_protocol:
 
 
 def test_consumer_takes_its_limit_from_the_settings(bootstrap_servers: str) -> None:
-    """`[consumer] max_in_flight` bounds what is held."""
+    """`[consumer] max_in_flight` limits the number of held messages."""
     queue = f"configured.{time.time_ns()}"
     create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     settings = load_settings(

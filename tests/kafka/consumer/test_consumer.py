@@ -1,4 +1,4 @@
-"""The consumer: START before hand-off, leases, settling, and what is left when it goes."""
+"""The consumer: START before hand-off, leases, settling, and what a closed consumer leaves behind."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_release_and_reject_write_their_markers(queue: Queue) -> None:
 def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A handler that hangs must not hold its message for ever."""
+    """The keep-alive has a limit, so that a hanging handler cannot hold its message indefinitely."""
     queue.send("a")
     with consumer_of(queue, lease_ms=1_000, max_lease_ms=2_500) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -130,7 +130,7 @@ def test_keep_alive_holds_a_message_until_its_bound_and_then_lets_go(
         assert not wait_until(lambda: consumer.in_flight_count == 0, 1.4)
         assert wait_until(lambda: consumer.in_flight_count == 0, 3.0)
         assert time.monotonic() - received_at < 2.9
-        # A lease holds nothing from its end on; the thread that tells of it looks every 100 ms.
+        # A lease holds nothing from its end on; the thread that reports it looks every 100 ms.
         assert wait_until(lambda: "lease lost: 1 message(s)" in caplog.text)
         with pytest.raises(LeaseLostError):
             message.ack()
@@ -178,7 +178,7 @@ def test_full_consumer_receives_nothing_until_something_is_settled(
 
 
 def test_receive_waits_for_the_first_message_alone(queue: Queue) -> None:
-    """A batch that is not full must not be waited for."""
+    """`receive` returns as soon as it has one message; it does not wait for a full batch."""
     with consumer_of(queue) as consumer:
         assert wait_until(lambda: consumer.receive(1, timeout=0.1) == [] and bool(consumer._intake.owned))
         threading.Timer(0.3, queue.send, args="ab").start()
@@ -224,7 +224,7 @@ def test_value_out_of_bounds_is_refused_before_connecting(options: dict[str, Any
 
 @pytest.mark.slow
 def test_nothing_is_handed_out_while_the_start_cannot_be_written() -> None:
-    """The messages come again once the broker is back, with the same delivery count."""
+    """After the broker has returned, the messages are delivered with the same delivery count."""
     with EmbeddedBroker() as broker:
         create_queue("away", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         queue = Queue("away", broker.bootstrap_servers)

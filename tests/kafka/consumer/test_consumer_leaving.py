@@ -99,9 +99,10 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
     make_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
 ) -> None:
     """
-    A rebalance of the classic protocol waits for the first one, which this thread does not poll.
+    Two consumers of the classic protocol in one thread: `close` of the second one returns within its time limit.
 
-    The broker answers the second one's commit and its leave behind its JoinGroup: a minute, if nobody sets a limit.
+    Its leave triggers a rebalance that waits for the first one, which is not polled meanwhile. Without a limit the
+    second one would wait for the JoinGroup of the first one: a minute.
     """
     queue = make_queue(partitions=6)
     for partition in range(6):
@@ -124,7 +125,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
     assert time.monotonic() - began_at < 10
     assert "timed out after 3 s leaving the consumer group" in caplog.text
 
-    # As soon as the first one is polled, the leave that goes on in the background gets through.
+    # As soon as the first one is polled, the leave that continues in the background succeeds.
     def shared() -> bool:
         first.receive(1, 0.1)
         third.receive(1, 0.1)
@@ -136,7 +137,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
 
 
 def test_killed_consumer_leaves_a_start_without_end_and_its_message_to_the_tracker_alone(queue: Queue) -> None:
-    """Nobody fetches it again: only the tracker may redeliver it, once."""
+    """No consumer fetches the message again; only the tracker may redeliver it, once."""
     queue.send(*"ab")
     program = (
         "import os, sys\n"
@@ -178,7 +179,7 @@ def refused_in_child(consumer: QueueConsumer, message: Message) -> bool:
 
 
 def test_forked_process_ends_as_it_wants_to(queue: Queue) -> None:
-    """Destroying the parent's clients in a child would end it by an assertion of librdkafka."""
+    """The child does not destroy the parent's clients: that would abort it by an assertion of librdkafka."""
     program = (
         "import os, sys\n"
         "from kmq_spark.consumer.consumer import QueueConsumer\n"

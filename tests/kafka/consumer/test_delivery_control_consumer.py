@@ -216,7 +216,7 @@ def test_lease_out_of_bounds_is_refused_and_nothing_changes(queue: Queue, durati
 
 
 def test_release_gives_back_a_handler_that_raises_fails_and_a_close_uncounts(queue: Queue) -> None:
-    """What the delivery ended with is told, so that the tracker knows what to add: nothing, or the backoff."""
+    """The KEEPALIVE says how the delivery ended, so that the tracker knows whether to add the backoff."""
     queue.send(*"abc")
     consumer = consumer_of(queue)
 
@@ -335,7 +335,7 @@ def run_program(queue: Queue, start_new: Callable[..., subprocess.Popen[str]], *
     ],
 )
 def test_consumer_killed_while_it_defers_loses_no_message(queue: Queue, point: str) -> None:
-    """The position is behind a deferral only once that is durable; one written twice is the same deferral."""
+    """The position passes a deferral only when it is durable; a deferral that is written twice counts once."""
     write(queue, *"abc", delay_ms=60_000)
     write(queue, "now")
     assert run_program(queue, subprocess.Popen, **{VARIABLE: point}) == ""

@@ -1,4 +1,4 @@
-"""Handlers that `run` refuses: what only begins work when it is called must not have its message acknowledged."""
+"""Handlers that `run` refuses: generators and coroutine functions, whose call returns before the work is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exception in the middle of receiving, at each line of it: no message is lost, and none is received twice."""
+"""An exception in the middle of `receive`, at each of its lines: no message is lost or received twice."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 21, 34])
 def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interrupted(queue: Queue, step: int) -> None:
-    """The group has no position yet, and no consumer has noted where the records began."""
+    """The group has no committed offset yet, and the consumer has not noted the first offset of the partition."""
 
     def has_fetched(frame: FrameType) -> bool:
         return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
@@ -145,7 +145,7 @@ def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interru
 
 @pytest.mark.parametrize("step", [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200])
 def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrupted(queue: Queue, step: int) -> None:
-    """The second Ctrl+C, in the receiving thread; another consumer goes on."""
+    """A second Ctrl+C interrupts the receiving thread; then another consumer takes over."""
     queue.send(*map(str, range(300)))
     handled: list[int] = []
 

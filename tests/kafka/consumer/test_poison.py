@@ -1,4 +1,4 @@
-"""A message that takes processes down is handed out alone, so that no other message loses a delivery by it."""
+"""A message that kills its process is handed out alone, so that no other message loses a delivery."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_run_handles_a_suspect_while_no_other_handler_runs(queue: Queue) -> None
 
 
 def test_crowd_of_suspects_goes_in_groups_apart_from_the_others(queue: Queue) -> None:
-    """As the tracker marks them after their second silent delivery of five; on the fourth each goes alone."""
+    """Suspects are messages with two silent deliveries of five; before the fourth delivery each goes alone."""
     write(queue, *map(str, range(70)), silent_count=2, delivery_count=2, max_deliveries=5)
     write(queue, "x", "y", silent_count=3, delivery_count=3, max_deliveries=5)
     sizes: list[int] = []
@@ -144,7 +144,7 @@ def test_thousand_suspects_are_done_in_seconds_where_nothing_else_waits(
 
 @pytest.mark.slow
 def test_good_messages_behind_a_crowd_of_suspects_do_not_wait_for_its_end(queue: Queue) -> None:
-    """A thousand that must go alone, 20 ms each; those behind them are done when the suspects had their share."""
+    """A thousand suspects at 20 ms each: the messages behind them are done when suspects have used their share."""
     write(queue, *["mean"] * 1_000, silent_count=2)
     write(queue, *["good"] * 200)
     done_at: list[float] = []
@@ -168,7 +168,7 @@ def test_good_messages_behind_a_crowd_of_suspects_do_not_wait_for_its_end(queue:
 
 
 def test_suspect_that_was_acknowledged_stays_so_though_the_next_one_kills_the_process(queue: Queue) -> None:
-    """`kill -9` right behind the `ack` of another suspect: its END is durable by then, it loses no delivery."""
+    """`kill -9` right after the `ack` of another suspect: the END is durable by then, so no delivery is lost."""
     write(queue, "fine", "mean", silent_count=2, delivery_count=2)
     assert run_program(queue, subprocess.Popen) == "fine\nmean\n"
     assert [covered(each.marker) for each in queue.markers(MarkerType.END)] == [[0]]
@@ -176,7 +176,7 @@ def test_suspect_that_was_acknowledged_stays_so_though_the_next_one_kills_the_pr
 
 @pytest.mark.slow
 def test_suspects_get_a_bounded_share_of_the_time_while_good_messages_wait(queue: Queue) -> None:
-    """A fifth of the messages are suspects that never answer for half a second; good ones are done meanwhile."""
+    """A fifth of the messages are suspects without an answer for half a second; good messages finish meanwhile."""
     for number in range(10):
         write(queue, "mean", silent_count=2)
         write(queue, *[f"{number}"] * 4)
@@ -205,7 +205,7 @@ def test_suspects_get_a_bounded_share_of_the_time_while_good_messages_wait(queue
 
 @pytest.mark.slow
 def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue) -> None:
-    """Any producer may write such a message; it waits, and the messages behind it are handled meanwhile."""
+    """Any producer may send such a message: it waits while the messages behind it are handled."""
     write(queue, "long")
     write(queue, "mean", silent_count=2)
     write(queue, *["good"] * 20)
@@ -230,7 +230,7 @@ def test_suspect_does_not_stop_a_run_whose_handlers_take_long(queue: Queue) -> N
 
 
 def test_process_killed_by_a_suspect_holds_nothing_else(queue: Queue) -> None:
-    """`kill -9` in the hands of the handler: every other message is either done or was never started."""
+    """`kill -9` inside the handler: every other message is either acknowledged or was never started."""
     write(queue, "mean", silent_count=2, delivery_count=2)
     write(queue, *"ab")
     assert run_program(queue, subprocess.Popen) == "mean\n"

@@ -1,4 +1,4 @@
-"""`receive` with prefetch: the same messages and the same promises, with the next batch under way."""
+"""`receive` with prefetch: the same messages and guarantees, while the next batch is fetched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_message_comes_once_and_never_more_than_asked_for(queue: Queue) ->
 
 
 def test_what_nobody_asked_for_is_given_back_uncounted(queue: Queue) -> None:
-    """Three batches were under way; one was handed out."""
+    """Three batches were fetched and one was handed out: the other two are released without counting a delivery."""
     queue.send(*map(str, range(30)))
     with consumer_of(queue, prefetch=2) as consumer:
         assert wait_until(lambda: bool(messages := consumer.receive(5, timeout=1.0)) and _ack(messages))

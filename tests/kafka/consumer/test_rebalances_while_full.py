@@ -1,4 +1,4 @@
-"""A consumer that holds all it may: its partitions leave and come back, and others join the group meanwhile."""
+"""A consumer at its limit of held messages: its partitions are revoked and assigned again, other members join."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_
 def test_partition_that_was_lost_while_the_consumer_was_full_is_read_when_it_comes_back(
     make_queue: Callable[..., Queue], group_protocol: str
 ) -> None:
-    """As after a SIGSTOP: the consumer is not polled for longer than the group waits for it."""
+    """As after a SIGSTOP: the consumer is not polled for longer than max.poll.interval.ms."""
     queue = make_queue(partitions=2)
     # With KIP-848 the broker sets the session time-out, and the client refuses it.
     extra = {"max.poll.interval.ms": "6000"} | ({} if group_protocol == "consumer" else {"session.timeout.ms": "6000"})

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.kafka
 
 
 def test_results_and_ends_appear_together(make_queue: Callable[..., Queue], results: Queue) -> None:
-    """Several messages of several partitions, several result topics, one transaction."""
+    """One transaction with messages of several partitions and several result topics."""
     queue, other = make_queue(partitions=2), make_queue()
     for partition in range(2):
         queue.send("a", "b", partition=partition)
@@ -89,7 +89,7 @@ def test_message_whose_lease_ran_out_is_refused_before_anything_is_written(queue
 def test_lease_that_ends_while_the_results_are_sent_aborts_the_transaction(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The END is on the broker, but nobody may know whether it came before the deadline: nothing appears."""
+    """The END is on the broker, but it is unknown whether it came before the deadline: the transaction is aborted."""
     queue.send("a")
     with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -132,7 +132,7 @@ def seen_uncommitted(topic: Queue) -> list[bytes]:
 def test_message_is_kept_alive_while_its_commit_is_under_way(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit that takes longer than the lease succeeds as long as the lease is renewed, and is never released."""
+    """A commit that takes longer than the lease succeeds while the lease is renewed; the message is never released."""
     queue.send("a")
     with consumer_of(queue, lease_ms=1_000) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -177,7 +177,7 @@ def test_settling_a_message_while_its_commit_is_under_way_is_an_error(
 def test_close_waits_for_a_commit_that_is_under_way(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being committed is not given back."""
+    """Messages of a running commit are not released."""
     queue.send("a")
     consumer = consumer_of(queue)
     (message,) = receive_all(consumer, 1)
@@ -198,7 +198,7 @@ def test_close_waits_for_a_commit_that_is_under_way(
 
 
 def test_handlers_of_a_run_write_transactions_of_their_own(queue: Queue, results: Queue) -> None:
-    """Their commits wait for each other; what the handler settled stays settled."""
+    """Their commits are serialized; a message that the handler has settled stays settled."""
     queue.send(*map(str, range(40)))
     consumer = consumer_of(queue)
 
@@ -275,7 +275,7 @@ def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
 def test_bad_options_of_a_result_are_refused_as_a_producer_refuses_them(
     queue: Queue, results: Queue, options: dict[str, Any]
 ) -> None:
-    """In the line that made it; the block goes on, and the markers' retention counts as the messages' does."""
+    """The error is that of `QueueProducer`, and the block stays usable. The markers' retention limits delays, too."""
     set_retention(results, f"{results.name}.markers", 3_600_000)
     producer = QueueProducer(results.name, bootstrap_servers=queue.bootstrap_servers)
     with producer, pytest.raises(ConfigError) as of_producer:

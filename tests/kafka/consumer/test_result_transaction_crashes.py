@@ -1,4 +1,4 @@
-"""Killed anywhere around a transaction: each message has its result exactly once, with the tracker's redeliveries."""
+"""Processes killed around a transaction: with the tracker's redeliveries each message has its result exactly once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def worker(stage: Stage, results: str, number: int, point: str) -> Iterator[subp
 @pytest.mark.timeout(300)
 @pytest.mark.crosses(*POINTS)
 def test_each_message_has_its_result_exactly_once_whatever_dies_around_the_commit(stage: Stage, results: str) -> None:
-    """`kill -9` with everything sent, with everything durable, and right after the commit: three workers, one each."""
+    """Three workers: `kill -9` when everything was sent, when everything was durable, and right after the commit."""
     names = sorted(f"m{number}".encode() for number in range(12))
     with stage.tracking():
         stage.send(*(name.decode() for name in names))

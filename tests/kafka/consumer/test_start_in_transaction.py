@@ -1,4 +1,4 @@
-"""STARTs and the position behind them in one transaction: a crash in between repeats nothing."""
+"""STARTs and committed offsets in one transaction: a crash between them repeats no message."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_start_and_position_are_written_together(make_queue: Callable[..., Queue
 @pytest.mark.crosses
 @pytest.mark.parametrize("point", ["consumer.start-tx-sent", "consumer.start-tx-before-commit"])
 def test_crash_between_start_and_commit_repeats_nothing(queue: Queue, point: str) -> None:
-    """Neither was written: the next consumer starts each message once, and no tracker ever sees the first START."""
+    """Neither was committed: the next consumer starts each message once, and no tracker sees the first START."""
     queue.send(*"abcde")
     crashed = run_receiver(queue, point)
     assert (crashed.returncode, crashed.stdout) == (EXIT_CODE, "")
@@ -73,7 +73,7 @@ def test_crash_between_start_and_commit_repeats_nothing(queue: Queue, point: str
 
 @pytest.mark.slow
 def test_crash_after_the_commit_repeats_nothing(queue: Queue) -> None:
-    """Both were written: what was started is the tracker's, nobody fetches it again."""
+    """Both were committed: started messages belong to the tracker, no consumer fetches them again."""
     queue.send(*"abcde")
     crashed = run_receiver(queue, "consumer.start-durable")
     assert (crashed.returncode, crashed.stdout) == (EXIT_CODE, "")
@@ -85,7 +85,7 @@ def test_crash_after_the_commit_repeats_nothing(queue: Queue) -> None:
 
 @pytest.mark.slow
 def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) -> None:
-    """It fetched before it was suspended; the group does not know it any more: neither START nor position."""
+    """It fetched before it was suspended and is no member any more: neither START nor offset is committed."""
     queue.send(*"ab")
     with consumer_of(queue, start_in_transaction=True) as gone:
         receive_all(gone, 1)[0].ack()

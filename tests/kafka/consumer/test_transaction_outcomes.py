@@ -1,4 +1,4 @@
-"""Commits of a consumer that are fenced or get no answer: nothing is lost, nothing is written twice."""
+"""Commits of a consumer that are fenced or get no answer: nothing is lost, and nothing is written twice."""
 
 # ruff: noqa: PT012, SIM117  # the error comes at the end of a block, which holds what the block is for
 
@@ -51,7 +51,7 @@ def test_second_consumer_of_the_same_id_fences_the_first(queue: Queue, results: 
 def test_commit_without_an_answer_is_looked_up_in_the_log(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
 ) -> None:
-    """A connection that breaks in the commit: the caller is told what became of it, whichever it is."""
+    """The connection breaks during the commit: the call returns or raises according to what the log shows."""
     queue.send("a")
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -71,7 +71,7 @@ def test_commit_without_an_answer_is_looked_up_in_the_log(
 def test_commit_whose_outcome_nobody_knows_lets_the_messages_go(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither renewed nor given back: what is redelivered then is for the log to say."""
+    """The messages are neither renewed nor released: the log decides what the tracker redelivers."""
     queue.send("a")
     with consumer_of(queue, lease_ms=1_000) as consumer:
         (message,) = receive_all(consumer, 1)

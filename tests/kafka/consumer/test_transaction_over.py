@@ -1,4 +1,4 @@
-"""A transactional producer that failed for good says so to everybody who shares it."""
+"""A transactional producer with a permanent failure raises the same error for all of its users."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.kafka
 
 def test_second_user_of_a_producer_that_is_over_hears_what_ended_it(queue: Queue) -> None:
     """
-    A tracker's upkeep fails with the broker away and leaves its transaction open; a batch comes before anybody noticed.
+    The tracker's upkeep fails while the broker is away and leaves its transaction open; then a batch uses the producer.
 
-    It once heard "not valid in this state", which does not pass, and the tracker ended.
+    The batch used to get "not valid in this state", which is not retriable, and the tracker ended.
     """
     config = transactional_producer_config(queue.bootstrap_servers, f"over-{queue.name}", "over", None)
     producer = TransactionalProducer(config, 10_000)

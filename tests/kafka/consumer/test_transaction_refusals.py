@@ -1,4 +1,4 @@
-"""Transactions of a consumer that cannot be: told at once, nothing written, and the block can be tried again."""
+"""Transactions that are refused: the call raises at once, nothing is written, and the block can be tried again."""
 
 # ruff: noqa: PT012, SIM117  # the error comes at the end of a block, which holds what the block is for
 
@@ -42,7 +42,7 @@ def test_unknown_topic_is_told_at_once_and_the_block_can_be_tried_again(queue: Q
 
 
 def test_oversize_result_is_told_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
-    """The broker refuses it: nothing is written, the message stays held, and nobody tries for a minute."""
+    """The broker refuses the record: nothing is written, the message stays held, the error comes without retries."""
     queue.send("a")
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -86,7 +86,7 @@ def test_wrong_result_is_refused_while_it_is_recorded(
 
 
 def test_misuse_of_a_block_is_told(queue: Queue, results: Queue) -> None:
-    """A block in a block, a call after the end, a message that was settled otherwise."""
+    """A block within a block, a call after the end of the block, a message that was settled in another way."""
     queue.send("a", "b")
     with consumer_of(queue) as consumer:
         first, second = receive_all(consumer, 2)
@@ -111,7 +111,7 @@ def test_misuse_of_a_block_is_told(queue: Queue, results: Queue) -> None:
 
 
 def test_result_topic_that_grows_or_comes_later_is_found(queue: Queue) -> None:
-    """A topic that was not there is asked for again."""
+    """The metadata of an unknown topic is requested again at the next use."""
     name = f"{queue.name}.later"
     with consumer_of(queue) as consumer:
         with pytest.raises(TopicError), consumer.transaction() as tx:

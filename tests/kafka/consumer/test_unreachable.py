@@ -1,4 +1,4 @@
-"""What a user reads when a client cannot talk to a broker: why, and which setting to correct."""
+"""Errors of a client that cannot reach a broker: the reason, and the setting to correct."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "sec
 def test_reason_of_a_failed_handshake_is_in_the_error(
     bootstrap_servers: str, extra: dict[str, str], reason: str
 ) -> None:
-    """A broker that is down, and one that wants another protocol, must not look alike."""
+    """A broker that is down and a broker with another security protocol have different errors."""
     with pytest.raises(KafkaClientError) as raised:
         check_queue("orders", bootstrap_servers=bootstrap_servers, timeout_ms=TIMEOUT_MS, extra=extra)
     assert reason in str(raised.value)

@@ -1,4 +1,4 @@
-"""`QueueConsumer.run`: what a handler does decides, and a stop leaves nothing behind."""
+"""`QueueConsumer.run`: the handler's outcome settles each message, and a stop leaves no message held."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
 
 
 def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
-    """A broker that cannot be found for a moment, for one: what was started before is handed out all the same."""
+    """For example while a host name cannot be resolved: messages that were started before are handed out."""
     queue.send(*map(str, range(1_000)))
     consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
     seen: list[int] = []
@@ -135,7 +135,7 @@ def test_stop_gives_back_unseen_messages_uncounted_and_waits_for_the_running_one
 
 
 def test_slow_handlers_leave_messages_to_other_consumers(queue: Queue) -> None:
-    """What waits here cannot be worked on elsewhere: at most one running and a small window."""
+    """Messages that wait here cannot be handled elsewhere, so that only one and a small window are fetched."""
     queue.send(*map(str, range(100)))
     summary = run(queue, lambda _message: time.sleep(0.2), 5, concurrency=1)
     assert summary.acked == 5

@@ -65,7 +65,7 @@ def test_one_dead_letter_goes_back_and_is_open_no_more(letters: Letters) -> None
 
 
 def test_redriven_message_is_delivered_as_new_with_its_origin(letters: Letters) -> None:
-    """Count, times and TTL start again: what would expire at once is not what anybody redrives for."""
+    """Count, times and TTL start again: otherwise a redriven message could expire at once."""
     ours: Headers = [(TTL_MS, b"1"), (DELAY_MS, b"9"), (SILENT_COUNT, b"4"), (GROUP, b"old")]
     letters.bury(b"a", partition=1, headers=ours)
     letters.redrive(everything=True)

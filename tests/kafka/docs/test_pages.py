@@ -64,7 +64,7 @@ def test_producers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
 
 @pytest.mark.timeout(400)
 def test_commands_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
-    """A queue with messages, some of them in somebody's hands."""
+    """A queue with messages, some of them in flight."""
     fill_and_hold(own_broker.bootstrap_servers)
     make_reader(own_broker.port).read("docs/commands.md")
 

@@ -181,7 +181,7 @@ def test_ledger_holds_every_record_once_though_its_process_is_killed_and_its_che
 
 
 def test_ledger_in_a_catalog_has_lasting_views(queue: Queue, spark: SparkSession, tmp_path: Path) -> None:
-    """As on Databricks: tables and views of a schema, for everybody who may read it; and no folder to be named."""
+    """As on Databricks: tables and views of a schema, for every user who may read it; no folder is named."""
     queue.send("a", "b")
     schema = "kmq_ledger_test"
     spark.sql(f"CREATE SCHEMA {schema} LOCATION '{tmp_path / 'warehouse'}'")

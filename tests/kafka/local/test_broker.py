@@ -50,7 +50,7 @@ def _read_one(servers: str, topic: str) -> bytes | None:
 
 @pytest.mark.slow
 def test_broker_starts_whatever_its_cluster_id_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One id in 64 begins with a dash, which Kafka's tool takes for an option unless told otherwise."""
+    """One id in 64 begins with a dash, which Kafka's tool would take for an option."""
     monkeypatch.setattr("kmq_spark.local.broker.uuid.uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
     with EmbeddedBroker() as broker:
         assert broker.is_running
@@ -215,7 +215,7 @@ def test_setting_that_kafka_refuses_is_told() -> None:
 
 
 def _is_gone_soon(pid: int) -> bool:
-    """Tell whether a process ends within some seconds."""
+    """Return whether a process ends within some seconds."""
 
     def is_gone() -> bool:
         try:
@@ -230,7 +230,7 @@ def _is_gone_soon(pid: int) -> bool:
 
 
 def _is_soon(condition: Callable[[], bool]) -> bool:
-    """Tell whether a condition holds within ten seconds."""
+    """Return whether a condition holds within ten seconds."""
     give_up_at = time.monotonic() + 10
     while time.monotonic() < give_up_at:
         if condition():

@@ -1,4 +1,4 @@
-"""The operator's commands on a real broker: what they tell, and what they say when something is wrong."""
+"""The operator's commands on a real broker: their output, and their errors."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_doctor_without_a_broker_is_one_finding_and_unhealthy() -> None:
 
 
 def test_queue_that_does_not_exist_is_one_line(bootstrap_servers: str) -> None:
-    """`doctor` tells it as a finding, and is unhealthy."""
+    """`doctor` has it as a finding, and ends as unhealthy."""
     for command in ("top nope --once", "queue peek nope", "message show nope 0:1", "tracker status nope"):
         result = kmq(bootstrap_servers, *command.split())
         (line,) = result.stderr.splitlines()

@@ -229,7 +229,7 @@ def test_transactional_consumer_cannot_commit_for_another_group_in_a_transaction
 
 
 def test_transactional_consumer_cannot_fence_tracker_or_redrive(secured: SecuredBroker) -> None:
-    """A transactional id belongs to one part of one queue; whoever may use it can fence its owner."""
+    """A transactional id belongs to one part of one queue; a client that may use it can fence its owner."""
     for transactional_id in FOREIGN_TRANSACTIONAL_IDS:
         producer = producer_of(secured, "transactional-consumer", transactional_id)
         code = code_of(lambda producer=producer: producer.init_transactions(20))  # type: ignore[misc]  # bound now
@@ -307,7 +307,7 @@ def write_as(secured: SecuredBroker, part: str, topic: str) -> str:
     ],
 )  # fmt: skip
 def test_part_cannot_write_to_a_topic_that_is_not_its_own(secured: SecuredBroker, part: str, topic: str) -> None:
-    """Whoever writes markers decides about everybody's messages."""
+    """A client that may write markers decides about all messages of the queue."""
     assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED"
 
 

@@ -54,7 +54,7 @@ def receive_one(stage: Stage, *, reject: str = "", ack: bool = False) -> list[tu
 
 @pytest.mark.spark
 def test_story_headers_and_metrics_of_a_message_that_died_and_was_redriven(stage: Stage) -> None:
-    """`traceparent` is on every copy, dead letter included, so a trace goes on where the message does."""
+    """`traceparent` is on every copy, dead letter included, so that a trace follows the message."""
     with QueueProducer(stage.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
         producer.send("work", headers=[TRACE], partition=0)
     with stage.tracking() as tracker:

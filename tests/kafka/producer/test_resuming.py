@@ -239,7 +239,7 @@ def test_message_that_is_too_large_is_an_error_at_once_and_the_others_are_sent(q
 
 
 def test_message_that_the_broker_refuses_is_named_and_nothing_of_its_transaction_is_visible(queue: Queue) -> None:
-    """The topic takes less than the producer was told."""
+    """The topic's limit is smaller than the producer's `max_message_bytes`."""
     with producer_of(queue, commit_every_ms=NEVER_MS) as producer:
         producer.send("a", position=1)
     producer = producer_of(queue, max_message_bytes=4_000_000, commit_every_ms=NEVER_MS)

@@ -1,4 +1,4 @@
-"""A queue with too much in flight: its tracker says so, its consumers fetch nothing, and go on when there is less."""
+"""Too many messages in flight: the tracker signals it, and consumers fetch nothing until there are fewer."""
 
 from __future__ import annotations
 

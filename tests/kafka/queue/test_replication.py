@@ -1,4 +1,4 @@
-"""Queues on three brokers: what is acknowledged must be on two of them."""
+"""Queues on three brokers: an acknowledged record must be on two of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def setting(bootstrap_servers: str, topic: str, key: str) -> str:
 
 
 def has_setting(brokers: ThreeBrokers, topic: str, key: str, value: str) -> bool:
-    """Wait until every broker says so: each learns of a change in its own time."""
+    """Wait until every broker reports it: brokers receive a change at different times."""
     found = AdminClient({"bootstrap.servers": brokers.bootstrap_servers}).list_topics(timeout=10).brokers.values()
     return all(
         wait_until(lambda at=f"{each.host}:{each.port}": setting(at, topic, key) == value, 10)  # type: ignore[misc]
@@ -60,7 +60,7 @@ def change(brokers: ThreeBrokers, topic: str, key: str, value: str) -> None:
 def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
     brokers: ThreeBrokers, replication_factor: int
 ) -> None:
-    """Whether the replicas are asked for or come from the broker's default."""
+    """With an explicit replication factor and with the broker's default."""
     name = f"made{replication_factor}"
     layout = create_queue(
         name, bootstrap_servers=brokers.bootstrap_servers, partitions=1, replication_factor=replication_factor
@@ -84,7 +84,7 @@ def test_queue_with_three_replicas_needs_two_of_them_for_a_write(
 def test_setting_that_loses_acknowledged_records_is_found_with_its_repair(
     brokers: ThreeBrokers, topic: str, key: str, value: str, repair: str
 ) -> None:
-    """By the check that every tracker makes at its start, and by the doctor."""
+    """The start check of every tracker and the doctor find it."""
     name = f"weak-{topic.partition('.')[2]}-{key}"
     create_queue(name, bootstrap_servers=brokers.bootstrap_servers, partitions=1)
     change(brokers, topic.format(name), key, value)

@@ -1,4 +1,4 @@
-"""Rules that belong to a queue: written once, read by every tracker, and changed within the log."""
+"""Rules of a queue: written once, read by every tracker, and changed through the log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drop(queue: Queue, count: int) -> None:
 
 
 def test_rules_are_read_as_they_were_written_and_a_stale_change_is_refused(queue: Queue) -> None:
-    """Two people change the rules of one queue: the second one sees that there is another version."""
+    """Two operators change the rules of one queue: the second change is refused, since the version has changed."""
     assert read_rules(queue.name, bootstrap_servers=queue.bootstrap_servers) is None
     put(queue, max_deliveries=3)
     put(queue, 1, max_deliveries=7, lease_ms=9_000)
@@ -81,7 +81,7 @@ def test_group_without_rules_has_those_of_its_queue(queue: Queue) -> None:
 
 
 def test_rules_of_the_queue_go_before_the_settings_of_a_tracker(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """And the tracker says which of its settings they replace."""
+    """The tracker logs which of its settings they replace."""
     queue.send("a")
     put(queue, max_deliveries=1)
     drop(queue, 1)
@@ -96,7 +96,7 @@ def test_rules_of_the_queue_go_before_the_settings_of_a_tracker(queue: Queue, ca
 
 
 def test_queue_without_rules_has_the_settings_of_its_tracker(queue: Queue) -> None:
-    """As before queues had rules; nothing is written to its log."""
+    """As in versions without rules; nothing is written to the queue's log."""
     queue.send("a")
     drop(queue, 1)
     assert track_once(queue.name, settings_of(queue, max_deliveries=1)).dead_lettered == 1
@@ -107,7 +107,7 @@ def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_c
     queue: Queue,
 ) -> None:
     """
-    What a tracker needs of the old rules it finds in the offsets of its group.
+    The tracker stores what it needs of older rules in the offsets of its group.
 
     The first tracker folds the START under a backoff of an hour. Then the rules change, and a second tracker begins
     without any state, behind the RULES marker of the first.
@@ -123,7 +123,7 @@ def test_message_keeps_the_backoff_of_its_start_though_a_tracker_without_state_c
 
 
 def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..., Queue]) -> None:
-    """Once in every markers partition, whether anything is in flight or not."""
+    """One RULES marker in every markers partition, whether messages are in flight or not."""
     queue = make_queue(2)
     settings = settings_of(queue)
     sender = sender_of(settings, queue.name, check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers))
@@ -145,7 +145,7 @@ def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..
 
 @pytest.mark.spark
 def test_change_takes_effect_while_the_tracker_runs(stage: Stage) -> None:
-    """The limit of deliveries goes from three to one, and nobody starts anything again."""
+    """The delivery limit changes from three to one, without a restart."""
     with stage.tracking(max_deliveries=3), stage.consumer() as consumer:
         write_rules(
             stage.queue,
@@ -167,7 +167,7 @@ def kmq(queue: Queue, *arguments: str) -> Result:
 
 
 def test_alter_shows_a_change_first_and_writes_it_when_asked_to(queue: Queue) -> None:
-    """And describe shows what holds; a change that was looked at before another one is refused."""
+    """`describe` shows the rules in force; a change based on an older version is refused."""
     name = queue.name
     assert "none of its own" in kmq(queue, "queue", "describe", name).stdout
     created = kmq(queue, "queue", "create", name, "--max-deliveries", "3", "--lease-ms", "9000")
@@ -199,7 +199,7 @@ def test_change_that_is_not_allowed_is_one_line(queue: Queue, arguments: tuple[s
 
 
 def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> None:
-    """Rules are changed with `alter` alone; creating again with the same ones does nothing."""
+    """Only `alter` changes rules; `create` with the same rules does nothing."""
     for _ in range(2):
         assert kmq(queue, "queue", "create", queue.name, "--max-deliveries", "3").exit_code == 0
     refused = kmq(queue, "queue", "create", queue.name, "--max-deliveries", "4")
@@ -209,7 +209,7 @@ def test_create_with_other_rules_than_the_queue_has_is_refused(queue: Queue) -> 
 def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its caller's lease goes first; a lease in settings is for queues without one."""
+    """An explicit lease has priority; a lease in the settings is for queues without one."""
     settings = settings_of(queue, lease_ms=40_000)
     leases: list[int] = []
     for expected_version, rules in enumerate(({"max_deliveries": 3}, {"lease_ms": 9_000})):
@@ -222,7 +222,7 @@ def test_consumer_that_was_given_no_lease_has_the_one_of_its_queue(
 
 
 def test_doctor_warns_of_settings_that_say_otherwise(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue's rules go first, so such a setting misleads its reader."""
+    """The queue's rules have priority, so that such a setting misleads its reader."""
     put(queue, max_deliveries=3)
 
     def rules() -> list[dict[str, str]]:
@@ -238,7 +238,7 @@ def test_doctor_warns_of_settings_that_say_otherwise(queue: Queue, monkeypatch: 
 
 
 def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """Delays and times to live follow the append time of the first copy: `queue create` makes it the broker's."""
+    """Delays and times to live count from the append time of the first copy; `queue create` sets LogAppendTime."""
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
 
     def check() -> None:
@@ -256,7 +256,7 @@ def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: py
 
 
 def test_rules_are_written_again_where_the_log_has_older_ones(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A RULES marker that somebody copied is signed, so it counts; the tracker answers with its own."""
+    """A copied RULES marker has a valid signature and counts; the tracker writes the current rules again."""
     monkeypatch.setattr(tracker_rules, "RULES_AGAIN_S", 0.0)
     put(queue, max_deliveries=2)
     layout = check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)

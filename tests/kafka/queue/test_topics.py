@@ -1,4 +1,4 @@
-"""The topics of a queue: made once, checked with every finding named."""
+"""The topics of a queue: created once, checked with every finding named."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_queue_name_with_other_characters_is_refused(name: str) -> None:
 def test_new_queue_whose_names_would_meet_another_queue_s_is_refused(
     bootstrap_servers: str, name: str, part: str
 ) -> None:
-    """The consumers of a queue orders.tracker would be in the group of the tracker of orders."""
+    """The consumers of a queue orders.tracker would use the consumer group of the tracker of orders."""
     with pytest.raises(ConfigError, match=f"name is reserved: got .*, a name without '{re.escape(part)}'"):
         create_queue(name, bootstrap_servers=bootstrap_servers)
 
@@ -99,7 +99,7 @@ def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: s
 
 
 def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name: str) -> None:
-    """Whatever its own command asks for: its markers follow the queue's partitions."""
+    """Its markers topic has as many partitions as the queue's, whatever its own command asks for."""
     create_queue(name, bootstrap_servers=bootstrap_servers, partitions=3, max_message_bytes=2_000_000)
     layout = create_queue(f"{name}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
     assert layout.topics == QueueTopics(name, "billing")
@@ -120,7 +120,7 @@ def test_group_that_does_not_fit_is_told_with_its_own_command(bootstrap_servers:
 
 
 def test_redrive_topic_that_forgets_is_found(bootstrap_servers: str, name: str) -> None:
-    """What it forgets would be sent again."""
+    """Dead letters whose redrive record is removed would be sent again."""
     create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     wrong = [ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)]

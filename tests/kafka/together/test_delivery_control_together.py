@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
 def test_delayed_message_comes_at_its_time_though_its_consumer_was_killed(stage: Stage) -> None:
-    """`kill -9` of the only consumer while the message waits: nobody held it, so nothing is lost or late for it."""
+    """`kill -9` of the only consumer while the message waits: it was not held, so that it is neither lost nor late."""
     with QueueProducer(stage.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
         producer.send("later", delay=6.0)
         producer.send("now")
@@ -57,7 +57,7 @@ time.sleep(600)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_message_that_kills_its_process_is_handed_out_alone_and_ends_in_the_dead_letter_topic(stage: Stage) -> None:
-    """Three deliveries, three processes; innocents that were held with it are done by whoever comes next."""
+    """Three deliveries, three processes; the next consumer finishes the messages that were held beside it."""
     stage.send("killer", *(f"good {number}" for number in range(6)))
     alone: list[int] = []
     with stage.tracking():

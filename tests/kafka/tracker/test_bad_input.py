@@ -1,4 +1,4 @@
-"""What a queue may be given that it should not: each gets a clear line, nothing is lost, and the tracker goes on."""
+"""Bad input of a queue: each kind is logged in one clear line, nothing is lost, and the tracker keeps running."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_missing_topic_is_told_with_the_command_that_makes_it(stage: Stage) -> N
 
 
 def test_markers_topic_with_the_wrong_clock_is_told_with_its_repair(stage: Stage) -> None:
-    """With the producers' own time in it a tracker would believe every consumer's clock."""
+    """With CreateTime the tracker would depend on the clock of every consumer."""
     entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource("topic", stage.layout.topics.markers_topic, incremental_configs=[entry])
     admin = admin_of(stage)
@@ -108,7 +108,7 @@ def test_unreachable_broker_at_the_start_is_told_at_once(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_partitions_that_come_under_a_running_tracker_are_served(stage: Stage) -> None:
-    """Grown from 2 to 4: new messages are redelivered there too, and the tracker is not even started again."""
+    """Grown from 2 to 4: messages of the new partitions are redelivered, without a restart of the tracker."""
     topics = stage.layout.topics
     stage.send("before")
     with stage.tracking() as tracker:
@@ -144,14 +144,14 @@ def is_tick(record: object) -> bool:
 
 @pytest.mark.slow
 def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path: Path) -> None:
-    """Killed under it and started again: the tracker resumes by itself, nothing is lost, nothing is sent twice."""
+    """The broker is killed and started again: the tracker resumes by itself; nothing is lost or sent twice."""
     with EmbeddedBroker() as broker:
         stage = Stage(spark, broker.bootstrap_servers, tmp_path, "restarted")
         stage.send(*(f"m{number}" for number in range(10)))
         with stage.tracking() as tracker, stage.consumer() as consumer:
             held = receive_all(consumer, 10)
             broker.kill()
-            time.sleep(3.0)  # their leases run out while nobody can say so
+            time.sleep(3.0)  # their leases run out while the broker is away
             broker.start()
             again = receive_all(consumer, 10, 60)
             for message in again:
@@ -166,7 +166,7 @@ def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path:
 
 
 def test_handler_that_raises_loses_nothing(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """Its message rests, comes again with its count, and ends in the dead-letter topic after the last delivery."""
+    """The message is redelivered after its backoff, and dead-lettered after the last delivery."""
     stage.send("good", "bad")
     seen: list[tuple[bytes | None, int]] = []
 
@@ -198,7 +198,7 @@ def test_handler_that_raises_loses_nothing(stage: Stage, caplog: pytest.LogCaptu
 def test_flood_of_bytes_that_are_no_markers_is_one_line_in_the_log(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Random, empty, absent and large records; the messages around them are redelivered as ever."""
+    """Random, empty, absent and large records; the messages between them are redelivered as usual."""
     foreign = Producer({"bootstrap.servers": stage.bootstrap_servers})
     values = [b"", None, b"\xff" * 10, b"\x08\x63", b"x" * 500_000, *(bytes([n, 255 - n]) * n for n in range(1, 60))]
     unreadable = 0

@@ -1,4 +1,4 @@
-"""`kmq tracker run` as its users run it: a process, signals, exit codes, and lines that can be read."""
+"""`kmq tracker run` as users run it: a process, signals, exit codes and readable lines."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def arguments_of(queue: Queue, folder: Path, *more: str) -> list[str]:
 def test_ctrl_c_ends_the_tracker_within_seconds_and_well(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
-    """It goes to the whole group, the JVM and Spark's workers too."""
+    """SIGINT goes to the whole process group, the JVM and Spark's workers included; the exit code is 0."""
     tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
     tracker.wait_ready()
     os.killpg(tracker.process.pid, signal.SIGINT)
@@ -132,7 +132,7 @@ def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[...
 def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
-    """And the newer one ends well when it is asked to."""
+    """The newer one ends with exit code 0 when it is asked to."""
     older = start(*arguments_of(queue, tmp_path / "one"))
     older.wait_ready()
     newer = start(*arguments_of(queue, tmp_path / "another"))
@@ -151,7 +151,7 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
 def test_tracker_that_was_killed_is_told_from_one_that_idles_and_one_that_was_stopped(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
-    """By its heartbeat: `tracker status` and `doctor` end with exit code 3 once it is gone."""
+    """The heartbeat differs: `tracker status` and `doctor` end with exit code 3 once the tracker is gone."""
     queue.send("held", "held too")
     consumer = consumer_of(queue, lease_ms=1_000, keep_alive=False)
     killed = start(*arguments_of(queue, tmp_path / "checkpoint"))
@@ -192,7 +192,7 @@ def command(queue: Queue, *arguments: str) -> tuple[int, str]:
 
 
 def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker]) -> None:
-    """Before a JVM is started, and without trying again."""
+    """The command ends before a JVM is started, and without a retry."""
     tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT_MS="1500")
     exit_code, seconds, _ = tracker.wait_end(30)
     (line,) = tracker.error_lines()
@@ -227,7 +227,7 @@ def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..
 def test_failing_query_is_told_in_a_line_each_time_and_ends_after_the_limit(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
-    """A checkpoint folder that cannot be made: Spark's stack stays where it is, our line says what it said first."""
+    """A checkpoint folder that cannot be created: Spark's stack is not printed, our line has its first line."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     tracker = start(*arguments_of(queue, blocked), KMQ_TRACKER__RESTART_LIMIT="1")

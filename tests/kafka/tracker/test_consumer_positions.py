@@ -1,7 +1,8 @@
 """
-The committed offsets of a queue's consumers, where the broker deleted them: the tracker restores them.
+Committed offsets of a queue's consumers that the broker has deleted: the tracker restores them.
 
-To delete the group stands in for expiry where a minute of waiting would show no more; the slow test has real expiry.
+Most tests delete the group, which has the same effect as expiry without a minute of waiting; the slow test has real
+expiry.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def commit(queue: Queue, offset: int) -> None:
 
 
 def test_lost_positions_are_restored_by_the_next_tracker(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """The group's own and those of logical queues, from the copy in the metadata of the tracker's commits."""
+    """The queue's own group and those of logical queues, from the copy in the metadata of the tracker's commits."""
     queue.send(*"abc")
     queue.send("vip", queue="vip")
     finish(queue, 3)
@@ -101,7 +102,7 @@ def test_positions_that_an_operator_set_back_stay(queue: Queue) -> None:
 
 
 def test_positions_of_a_deleted_topic_are_not_restored(queue: Queue) -> None:
-    """The new topic's messages lie below them."""
+    """The messages of the new topic have smaller offsets."""
     queue.send(*"abc")
     finish(queue, 3)
     track_once(queue.name, settings_of(queue))
@@ -117,7 +118,7 @@ def test_positions_of_a_deleted_topic_are_not_restored(queue: Queue) -> None:
 
 
 def test_live_group_is_left_alone(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """Its members may have started at the oldest message already: what they commit stands."""
+    """Its members may have started at the earliest message already; their commits are kept."""
     queue.send(*"abc")
     finish(queue, 3)
     track_once(queue.name, settings_of(queue))
@@ -133,7 +134,7 @@ def test_live_group_is_left_alone(queue: Queue, caplog: pytest.LogCaptureFixture
 
 
 def test_positions_below_which_everything_was_removed_are_dropped(queue: Queue) -> None:
-    """Nothing can be delivered again; groups that are used no more are not kept for ever."""
+    """No message below them can be delivered again, so that offsets of unused groups are not kept indefinitely."""
     queue.send(*"abc")
     finish(queue, 3)
     track_once(queue.name, settings_of(queue))
@@ -194,7 +195,7 @@ def test_first_consumer_of_a_queue_logs_no_warning(queue: Queue, caplog: pytest.
 def test_consumer_that_may_receive_finished_messages_again_logs_a_warning(
     make_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message that is older than the offsets of an empty group are kept: the group may have finished it before."""
+    """The oldest message is older than the retention of the group's offsets: the group may have finished it before."""
     queue = make_queue(2)
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     set_create_time(admin, queue.name)
@@ -231,7 +232,7 @@ def set_create_time(admin: AdminClient, topic: str) -> None:
 def test_consumers_that_were_away_for_too_long_receive_no_finished_message_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Both group protocols, under a tracker that runs all the time, on a broker that forgets after a minute."""
+    """Both group protocols, with a running tracker, on a broker that keeps offsets for a minute."""
     with EmbeddedBroker(extra=FORGETFUL) as broker:
         stage = Stage(spark, broker.bootstrap_servers, tmp_path, "away")
         queue = Queue("away", broker.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""What a queue promises of time on a real broker, by the tracker alone: rests, deferrals, times to live, silence."""
+"""The tracker's part of delivery control on a real broker: backoff, deferrals, times to live, silent deliveries."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: Any) -> N
 def test_failed_message_rests_and_one_that_was_given_back_does_not(
     stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By append times alone: lease and rest, a failure's rest, and no rest; each copy says who said no word."""
+    """By append times: lease plus backoff, backoff after a failure, no backoff. Silent deliveries are counted."""
     with_rules(stage, monkeypatch, backoff="exponential", backoff_initial_ms=600, backoff_max_ms=900)
     silent, failed, given_back, second = log.send(count=4)
     with stage.tracking():
@@ -148,7 +148,7 @@ def test_failed_message_rests_and_one_that_was_given_back_does_not(
 
 
 def test_deferred_message_comes_at_its_instant_and_its_delivery_does_not_count(stage: Stage, log: Log) -> None:
-    """A delayed message: its copy is to be handed out, and is delivery 1 to whoever takes it."""
+    """A delayed message: its copy is ready to be handed out, and its next delivery is number 1."""
     (offset,) = log.send((DELAY_MS, b"1500"))
     (sent,) = read_all(stage.bootstrap_servers, stage.queue)
     due_at_ms = sent.timestamp()[1] + 1_500
@@ -165,7 +165,7 @@ def test_deferred_message_comes_at_its_instant_and_its_delivery_does_not_count(s
 def test_message_whose_time_is_over_is_not_sent_again(
     stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch, expired: str
 ) -> None:
-    """By the tracker where the lease outlasts it, by a consumer at its START: ended, dropped or dead-lettered once."""
+    """Expired in the tracker (the lease ends later) or in a consumer at its START: dropped or dead-lettered once."""
     with_rules(stage, monkeypatch, expired=expired)
     over, at_start = log.send((TTL_MS, b"300"), count=2)
     (living,) = log.send((TTL_MS, b"3600000"))
@@ -185,7 +185,7 @@ def test_message_whose_time_is_over_is_not_sent_again(
 
 
 def test_worker_without_counts_loses_its_poison_to_the_dead_letters(stage: Stage, log: Log) -> None:
-    """kafka-mq-go's START says 1 each time: the message's own header counts."""
+    """kafka-mq-go's START always has delivery count 1: the count in the message's header is used."""
     (offset,) = log.send((DELIVERY_COUNT, b"2"))
     with stage.tracking():
         log.mark(start(offset))
@@ -207,7 +207,7 @@ app(["tracker", "run", sys.argv[1], "--bootstrap-server", sys.argv[2], "--checkp
 def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
     stage: Stage, log: Log, tmp_path: Path, point: str
 ) -> None:
-    """`kill -9` in the middle of a transaction that drops some and sends others, and right behind its commit."""
+    """`kill -9` during a transaction that drops some messages and sends others, and right after its commit."""
     dropped = log.send((TTL_MS, b"1"), count=3)
     kept = log.send(count=3)
     log.mark(start(dropped[0], 6))
@@ -227,7 +227,7 @@ def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
 
 
 def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_markers(bootstrap_servers: str) -> None:
-    """The queue topic is everybody's; markers, dead letters and positions are the group's."""
+    """All groups share the queue topic; each group has its own markers, dead letters and offsets."""
     queue = f"shared.{time.time_ns()}"
     create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     # Two topics of these three are those of the group.

@@ -1,4 +1,4 @@
-"""Consumers, a broker and the tracker together: what is promised about redelivery, on the real thing."""
+"""Consumers, a broker and the tracker together: the promises about redelivery, on a real broker."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage)
 
 @pytest.mark.slow
 def test_lost_checkpoint_neither_loses_nor_repeats(stage: Stage) -> None:
-    """A tracker with an empty checkpoint rebuilds from the markers topic: what was redelivered stays redelivered."""
+    """A tracker with an empty checkpoint rebuilds its state from the markers topic and repeats no redelivery."""
     stage.send(*(f"m{number}" for number in range(10)))
     with stage.consumer() as consumer:
         with stage.tracking():
@@ -94,7 +94,7 @@ def test_lost_checkpoint_neither_loses_nor_repeats(stage: Stage) -> None:
 
 
 def test_cold_start_on_finished_messages_redelivers_none(stage: Stage) -> None:
-    """A first tracker that finds a long finished log has nothing to do, however old the leases are."""
+    """A new tracker that reads a long log of finished messages redelivers none, however old the leases are."""
     stage.send(*(f"m{number}" for number in range(50)))
     with stage.consumer(lease_ms=1_000) as consumer:
         for message in receive_all(consumer, 50):
@@ -108,7 +108,7 @@ def test_cold_start_on_finished_messages_redelivers_none(stage: Stage) -> None:
 
 
 def test_unreadable_marker_becomes_dead_letter_and_stops_nothing(stage: Stage) -> None:
-    """Foreign bytes on the markers topic are set aside; redelivery around them goes on."""
+    """Foreign bytes on the markers topic are set aside; messages around them are redelivered as usual."""
     from confluent_kafka import Producer  # noqa: PLC0415  # a foreign writer
 
     stage.send("a")
@@ -128,9 +128,9 @@ def test_marker_for_messages_that_do_not_exist_is_dropped_with_a_log_line(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     """
-    A START may name any offset; what is not in the topic is not waited for, and makes no dead letters.
+    A START may name any offset; offsets that are not in the topic are dropped and make no dead letters.
 
-    30 bytes that name 100,000 offsets were 100,000 dead letters.
+    A record of 30 bytes that named 100,000 offsets used to make 100,000 dead letters.
     """
     from confluent_kafka import Producer  # noqa: PLC0415  # a foreign writer
 
@@ -194,7 +194,7 @@ def test_killed_consumers_messages_come_again_exactly_once(stage: Stage) -> None
 
 
 def test_available_now_run_handles_what_is_due_and_ends(stage: Stage) -> None:
-    """The one-shot form writes its own TICKs, redelivers what is due, and ends by itself."""
+    """`--trigger available-now` writes its own TICKs, redelivers due messages, and ends by itself."""
     stage.send("a")
     with stage.consumer(lease_ms=1_000) as consumer:
         receive_all(consumer, 1)

@@ -1,4 +1,4 @@
-"""kafka-mq-go's producers and workers beside our tracker and our consumers: the same topics, its wire."""
+"""kafka-mq-go's producers and workers with our tracker and our consumers: the same topics and wire format."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def copies(stage: Stage) -> list[Copy]:
 
 
 def test_message_that_a_go_worker_drops_comes_again_within_a_second_of_its_deadline(stage: Stage) -> None:
-    """On an idle queue, with a lease of one second: byte for byte, under the key of its queue, so that it takes it."""
+    """On an idle queue, with a lease of one second: the same bytes and key, so that a Go worker accepts the copy."""
     emails = queue_id("emails")
     payloads = [bytes(range(256)), b"\x00", os.urandom(1_000)]
     with stage.tracking() as tracker, GoWorker(stage.bootstrap_servers, stage.queue, emails) as worker:
@@ -86,7 +86,7 @@ def test_message_that_a_go_worker_drops_comes_again_within_a_second_of_its_deadl
 
 @pytest.mark.slow
 def test_markers_of_one_queue_partition_lie_in_several_markers_partitions(stage: Stage) -> None:
-    """Its key decides where markers go, not the message: each is still redelivered once, and ended once."""
+    """Go workers choose the markers partition by key: each message is still redelivered once and ended once."""
     ids = [queue_id(f"queue{number}") for number in range(6)]
     workers = [GoWorker(stage.bootstrap_servers, stage.queue, each) for each in ids]
     with stage.tracking():
@@ -129,7 +129,7 @@ def worker_process(stage: Stage, name: str) -> Iterator[subprocess.Popen[bytes]]
 
 @pytest.mark.slow
 def test_killed_go_workers_message_comes_again_once_and_its_keep_alive_held_it_till_then(stage: Stage) -> None:
-    """`kill -9` of a worker that holds a message for several leases: redelivered after the last KEEPALIVE, once."""
+    """`kill -9` of a worker that held a message for several leases: redelivered once, after the last KEEPALIVE."""
     held = queue_id("held")
     with stage.tracking():
         with GoWorker(stage.bootstrap_servers, stage.queue, held) as sender:
@@ -153,7 +153,7 @@ def test_killed_go_workers_message_comes_again_once_and_its_keep_alive_held_it_t
 
 
 def test_go_worker_and_our_consumer_share_a_group(stage: Stage) -> None:
-    """Every message is done by one of them, whatever the Go worker drops; both take part."""
+    """Each message is finished by one of them although the Go worker drops some; both take part."""
     mixed = queue_id("mixed")
     sent: set[bytes] = set()
     ours: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""What a tracker's commits say of it: an idle one leaves a heartbeat, a stopped one its last word."""
+"""The state that a tracker's offset commits carry: a heartbeat while it is idle, a stop mark when it was stopped."""
 
 from __future__ import annotations
 

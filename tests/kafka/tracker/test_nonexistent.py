@@ -1,4 +1,4 @@
-"""STARTs that name what lies past the end of the queue topic, and a tracker that runs."""
+"""STARTs of offsets past the end of the queue topic, while a tracker runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
 def test_messages_that_do_not_exist_leave_within_seconds_and_a_message_beside_them_stays(stage: Stage) -> None:
-    """Until the year 9999 they cost the tracker memory, from a record of 30 bytes."""
+    """A record of 30 bytes could otherwise occupy the tracker's memory until the year 9999."""
     past = Marker(
         MarkerType.START, 0, (OffsetRange(50_000_000, MAX_MESSAGES_PER_MARKER),), redeliver_after_ms=43_200_000
     )

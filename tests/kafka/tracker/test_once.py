@@ -1,4 +1,4 @@
-"""`kmq tracker once`: the tracker without Spark, for jobs that are started every so often."""
+"""`kmq tracker once`: the tracker without Spark, for scheduled jobs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def drop(queue: Queue, count: int) -> None:
 
 
 def test_dropped_messages_are_sent_again_once_however_often_it_runs(make_queue: Callable[..., Queue]) -> None:
-    """And at the last allowed delivery they are dead letters; a batch is three markers, so there are several."""
+    """After the last allowed delivery they are dead letters. Batches of three markers, so that there are several."""
     queue = make_queue(2)
     queue.send(*"abcdef")
     with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
@@ -89,7 +89,7 @@ def test_kill_in_the_middle_sends_nothing_twice_and_loses_nothing(queue: Queue, 
 
 
 def test_unreadable_record_is_set_aside_and_the_rest_is_done(queue: Queue) -> None:
-    """Nothing in the log stops it."""
+    """No record in the log stops the run."""
     from confluent_kafka import Producer  # noqa: PLC0415  # for this test alone
 
     stranger = Producer({"bootstrap.servers": queue.bootstrap_servers})

@@ -1,4 +1,4 @@
-"""A tracker whose queue is busy and has nothing due waits between two batches."""
+"""The tracker of a busy queue without due messages pauses between two batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUSY_S = 8.0
 
 
 def test_busy_queue_with_long_leases_costs_a_batch_a_rest(stage: Stage) -> None:
-    """Markers come ten times a second; what the tracker says of its batches leaves the rests out."""
+    """Markers arrive ten times a second; the tracker's batch durations do not contain the pauses."""
     count = round(BUSY_S * 10)
     stage.send(*map(str, range(count)))
     with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease_ms=3_600_000) as consumer:

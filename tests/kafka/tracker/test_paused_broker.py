@@ -1,4 +1,4 @@
-"""A broker that stands still (SIGSTOP) while the tracker is in a transaction: how redelivery goes on."""
+"""A broker that is suspended (SIGSTOP) during a transaction of the tracker: redelivery resumes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def place(own_broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterato
 
 
 def paused_while(broker: EmbeddedBroker, seconds: float) -> threading.Timer:
-    """Pause a broker now; it goes on after so many seconds."""
+    """Pause a broker now, and resume it after so many seconds."""
     broker.pause()
     timer = threading.Timer(seconds, broker.resume)
     timer.start()
@@ -61,7 +61,7 @@ def paused_while(broker: EmbeddedBroker, seconds: float) -> threading.Timer:
 def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_restart(
     own_broker: EmbeddedBroker, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch does not fail: its transaction was never committed, so a new producer sends it once more, once."""
+    """The batch does not fail: the transaction was not committed, so that a new producer sends it once more."""
     offsets = place.send(*(b"%d" % number for number in range(20)))
     sender = place.sender(timeout_ms=15_000, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
     timers: list[threading.Timer] = []
@@ -82,7 +82,7 @@ def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_res
 def test_older_tracker_that_replaces_its_producer_keeps_off_a_newer_ones_queue(
     own_broker: EmbeddedBroker, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer that is over may be over because a newer tracker has the queue."""
+    """The producer may have failed because a newer tracker has fenced it: then the older tracker must end."""
     (offset,) = place.send(b"value")
     older = place.sender(timeout_ms=10_000)
     newer: list[str] = []
@@ -100,7 +100,7 @@ def test_older_tracker_that_replaces_its_producer_keeps_off_a_newer_ones_queue(
 
 
 def test_ticker_whose_producer_met_a_fatal_error_takes_a_new_one(own_broker: EmbeddedBroker, place: Place) -> None:
-    """The client refuses every record after such an error; with a new client TICKs reach the log again."""
+    """After a fatal error the client refuses every record; the ticker makes a new client and writes TICKs again."""
     config = marker_producer_config(place.bootstrap_servers, delivery_timeout_ms=1_000)
     # librdkafka's way to a fatal error: a record that timed out and may have been written.
     ticker = Ticker({**config, "enable.gapless.guarantee": True}, place.layout.topics.markers_topic, 1, 50)

@@ -1,4 +1,4 @@
-"""Payloads read back from partitions that the reader has not seen before, or from behind an open transaction."""
+"""Payloads read from partitions that are new to the reader, or that lie behind an open transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 
 def test_partition_added_after_the_first_read_is_read_and_one_that_is_not_there_is_told(bootstrap_servers: str) -> None:
-    """A queue may grow under a running tracker, and a marker may name any partition: neither stops it."""
+    """A queue may grow under a running tracker, and a marker may name any partition: neither stops the tracker."""
     queue = f"grown.{time.time_ns()}"
     create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)
     producer = Producer(producer_config(bootstrap_servers))
@@ -70,7 +70,7 @@ class Hidden:
 
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_payload_behind_an_open_transaction_is_waited_for(bootstrap_servers: str, *, is_committed: bool) -> None:
-    """It is there, and hidden: never told as gone. What the transaction held is there or not, as it ends."""
+    """The record exists but is not visible yet: it is never reported as gone. The transaction's end decides."""
     hidden = Hidden(bootstrap_servers)
     ends = hidden.transaction.commit_transaction if is_committed else hidden.transaction.abort_transaction
     timer = threading.Timer(1.5, ends)
@@ -84,7 +84,7 @@ def test_payload_behind_an_open_transaction_is_waited_for(bootstrap_servers: str
 
 
 def test_payload_that_stays_hidden_is_an_error_that_may_pass(bootstrap_servers: str) -> None:
-    """The tracker starts again and asks again; a dead letter would have said that the payload is gone."""
+    """The tracker starts again and reads again; a dead letter would have said that the payload is gone."""
     hidden = Hidden(bootstrap_servers)
     with pytest.raises(KafkaClientError, match=r"got none of 1 within 1 s; .* transaction hangs") as raised:
         hidden.read(0, 2, timeout_ms=1_000)

@@ -1,4 +1,4 @@
-"""What is lost under a tracker, and how it goes on: markers, topics, the disk of its checkpoint."""
+"""Loss of markers, topics or disk space under a tracker, and how it recovers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def acked(stage: Stage, *values: str) -> None:
 
 
 def test_markers_removed_unread_stop_the_tracker_which_says_how_to_go_on(stage: Stage) -> None:
-    """A START may have been among them; told to, it goes on with its state and what is left."""
+    """A START may have been among them. With `fail_on_removed_markers=false` the tracker continues with the rest."""
     acked(stage, "a", "b", "c")
     with stage.consumer(lease_ms=8_000) as consumer:
         with stage.tracking() as tracker:
@@ -61,7 +61,7 @@ def test_markers_removed_unread_stop_the_tracker_which_says_how_to_go_on(stage: 
 def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Deleted and created again: the old checkpoint is put aside, with a line that says so."""
+    """The topics are deleted and created again: the tracker puts the old checkpoint aside and logs a line."""
     with stage.tracking():
         acked(stage, *(f"old {number}" for number in range(20)))
     make_anew(stage)
@@ -77,7 +77,7 @@ def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
 def test_topics_made_anew_that_are_as_long_as_the_old_ones_were_are_tracked(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A TICK in each partition, and nothing else, before and after: Spark sees no new markers by offsets alone."""
+    """One TICK in each partition before and after, so that offsets alone show Spark no new markers."""
     with stage.tracking():
         pass
     make_anew(stage)
@@ -88,7 +88,7 @@ def test_topics_made_anew_that_are_as_long_as_the_old_ones_were_are_tracked(
 
 
 def test_topics_made_anew_that_are_longer_than_the_old_ones_were_are_tracked_from_their_beginning(stage: Stage) -> None:
-    """A START where the old checkpoint says that it was read, and more behind it, before any tracker comes."""
+    """The new topic has a START below the old checkpoint's offset and more behind it, before any tracker starts."""
     with stage.tracking():
         pass
     make_anew(stage)
@@ -105,7 +105,7 @@ def test_topics_made_anew_that_are_longer_than_the_old_ones_were_are_tracked_fro
 def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_with_a_new_one(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tracker without a ticker would stand still and look alive."""
+    """Without a ticker the tracker would look alive and decide nothing."""
     is_broken = threading.Event()
 
     def break_the_thread(_: str) -> None:
@@ -154,7 +154,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk_fails_batches_loudly_and_loses_nothing(
     stage: Stage, small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the checkpoint cannot be written batches fail and are told; with room again all is redelivered once."""
+    """Batches fail with an error while the checkpoint cannot be written; then each message is redelivered once."""
     stage.send(*(f"m{number}" for number in range(20)))
     ballast = small_disk / "ballast"
     settings = stage.settings(checkpoint_dir=str(small_disk))

@@ -1,4 +1,4 @@
-"""The tracker's hands alone, on a real broker: what a transaction holds, and what is never seen, sent twice or lost."""
+"""The tracker's sender on a real broker: what a transaction contains; nothing is lost, sent twice or seen early."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def place(make_place: Callable[..., Place]) -> Place:
 
 
 def test_transaction_holds_message_end_and_offsets(place: Place) -> None:
-    """All three are there or none is; key, value and headers are kept."""
+    """All three are visible or none is; key, value and headers are kept."""
     (offset,) = place.send(b"value")
     sender = place.sender()
     sent = sender.deliver([outcome(due(offset))])
@@ -199,7 +199,7 @@ def test_large_payloads_are_cut_by_their_bytes(place: Place) -> None:
 
 
 def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
-    """The older one's next batch is refused whole, with a line that names who has taken over."""
+    """The older one's next batch fails as a whole, with an error that names the newer tracker."""
     (offset,) = place.send(b"value")
     older = place.sender()
     newer = place.sender()
@@ -212,7 +212,7 @@ def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
 
 
 def test_transaction_of_a_dead_tracker_is_never_seen(place: Place) -> None:
-    """Killed between sending and committing: the next tracker aborts it, and readers see nothing of it."""
+    """Killed between sending and committing: the next tracker aborts the transaction, and readers see none of it."""
     (offset,) = place.send(b"value")
     config = transactional_producer_config(place.bootstrap_servers, place.layout.topics.tracker_group)
     dead = Producer(config)
@@ -227,7 +227,7 @@ def test_transaction_of_a_dead_tracker_is_never_seen(place: Place) -> None:
 
 
 def test_positions_never_move_backwards(place: Place) -> None:
-    """A batch that is read again, for a lost or an older checkpoint, leaves the group where it was."""
+    """A batch that is read again after a lost or older checkpoint does not lower the committed offsets."""
     sender = place.sender(commit_interval_ms=0)
     sender.deliver([outcome(next_offset=50, needed_offset=40)])
     sender.deliver([outcome(next_offset=20, needed_offset=10)])
@@ -235,7 +235,7 @@ def test_positions_never_move_backwards(place: Place) -> None:
 
 
 def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -> None:
-    """Control records of transactions would otherwise count as lag for ever."""
+    """Otherwise control records of transactions would count as lag indefinitely."""
     sender = place.sender(commit_interval_ms=0)
     sender.deliver([outcome(next_offset=10, needed_offset=10)])
     sender.commit_read_to({0: 13})
@@ -248,7 +248,7 @@ def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -
 
 
 def test_unreadable_record_is_set_aside_once(place: Place) -> None:
-    """Read again for a lost checkpoint it is known from the committed offset."""
+    """When it is read again after a lost checkpoint, the committed offset shows that it was set aside."""
     foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
     foreign.produce(place.layout.topics.markers_topic, b"?foreign bytes")
     foreign.flush(10)
@@ -262,7 +262,7 @@ def test_unreadable_record_is_set_aside_once(place: Place) -> None:
 
 
 def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(make_place: Callable[..., Place]) -> None:
-    """The broker's limit leaves no room for our headers; the message next to it is redelivered all the same."""
+    """The broker's limit leaves no room for our headers; the next message is redelivered as usual."""
     place = make_place(max_message_bytes=10_000)  # the topic takes 16 KiB more, the dead-letter topic 64 KiB more yet
     large = b"x" * (10_000 + 16 * 1024 - 110)
     offsets = place.send(b"small", large, b"small too")
@@ -279,7 +279,7 @@ def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(mak
 
 
 def test_batch_of_messages_that_are_too_large_does_not_stand_still(make_place: Callable[..., Place]) -> None:
-    """The client learns of about three refusals an attempt: that must not become an attempt for every three."""
+    """The client reports about three refusals per attempt: that must not lead to one attempt for every three."""
     place = make_place(max_message_bytes=10_000)
     offsets = place.send(*(b"x" * (10_000 + 16 * 1024 - 110 - number % 7) for number in range(60)))
     began_at = time.monotonic()
@@ -317,7 +317,7 @@ def test_payload_that_retention_removed_becomes_dead_letter_that_says_so(place: 
 
 
 def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> None:
-    """Its messages, its ENDs, its unreadable records and its position, by a client that has not heard of it."""
+    """Its messages, ENDs, unreadable records and offset, by a client with older metadata."""
     sender = place.sender(commit_interval_ms=0)
     (first,) = place.send(b"old")
     sender.deliver([outcome(due(first))])
@@ -346,7 +346,7 @@ def test_closing_commits_where_the_tracker_stands(place: Place) -> None:
 
 
 def test_payload_reader_tells_every_offset_once_over_gaps_and_ends(place: Place) -> None:
-    """Aborted transactions, deleted records, offsets past the end, far jumps: each is told, and nothing else."""
+    """Aborted transactions, deleted records, offsets past the end, far jumps: each wanted offset is reported once."""
     topic = place.layout.topics.queue_topic
     place.send(*(b"%d" % number for number in range(4)))  # 0 to 3
     client = Producer(transactional_producer_config(place.bootstrap_servers, "payload-reader-test"))
@@ -388,7 +388,7 @@ def set_topic(place: Place, topic: str, key: str, value: str) -> None:
 
 
 def test_message_id_of_a_decision_is_the_queues_not_the_markers(make_place: Callable[..., Place]) -> None:
-    """A markers partition may hold markers of any queue partition: the END goes where the START came from."""
+    """A markers partition may have markers of any queue partition: the END goes to the partition of the START."""
     place = make_place(partitions=2)
     (offset,) = place.send(b"value", partition=1)
     place.sender().deliver([outcome(due(offset, partition=1), partition=0)])

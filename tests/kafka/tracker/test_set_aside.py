@@ -29,7 +29,7 @@ def place(bootstrap_servers: str) -> Iterator[Place]:
 def test_flood_of_unreadable_records_is_set_aside_whole_and_once_over_a_crash(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In several transactions, each of which commits how far it got."""
+    """Several transactions write them; each one commits the offset that it has reached."""
     values = [b"?%d" % number for number in range(2_500)]
     foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
     for value in values:

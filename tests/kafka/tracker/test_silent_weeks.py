@@ -1,4 +1,4 @@
-"""A group whose offsets expired, as after a week of silence, and topics that were made anew meanwhile."""
+"""A group whose offsets have expired, as after a week of silence, and topics that were created again meanwhile."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def remove_markers(place: Place) -> None:
 @pytest.mark.timeout(600)
 def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path) -> None:
     """
-    Offsets of a living idle tracker do not expire, those of a dead one do; then nothing is passed over in silence.
+    Offsets of an idle tracker that runs do not expire, those of a dead one do; then no marker is skipped silently.
 
     One test, since each part waits for the same minute.
     """
@@ -122,7 +122,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
 
 
 def test_topic_made_anew_under_a_living_tracker_is_told_by_its_id(bootstrap_servers: str) -> None:
-    """The old tracker's commit stands in the new topic's offsets; by offsets alone it would be taken for progress."""
+    """The old tracker commits its offset for the new topic, which is longer: only the topic id shows the difference."""
     name = f"anew-{time.time_ns()}"
     place = Place(bootstrap_servers, create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1))
     topics = place.layout.topics

@@ -1,4 +1,4 @@
-"""A checkpoint that another version of the tracker wrote: put aside, and rebuilt from the markers topic."""
+"""A checkpoint of another version of the tracker: it is put aside, and the state is rebuilt from the markers topic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
 def write_checkpoint_of(version: int, stage: Stage, checkpoint: str) -> None:
-    """Fold what the markers topic holds as a tracker of that version does, as far as the checkpoint can tell."""
+    """Fold the markers topic as a tracker of that version does, as far as the checkpoint shows."""
     rest = bytes(200)
     blob = struct.pack("<4sHHI", b"KMQS", version, 1, zlib.crc32(rest)) + rest
 
@@ -66,7 +66,7 @@ def has_signed(stage: Stage) -> bool:
 
 @pytest.mark.slow
 def test_checkpoint_of_an_older_version_is_put_aside_and_rebuilt(stage: Stage) -> None:
-    """An upgrade needs nobody's hands: what was in flight falls due as if nothing had been."""
+    """An upgrade needs no manual step: messages in flight are redelivered at their deadlines."""
     stage.send("before")
     with stage.consumer() as consumer:
         # The older one has worked here: without offsets of its group the checkpoint would be of a topic made anew.

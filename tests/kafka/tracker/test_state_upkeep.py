@@ -1,4 +1,4 @@
-"""What Spark's maintenance does with the state of a tracker that runs on: snapshots, and old files removed."""
+"""Spark's maintenance of the state of a running tracker: snapshots are uploaded, and old files removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCHES = 40
 
 
 def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_removed(stage: Stage) -> None:
-    """Without a snapshot the lineage in each commit grows until Spark cannot write it: after 863 batches."""
+    """Without a snapshot the lineage in each commit grows until Spark cannot write it, after 863 batches."""
     state = stage.folder / "checkpoint" / stage.queue / "state" / "0"
 
     def another_batch(tracker_batches: int) -> bool:
@@ -40,7 +40,7 @@ def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_remove
             ),
             60,
         )
-        # The tracker sees it itself, on any file system: else nobody would know before the query fails.
+        # The tracker sees it itself, on any file system: otherwise it would be unknown until the query fails.
         assert wait_until(
             lambda: another_batch(tracker.stats.batches) and 0 < tracker.snapshot_lag < tracker.stats.batches - 10, 60
         )

@@ -1,4 +1,4 @@
-"""Who has the queue: a tracker that starts again after a failure does not take it back from a newer one."""
+"""A tracker that starts again after a failure does not take its queue back from a newer tracker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_sender(bootstrap_servers: str, layout: QueueLayout) -> Iterator[Callabl
 def test_tracker_that_starts_again_leaves_the_queue_to_the_newer_one(
     make_sender: Callable[[], RedeliverySender],
 ) -> None:
-    """Suspended, then woken up, its query failed for another reason than the fencing: it must not fence in its turn."""
+    """After SIGSTOP and SIGCONT its query fails for another reason than fencing: it must not fence the newer one."""
     older, newer = make_sender(), make_sender()
     older.open()
     newer.open()

@@ -1,4 +1,4 @@
-"""Markers that no tracker has written, in a topic that many may write to."""
+"""Forged markers in a topic that several clients may write to."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def key_of(queue: Queue) -> bytes:
 
 @pytest.mark.parametrize("outcome", [Outcome.REDELIVERED, Outcome.DEAD_LETTERED])
 def test_forged_end_of_a_tracker_takes_no_message_away(queue: Queue, outcome: Outcome) -> None:
-    """It named a message as sent again that never was; the message was lost."""
+    """The forged END says that the message was redelivered; such a message used to be lost."""
     queue.send("a")
     track_once(queue.name, settings_of(queue))
     with consumer_of(queue, lease_ms=LEASE_MS, keep_alive=False) as consumer:
@@ -78,7 +78,7 @@ def test_forged_rules_change_nothing(queue: Queue) -> None:
 
 
 def test_trackers_of_a_queue_sign_with_one_key_and_begin_anew_when_it_is_lost(queue: Queue) -> None:
-    """With the offsets of their group; what older trackers have signed counts all the same."""
+    """The key is lost with the group's offsets; ENDs that older trackers have signed still count."""
     first = key_of(queue)
     assert len(first) == 32
     assert key_of(queue) == first
@@ -96,7 +96,7 @@ def test_trackers_of_a_queue_sign_with_one_key_and_begin_anew_when_it_is_lost(qu
 
 
 def test_messages_that_do_not_exist_make_no_dead_letters(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """A START of 30 bytes may name 100,000 of them; those in the topic are redelivered as ever."""
+    """A START of 30 bytes may name 100,000 messages; those in the topic are redelivered as usual."""
     queue.send("a")
     write(queue, Marker(MarkerType.START, 0, (OffsetRange(0, 5_000),), redeliver_after_ms=1))
     time.sleep(0.1)

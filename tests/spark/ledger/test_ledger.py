@@ -1,4 +1,4 @@
-"""The ledger's rows and views on a real Delta: what goes in, what the questions answer, what is refused."""
+"""The ledger's rows and views on a real Delta table: what is written, what queries return, what is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def deliveries_of(spark: SparkSession, *markers: LoggedMarker) -> list[Any]:
 
 
 def test_marker_row_is_one_range_and_a_tick_is_none(spark: SparkSession) -> None:
-    """A marker of two ranges is two rows; what is no marker is a row with an error; TICKs are left out."""
+    """A marker of two ranges is two rows, an unreadable marker is a row with an error, TICKs are left out."""
     two_ranges = encode_marker(start(ranges=[(3, 4), (9, 1)], delivery_count=2).marker)  # type: ignore[arg-type]
     ticking = encode_marker(tick().marker)  # type: ignore[arg-type]
     rows = marker_rows(records(spark, (1_000, two_ranges, []), (1_001, ticking, []), (1_002, b"\xff", [])), "q", "g")
@@ -94,7 +94,7 @@ def test_marker_row_is_one_range_and_a_tick_is_none(spark: SparkSession) -> None
 
 
 def test_hostile_headers_are_null_and_never_an_error(spark: SparkSession) -> None:
-    """Numbers that are none, places out of bounds, bytes that are no text."""
+    """Invalid numbers, positions out of bounds, bytes that are not UTF-8."""
     hostile: Headers = [
         ("kmq-origin", b"99999:5"), ("kmq-previous", b"1:"), ("kmq-delivery-count", b"-3"), ("kmq-ttl-ms", b"9" * 40),
         ("kmq-first-sent-ms", b"999999999999999999"), ("kmq-queue", b"\xff\xfe"), ("kmq-delay-ms", None),
@@ -133,7 +133,7 @@ def test_dead_letter_of_an_unreadable_marker_is_told_from_one_of_a_message(spark
 
 
 def test_each_way_a_lease_can_end_has_a_name(spark: SparkSession) -> None:
-    """And a late word does not change how it ended."""
+    """A marker after the end of a lease does not change how it ended."""
     rows = deliveries_of(
         spark,
         start(message_offset=0, count=9, at_ms=1_000, lease_ms=5_000),
@@ -173,7 +173,7 @@ def test_each_way_a_lease_can_end_has_a_name(spark: SparkSession) -> None:
 
 
 def test_what_was_started_is_all_accounted_for(spark: SparkSession, sample: Location) -> None:
-    """And what is in flight is what the tracker's own fold says of the same log."""
+    """The messages in flight are those of the tracker's own fold of the same log."""
     (total,) = ledger.totals(spark, "orders").collect()
     hour = sample_hour()
     in_flight = 0
@@ -196,7 +196,7 @@ def test_what_was_started_is_all_accounted_for(spark: SparkSession, sample: Loca
 
 
 def test_story_is_the_same_whichever_copy_is_named(spark: SparkSession, sample: Location) -> None:
-    """From the first copy to the dead letter, in order."""
+    """From the first copy to the dead letter, in order of time."""
     worst = ledger.hottest_poison(spark, "orders").first()
     assert worst is not None
     assert (worst["deliveries"], worst["silent"], worst["last_outcome"]) == (5, 5, "LEASE_EXPIRED")
@@ -226,7 +226,7 @@ def test_questions_answer_what_the_hour_was_made_of(spark: SparkSession, sample:
 
 @pytest.mark.slow  # three of Delta's own jobs over every table
 def test_maintenance_deletes_old_days_and_puts_files_together(spark: SparkSession, tmp_path: Path) -> None:
-    """Whole days go, thirty days and today stay, and what stays lies in one file."""
+    """Whole days are deleted, today and thirty days are kept, and the kept days have one file each."""
     location = Location(str(tmp_path))
     create_tables(spark, location)
     name = location.sql_name("messages")
@@ -240,7 +240,7 @@ def test_maintenance_deletes_old_days_and_puts_files_together(spark: SparkSessio
 
 
 def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """No ledger, other files, a Delta table of somebody else: told apart, each with what to do."""
+    """No ledger, other files, another Delta table: each has its own error with the repair."""
     with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or make one with"):
         ledger.open_ledger(spark, str(tmp_path / "nothing"))
     with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or make one with"):
@@ -262,7 +262,7 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
 
 @pytest.mark.slow  # several ledgers, made and altered
 def test_older_schema_is_told_and_upgraded_on_request(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows that are there stay, with null in what is new; a newer one is never touched."""
+    """Existing rows are kept, with null in new columns; a newer schema is never changed."""
     location = Location(str(tmp_path))
     create_tables(spark, location)
     name = location.sql_name("dead_letters")
@@ -300,7 +300,7 @@ def test_sample_hour_is_the_same_every_time() -> None:
 def test_notebook_runs_from_its_first_cell_to_its_last(
     spark: SparkSession, sample: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a ledger that is named; each of its four pictures is drawn and nothing in them is early or missing."""
+    """On a given ledger; each of its four plots is drawn and has no early or missing data."""
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("KMQ_LEDGER", sample.folder)
     notebook = json.loads((ROOT / "notebooks" / "ledger.ipynb").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A ledger that Spark wrote, read without Spark: the same answers, and no JVM."""
+"""A ledger that Spark has written, read without Spark: the same results, and no JVM."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def location(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> L
 
 
 def test_duckdb_answers_what_spark_answers(spark: SparkSession, location: Location) -> None:
-    """Every view and table, row by row: the engines read one text of SQL."""
+    """Every view and table, row by row: both engines run the same SQL text."""
     for view in (*ledger.VIEWS, *TABLES):
         expected = answered_by_spark(spark, view)
         assert expected
@@ -110,7 +110,7 @@ def test_duckdb_answers_what_spark_answers(spark: SparkSession, location: Locati
 def test_duckdb_tells_the_story_that_spark_tells(
     spark: SparkSession, location: Location, queue: str, place: MessageId
 ) -> None:
-    """In the same order, whichever copy is named."""
+    """In the same order, for each copy of the message."""
     expected = ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step").collect()
     found = read_rows(location, "message_story", queue=queue, message=place, limit=99)
     assert [_as_text([row]) for row in found] == [_as_text([row.asDict()]) for row in expected]
@@ -118,7 +118,7 @@ def test_duckdb_tells_the_story_that_spark_tells(
 
 
 def test_queue_and_limit_choose_rows(spark: SparkSession, location: Location) -> None:
-    """And SQL of one's own runs on the same views."""
+    """A user's own SQL runs on the same views."""
     assert len(read_rows(location, "deliveries", queue="odd", limit=3)) == 3
     assert read_rows(location, "deliveries", queue="odd@else", limit=3) == []
     with ledger.connect(location.folder) as connection:
@@ -127,7 +127,7 @@ def test_queue_and_limit_choose_rows(spark: SparkSession, location: Location) ->
 
 
 def test_show_needs_no_java(location: Location, tmp_path: Path) -> None:
-    """A query must not wait for a JVM: none is on this machine."""
+    """`ledger show` runs on a machine without a JVM."""
     done = subprocess.run(
         [sys.executable, "-m", "kmq_spark.cli.main", "ledger", "show", "totals", "-o", "json"],
         capture_output=True, text=True, check=False, timeout=120, cwd=Path(location.folder).parent,

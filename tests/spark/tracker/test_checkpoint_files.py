@@ -1,4 +1,4 @@
-"""The files of a local checkpoint: what a batch that is run again writes replaces what it wrote at first."""
+"""Files of a local checkpoint: a batch that runs again replaces the files of its first run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.spark
 
 
 def test_session_of_our_own_jars_writes_checkpoints_without_a_process_a_file(spark: SparkSession) -> None:
-    """Another one does it, too, with Hadoop's own file system."""
+    """A session without our jars uses Hadoop's own file system."""
     assert "BareLocalFileSystem" in local_checkpoint_settings("/somewhere", spark)["fs.file.impl"]
     assert ".LocalFileSystem" in local_checkpoint_settings("/somewhere")["fs.file.impl"]
 
 
 def test_snapshot_that_could_not_be_uploaded_is_told(spark: SparkSession) -> None:
-    """Spark says so at level WARN, and goes on until the query fails; the loggers around it are silent."""
+    """Spark logs it at level WARN only, and fails much later; the loggers around it are off."""
     jvm = spark._jvm
     assert jvm is not None
     package = "org.apache.spark.sql.execution.streaming"
@@ -38,10 +38,10 @@ def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(
     spark: SparkSession, tmp_path: Path, *, has_bare_files: bool
 ) -> None:
     """
-    Else the state of a batch that died before its commit outlives it, and what it had decided is lost.
+    Otherwise the state of a batch that failed before its commit would be kept, and its decisions would be lost.
 
-    Sequence: batch 7 decides, its state says so, the tracker dies before its transaction; batch 7 is run again and
-    decides nothing, as it must; its state is the one that the next restart has to find.
+    Sequence: batch 7 decides, its state says so, the tracker dies before its transaction; batch 7 runs again and
+    decides nothing, as it must; the next restart has to find the state of that second run.
     """
     for key, value in local_checkpoint_settings(str(tmp_path), spark if has_bare_files else None).items():
         spark.conf.set(key, value)
@@ -65,7 +65,7 @@ def test_file_of_a_checkpoint_is_replaced_when_it_is_written_again(
 def test_checkpoint_is_named_and_renamed_on_a_file_system_of_hadoop(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As on a cluster's object store; a scheme that the JVM does not know is told."""
+    """As on a cluster's object store; a scheme that the JVM does not know is an error."""
     monkeypatch.setattr(CheckpointFolder, "_is_local", staticmethod(lambda _: False))
     folder = CheckpointFolder(f"file://{tmp_path}/orders", spark)
     assert folder.put_aside() is None

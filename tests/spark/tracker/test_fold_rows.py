@@ -73,7 +73,7 @@ def kinds(result: pd.DataFrame) -> list[int]:
 
 
 def test_batch_without_decision_tells_status_alone() -> None:
-    """A partition says where it stands in every batch, in one row."""
+    """Each partition has one status row in every batch."""
     result = folded(FakeGroupState(), rows((10, 5_000, start(1))))
     status = json.loads(result["detail"][0])
     assert kinds(result) == [ROW_STATUS]
@@ -83,7 +83,7 @@ def test_batch_without_decision_tells_status_alone() -> None:
 
 
 def test_frames_in_any_order_are_folded_in_marker_order() -> None:
-    """Spark gives the rows of a group in several frames and in no order; the log's order counts."""
+    """Spark passes the rows of a group in several frames and in any order; the fold uses the order of the log."""
     result = folded(FakeGroupState(), rows((12, 7_000, TICK)), rows((10, 5_000, start(1))))
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER]
     assert result["message_offset"][1] == 1
@@ -91,7 +91,7 @@ def test_frames_in_any_order_are_folded_in_marker_order() -> None:
 
 
 def test_state_survives_as_bytes_between_batches() -> None:
-    """What one batch started, a later one decides."""
+    """A message that is started in one batch is decided in a later one."""
     state = FakeGroupState()
     folded(state, rows((10, 5_000, start(1))))
     result = folded(state, rows((11, 6_001, TICK)))
@@ -100,14 +100,14 @@ def test_state_survives_as_bytes_between_batches() -> None:
 
 
 def test_message_at_its_limit_comes_out_as_dead_letter_with_reason() -> None:
-    """The last allowed delivery ends in the dead-letter topic, and the row says why."""
+    """After the last allowed delivery the message is dead-lettered, and the row has the reason."""
     result = folded(FakeGroupState(), rows((10, 5_000, start(1, delivery_count=3)), (11, 9_000, TICK)))
     assert kinds(result) == [ROW_STATUS, ROW_DEAD_LETTER]
     assert "3 of 3" in result["detail"][1]
 
 
 def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
-    """A rejection needs no deadline: the next TICK decides it."""
+    """A rejection is decided at the next TICK, without waiting for the deadline."""
     reject = Marker(MarkerType.END, 0, (OffsetRange(1, 1),), outcome=Outcome.REJECTED, reason="no such account")
     result = folded(
         FakeGroupState(), rows((10, 5_000, start(1)), (11, 5_001, encode_marker(reject)), (12, 5_002, TICK))
@@ -120,7 +120,7 @@ def test_rejected_message_comes_out_with_the_handlers_reason() -> None:
     "value", [None, b"", b"\xff\xff\xff", b"\x08\x09"], ids=["null", "empty", "random", "version 9"]
 )
 def test_unreadable_record_becomes_a_row_and_stops_nothing(value: bytes | None) -> None:
-    """Bytes that are no marker are told by place and reason; the markers around them count."""
+    """Bytes that are no marker become a row with position and reason; the markers around them count."""
     result = folded(FakeGroupState(), rows((10, 5_000, start(1)), (11, 5_500, value), (12, 7_000, TICK)))
     assert kinds(result) == [ROW_STATUS, ROW_REDELIVER, ROW_UNREADABLE]
     assert result["message_offset"][2] == 11
@@ -137,7 +137,7 @@ def test_flood_of_unreadable_records_has_a_row_for_each() -> None:
 
 
 def test_tick_below_the_resume_point_decides_nothing() -> None:
-    """What older trackers sent is told by ENDs further on: only a TICK past all of them may decide."""
+    """ENDs further on show what older trackers have sent: only a TICK past all of them may decide."""
     settings = replace(SETTINGS, decide_from={7: 12})
     state = FakeGroupState()
     held_back = folded(state, rows((10, 5_000, start(1)), (11, 9_000, TICK)), settings=settings)

@@ -136,7 +136,7 @@ def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
 
 
 def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: MarkersFolder) -> None:
-    """One row a decision, one status row a partition: nothing else comes out of the fold."""
+    """One row per decision and one status row per partition; the fold returns nothing else."""
     markers.append((0, 10, 5_000, start(1, 2)), (1, 20, 5_000, start(7)), (0, 11, 6_001, TICK))
     frame = decide(markers.read(spark), SETTINGS)
     query = frame.writeStream.format("memory").queryName("decisions").outputMode("append").start()
@@ -156,7 +156,7 @@ def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: Ma
 
 
 def test_restart_from_checkpoint_keeps_messages_in_flight(markers: MarkersFolder, runs: Runs) -> None:
-    """What was started before a restart falls due after it."""
+    """A message that was started before a restart is decided after it."""
     markers.append((0, 10, 5_000, start(1)))
     assert decided(runs.run()) == []
     markers.append((0, 11, 6_001, TICK))
@@ -164,7 +164,7 @@ def test_restart_from_checkpoint_keeps_messages_in_flight(markers: MarkersFolder
 
 
 def test_restart_from_checkpoint_emits_no_second_redelivery(markers: MarkersFolder, runs: Runs) -> None:
-    """A decision is made once: later TICKs and restarts do not repeat it."""
+    """Later TICKs and restarts do not repeat a decision."""
     markers.append((0, 10, 5_000, start(1)), (0, 11, 6_001, TICK))
     assert decided(runs.run()) == [(0, 1)]
     markers.append((0, 12, 9_000, TICK))
@@ -172,17 +172,17 @@ def test_restart_from_checkpoint_emits_no_second_redelivery(markers: MarkersFold
 
 
 def test_batch_that_could_not_be_delivered_is_decided_again(markers: MarkersFolder, runs: Runs) -> None:
-    """A failing delivery loses nothing: the batch is folded again from the state before it."""
+    """After a failed delivery the batch is folded again from the state before it."""
     decide_and_fail_to_deliver(markers, runs)
     assert decided(runs.run()) == [(0, 1)]
 
 
 def test_state_of_a_batch_that_was_not_delivered_is_never_found_again(markers: MarkersFolder, runs: Runs) -> None:
     """
-    A batch that is run again decides otherwise, and it is that run's state which later restarts find.
+    A batch that runs again decides something else; later restarts use the state of that second run.
 
     Sequence: a batch decides, its state says so, its delivery fails; the tracker starts again and may not decide below
-    the log's end; with the first run's state the message would be gone for ever.
+    the log's end; with the first run's state the message would be lost.
     """
     decide_and_fail_to_deliver(markers, runs)
     held_back = replace(SETTINGS, decide_from={0: 12})
@@ -192,7 +192,7 @@ def test_state_of_a_batch_that_was_not_delivered_is_never_found_again(markers: M
 
 
 def test_outcome_carries_status_and_columns_of_each_partition(markers: MarkersFolder, runs: Runs) -> None:
-    """What the sender gets is the core's own values, partition by partition."""
+    """The sender gets the values of the core, partition by partition."""
     markers.append((0, 10, 5_000, start(1)), (3, 40, 5_000, start(9)), (3, 41, 6_500, TICK))
     first, second = runs.run()
     assert (first.marker_partition, first.status.in_flight, first.status.next_marker_offset) == (0, 1, 11)

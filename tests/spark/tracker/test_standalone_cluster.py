@@ -1,4 +1,4 @@
-"""The tracker on executors that are other processes: `spark-submit.sh` against a cluster, the package sent along."""
+"""The tracker on executors in other processes: `spark-submit.sh` with a cluster, and the package sent along."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def consumer(queue: str, bootstrap_servers: str) -> Iterator[QueueConsumer]:
 def test_dropped_message_is_seen_again_exactly_once_from_executors_without_our_package(
     tracker: Submitting, consumer: QueueConsumer, queue: str, bootstrap_servers: str
 ) -> None:
-    """The second run starts from the checkpoint of the first, with executors of its own, and has nothing to decide."""
+    """The second run starts from the checkpoint of the first, with new executors, and decides nothing."""
     with QueueProducer(queue, bootstrap_servers=bootstrap_servers) as producer:
         producer.send("dropped")
         producer.send("done")
@@ -139,7 +139,7 @@ def test_dropped_message_is_seen_again_exactly_once_from_executors_without_our_p
 def test_tracker_outlives_a_killed_executor(
     tracker: Submitting, consumer: QueueConsumer, queue: str, bootstrap_servers: str, tmp_path: Path
 ) -> None:
-    """`kill -9` while it runs: a new executor takes the state from the checkpoint, and the next message is not lost."""
+    """`kill -9` during the run: a new executor loads the state from the checkpoint, and no message is lost."""
     with tracker.running() as process, QueueProducer(queue, bootstrap_servers=bootstrap_servers) as producer:
         wait_for_line(process, '{"event": "ready"')
         (executor,) = executors(tmp_path)

@@ -148,7 +148,7 @@ def test_secret_on_the_command_line_is_warned_of() -> None:
 
 @pytest.mark.parametrize("key", ["ssl.keystore.key", "ssl.key.pem", "ssl.key.password", "sasl.jaas.config"])
 def test_private_key_on_the_command_line_is_warned_of(key: str) -> None:
-    """The Java client's key for a private key has no other word in it."""
+    """Settings with a private key need not have `password` or `secret` in their names."""
     result = kmq("queue", "list", "-X", f"{key}={SECRET}", "-X", "acks=1")
     assert f"warning: -X {key}=… is visible to every user" in result.stderr
     assert SECRET not in result.output
@@ -186,7 +186,7 @@ def test_unknown_variable_of_the_environment_is_told_with_a_suggestion() -> None
     "command", [("queue", "create"), ("queue", "describe"), ("tracker", "run"), ("dlq", "list")], ids=" ".join
 )
 def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, ...]) -> None:
-    """The tracker says so before it starts a JVM."""
+    """The tracker fails before it starts a JVM."""
     began_at = time.monotonic()
     arguments = [*command, "orders", "--bootstrap-server", "127.0.0.1:1"]
     secret = {"KMQ_KAFKA__EXTRA": f'{{"sasl.password": "{SECRET}"}}'}

@@ -1,4 +1,4 @@
-"""How much memory the fold needs, whatever a marker names: bytes that anybody may write must not cost gigabytes."""
+"""How much memory the fold needs, whatever a marker names: a few bytes of any writer must not cost gigabytes."""
 
 from __future__ import annotations
 

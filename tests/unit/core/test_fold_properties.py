@@ -185,7 +185,7 @@ def test_log_cut_into_any_batches_gives_the_same(markers: list[LoggedMarker], cu
 
 @given(logs(), st.randoms(use_true_random=False), RULES)
 def test_rows_of_a_batch_in_any_order_give_the_same(markers: list[LoggedMarker], random: object, rules: Rules) -> None:
-    """Spark hands them over in several frames, in no order."""
+    """Spark passes them in several frames, in any order."""
     shuffled = list(markers)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
     expected_decisions, expected_state = folded([markers], rules)

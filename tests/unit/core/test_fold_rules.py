@@ -153,7 +153,7 @@ def test_decision_that_an_earlier_tracker_did_not_carry_out_is_made_again() -> N
 
 
 def test_message_goes_to_dead_letter_after_max_deliveries() -> None:
-    """And the dead letter says so."""
+    """The dead letter has the reason."""
     result = folded(start(7, delivery_count=4), start(8, delivery_count=5), tick(), max_deliveries=5)
     assert decided(result) == [(7, DecisionAction.REDELIVER), (8, DecisionAction.DEAD_LETTER)]
     assert result.decisions.reasons == ["", "delivery limit reached: 5 of 5"]
@@ -193,7 +193,7 @@ def test_later_end_does_not_change_a_rejection(late: object) -> None:
 
 
 def test_start_clears_a_rejection() -> None:
-    """Somebody works on it again; a new rejection has its own reason."""
+    """Another consumer has started it; a new rejection has its own reason."""
     rejection = end(outcome=Outcome.REJECTED, reason="bad")
     again = folded(start(), rejection, start(at_ms=4_000))
     assert (again.state.in_flight.reasons, again.status.next_deadline_at_ms) == ({}, 9_000)  # 4_000 + 5_000

@@ -36,7 +36,7 @@ def test_every_invariant_has_a_seed() -> None:
 
 
 def test_selftest_says_what_is_missed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seed that breaks nothing is not found, and the exit code says so."""
+    """A seed that breaks nothing is not found, and the exit code is 1."""
 
     def break_nothing(_story: Story) -> None:
         """I1: nothing is broken here."""

@@ -1,4 +1,4 @@
-"""What a queue's topics tell somebody who only looks, and what the doctor makes of it."""
+"""What an inspector reads from a queue's topics, and the doctor's findings."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_dashboard_shows_every_metric_and_every_alert_says_what_to_do() -> None:
 
 
 def test_counters_are_asked_for_their_rate_alone() -> None:
-    """A counter by itself tells when a process began."""
+    """The value of a counter depends on when its process began."""
     for place, expression in expressions():
         for name, metric in METRICS.items():
             if metric.kind == "counter" and name in expression:

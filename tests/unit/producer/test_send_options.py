@@ -68,7 +68,7 @@ def test_bad_option_is_told(options: dict[str, Any], message: str) -> None:
 
 
 def test_wait_past_the_retention_is_refused() -> None:
-    """The payload, or the marker that tells of it, would be gone before its time."""
+    """The payload or its marker would be removed before the delay ends."""
     assert wait_ms(timedelta(hours=1), None, now_s=0) == 3_600_000
     assert wait_ms(None, 100, now_s=40) == 60_000
     assert wait_ms(None, 40, now_s=100) == 0

@@ -21,7 +21,7 @@ JOB = "jobs/redelivery_tracker.py"
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """A Python that knows a `spark-submit` which tells its arguments, a line each, and two jars."""
+    """A Python that knows a `spark-submit` which prints its arguments, a line each, and two jars."""
     submit = tmp_path / "spark-submit"
     submit.write_text('#!/bin/sh\nprintf "%s\\n" "python=$PYSPARK_PYTHON" "driver=$PYSPARK_DRIVER_PYTHON" "$@"\n')
     program = tmp_path / "python"

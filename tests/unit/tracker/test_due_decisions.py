@@ -60,7 +60,7 @@ def test_each_decision_is_carried_out_once_with_the_payload_of_its_message(
 
 
 def test_decisions_on_one_message_keep_their_order() -> None:
-    """An outage may bring both in one batch; the delivery counts tell which came first."""
+    """An outage may bring both in one batch; the delivery counts show which came first."""
     rows = [Decision(0, 7, count, DecisionAction.REDELIVER, 100, 9, 200, 3, "") for count in (1, 2)]
     dues = Dues([outcome(0, rows)])
     assert dues.wanted() == {0: [7]}

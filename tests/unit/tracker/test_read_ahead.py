@@ -34,7 +34,7 @@ def test_all_pieces_come_in_order(count: int) -> None:
 
 
 def test_next_piece_is_made_meanwhile_and_no_other() -> None:
-    """In another thread, so it is there before anybody asks for it."""
+    """It is read in another thread, before it is needed."""
     seen = threading.Event()
     threads: set[str] = set()
 
