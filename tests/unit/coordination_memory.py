@@ -118,6 +118,12 @@ class Process:
         self.said(self.session.send(RecordType.CLAIM, awaited=True, resource=resource))
         return self.session.claims.get(resource)
 
+    def held(self, resource: str = "r") -> Claim:
+        """Claim what is free, and return the claim."""
+        claim = self.claim(resource)
+        assert claim is not None
+        return claim
+
 
 def pass_time(partition: Partition, passed_ms: float, *processes: Process) -> None:
     """Let time pass in steps of T/20, with turns of those that are alive."""

@@ -117,6 +117,11 @@ class Simulation:
         self.deliver(process, len(process.on_the_way))
         self.read(process)
 
+    def claim(self, process: Process, resource: str = "r") -> None:
+        """Send a CLAIM and read the answer."""
+        self.send(process, RecordType.CLAIM, resource=resource)
+        self.settle(process)
+
     def live(self, process: Process, rounds: int, passed_ms: int = T // 3) -> None:
         """Let a process heartbeat every T/3, without delay."""
         for _ in range(rounds):

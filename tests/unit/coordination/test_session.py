@@ -44,8 +44,7 @@ def test_claim_is_granted_to_one_and_lasts_while_it_heartbeats(
 ) -> None:
     """The other gets nothing, for as long as both live."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     assert (claim.epoch, claim.position, claim.is_held, repr(claim)) == (2, None, True, "Claim('r', epoch=2)")
     assert second.claim() is None
     pass_time(partition, 10 * T, first, second)
@@ -59,8 +58,7 @@ def test_hold_is_over_when_nothing_was_read_back_for_t_and_stays_over(
 ) -> None:
     """Though each heartbeat is in the log, and though they are read later."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     first.channel.can_read = False
     pass_time(partition, T - 1, first, second)
     claim.check()
@@ -82,8 +80,7 @@ def test_hold_is_over_when_nothing_was_read_back_for_t_and_stays_over(
 def test_thread_ends_a_hold_before_it_reads_a_late_renewal(partition: Partition, pair: tuple[Process, Process]) -> None:
     """The process was suspended for T; whichever thread runs first afterwards, the claim is over."""
     first, _ = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     first.session.beat()
     partition.now_ms += T
     first.session.turn()
@@ -95,13 +92,11 @@ def test_suspended_holder_is_replaced_after_2t_and_joins_again(
 ) -> None:
     """With the same instance, and without its claims."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     first.session.commit(claim, 7, 0)
     pass_time(partition, T / 2, first, second)
     pass_time(partition, 3 * T, second)
-    taken = second.claim()
-    assert taken is not None
+    taken = second.held()
     assert (taken.position, taken.epoch > claim.epoch) == (7, True)
     pass_time(partition, 3 * T, first, second)
     assert (first.lost, first.session.is_member, first.session.world.leader) == ([claim], True, "b")
@@ -112,8 +107,7 @@ def test_suspended_holder_is_replaced_after_2t_and_joins_again(
 def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Process, Process]) -> None:
     """Only those that were set since; never back."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     claim.commit(5)
     claim.commit(6)
     pass_time(partition, T, first, second)
@@ -127,8 +121,7 @@ def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Proce
 def test_released_claim_is_over_at_once(partition: Partition, pair: tuple[Process, Process]) -> None:
     """Before the record is written; with its position; and `on_lost` is not called."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     claim.commit(5)
     claim.release()
     claim.release()
@@ -136,16 +129,14 @@ def test_released_claim_is_over_at_once(partition: Partition, pair: tuple[Proces
         claim.check()
     pass_time(partition, T, first, second)
     assert (first.lost, types(partition).count(RecordType.RELEASE)) == ([], 1)
-    taken = second.claim()
-    assert taken is not None
+    taken = second.held()
     assert taken.position == 5
 
 
 def test_release_that_was_lost_is_written_again(partition: Partition, pair: tuple[Process, Process]) -> None:
     """Else the heartbeats of its former holder would keep the resource from everybody."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     first.channel.can_write = False
     claim.release()
     first.channel.lose()
@@ -179,9 +170,7 @@ def test_claim_that_is_read_back_too_late_is_not_held(partition: Partition, pair
 def test_second_claim_of_the_same_resource_ends_the_first(partition: Partition, pair: tuple[Process, Process]) -> None:
     """It has a new epoch; the old one is fenced."""
     first, _ = pair
-    old, new = first.claim(), first.claim()
-    assert old is not None
-    assert new is not None
+    old, new = first.held(), first.held()
     assert (old.is_held, new.is_held, new.epoch > old.epoch) == (False, True, True)
     del partition
 
@@ -191,8 +180,7 @@ def test_messages_are_handed_out_after_claim_and_position_were_read_back(
 ) -> None:
     """No thread reads here, so both calls time out: no message may be handed out."""
     first, _ = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     with pytest.raises(KafkaClientError, match="record about 'r' was not read back within 0 s"):
         claim.claim_messages(10, wait_s=0)
     with pytest.raises(KafkaClientError, match="record about 'r' was not read back"):
@@ -203,8 +191,7 @@ def test_messages_are_handed_out_after_claim_and_position_were_read_back(
 def test_instance_that_was_replaced_stops(partition: Partition, pair: tuple[Process, Process]) -> None:
     """Its successor has the claims, under new epochs."""
     first, _ = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     successor = Process(partition, "a", 2, fast_reclaim=True)
     successor.session.turn()
     assert not successor.join().ignored
@@ -283,8 +270,7 @@ def test_leader_writes_snapshots_from_which_a_reader_may_begin(
 def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
     """It may have changed the world of others."""
     first, _ = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     partition.append(b"\xff")
     first.session.turn()
     claim.check()
@@ -323,8 +309,7 @@ def test_observer_writes_nothing(partition: Partition, pair: tuple[Process, Proc
 def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
     """After T, since no heartbeat renews; the members stay."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     second.session.send(RecordType.PAUSE_GROUP, duration_ms=10 * T)
     pass_time(partition, 1.4 * T, first, second)
     assert (claim.is_held, first.lost, first.session.may_claim("r")) == (False, [claim], False)
@@ -338,8 +323,7 @@ def test_session_that_stops_without_leaving_writes_its_positions(
 ) -> None:
     """Its claims are over at once, and lapse after 2T."""
     first, second = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     claim.commit(5)
     first.session.stop(leave=False)
     with pytest.raises(ClaimLostError, match="the coordinator was closed"):
@@ -347,16 +331,14 @@ def test_session_that_stops_without_leaving_writes_its_positions(
     pass_time(partition, T, first, second)
     assert sorted(second.session.world.members) == ["a", "b"]
     pass_time(partition, 2 * T, first, second)
-    taken = second.claim()
-    assert taken is not None
+    taken = second.held()
     assert taken.position == 5
 
 
 def test_child_process_holds_nothing_and_cannot_write(partition: Partition, pair: tuple[Process, Process]) -> None:
     """Even if the lock was held by another thread when it was forked."""
     first, _ = pair
-    claim = first.claim()
-    assert claim is not None
+    claim = first.held()
     with first.session.changed:
         first.session.after_fork()
         assert not claim.is_held

@@ -156,8 +156,7 @@ def play(path: tuple[str, ...], *, held: bool) -> Simulation | None:
     first, second = simulation.running.values()
     simulation.read(first)
     if held:
-        simulation.send(first, RecordType.CLAIM, resource="r")
-        simulation.settle(first)
+        simulation.claim(first)
         simulation.live(second, 3, int(0.3 * T))
         # Sent in time, and on its way for as long as the path says.
         simulation.send(first, RecordType.HEARTBEAT)
@@ -232,13 +231,11 @@ def test_heartbeat_that_is_appended_behind_the_claim_of_another_renews_nothing()
     first, second = simulation.start("a"), simulation.start("b")
     simulation.settle(first)
     simulation.settle(second)
-    simulation.send(first, RecordType.CLAIM, resource="r")
-    simulation.settle(first)
+    simulation.claim(first)
     simulation.live(second, 5)
     simulation.send(first, RecordType.HEARTBEAT)  # at 1.67 T, delayed
     simulation.live(second, 3)
-    simulation.send(second, RecordType.CLAIM, resource="r")
-    simulation.settle(second)
+    simulation.claim(second)
     simulation.deliver(first)
     sent_at_ms, acknowledged_until_ms = 5 * (T // 3), 5 * (T // 3) + T
     assert sent_at_ms + T < simulation.now_ms + T
@@ -254,8 +251,7 @@ def test_heartbeat_in_a_paused_group_renews_nothing() -> None:
     first, second = simulation.start("a"), simulation.start("b")
     for process in (first, second):
         simulation.settle(process)
-    simulation.send(first, RecordType.CLAIM, resource="r")
-    simulation.settle(first)
+    simulation.claim(first)
     simulation.append(Record(RecordType.PAUSE_GROUP, "operator", "o", duration_ms=100 * T))
     simulation.live(first, 2)
     assert [instance[0] for instance, _ in simulation.owners("r")] == ["a"]
@@ -270,13 +266,11 @@ def test_broker_clock_that_jumps_makes_no_second_owner(jump_ms: int) -> None:
     first, second = simulation.start("a"), simulation.start("b")
     simulation.settle(first)
     simulation.settle(second)
-    simulation.send(first, RecordType.CLAIM, resource="r")
-    simulation.settle(first)
+    simulation.claim(first)
     simulation.broker_ahead_ms += jump_ms
     for _ in range(2):
         simulation.live(second, 1)
-        simulation.send(second, RecordType.CLAIM, resource="r")
-        simulation.settle(second)
+        simulation.claim(second)
         assert [instance[0] for instance, _ in simulation.owners("r")] == ["a"]
 
 
@@ -285,8 +279,7 @@ def test_epoch_tells_who_came_later_where_a_promise_was_broken() -> None:
     simulation = Simulation()
     first = simulation.start("a")
     simulation.settle(first)
-    simulation.send(first, RecordType.CLAIM, resource="r")
-    simulation.settle(first)
+    simulation.claim(first)
     first.is_dead = True  # for `start`; the user believes it
     second = simulation.start("a", fast_reclaim=True)
     first.is_dead = False
@@ -323,8 +316,7 @@ def test_hold_is_over_at_its_last_millisecond() -> None:
     simulation = Simulation()
     process = simulation.start("a")
     simulation.settle(process)
-    simulation.send(process, RecordType.CLAIM, resource="r")
-    simulation.settle(process)
+    simulation.claim(process)
     sent_at_ms = process.clock_ahead_ms
     assert process.holds.epoch_of(process.world, "r", sent_at_ms + T - 1) == 1
     assert process.holds.epoch_of(process.world, "r", sent_at_ms + T) is None
