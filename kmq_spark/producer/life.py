@@ -2,7 +2,7 @@
 One life of a producer id: fence the older one, then write transactions of messages and their position.
 
 Rule 1: an outcome that is not known is looked up: a new Kafka producer of the same transactional id ends what is open,
-and then the position record tells (`core/producing.py`).
+and then the position record decides (`core/producing.py`).
 Rule 2: one thread writes; it may be asked to stop by another one.
 
 Source: KIP-98; KIP-588 for why a time-out looks like fencing.
