@@ -1,5 +1,5 @@
 """
-Conservation (I10): each lease that began is in flight or has ended, in one way, and everybody counts the same.
+Conservation (I10): each lease that began is in flight or has ended, in one way, and all counts agree.
 
     started = in flight + acked + rejected + expired + redelivered + dead-lettered
 

@@ -74,7 +74,7 @@ def due_at_ms(record: Record) -> int:
 
 
 def deliveries(record: Record, end: Justified) -> int:
-    """Return how many deliveries a copy or dead letter must tell."""
+    """Return the delivery count that a copy or dead letter must have."""
     assert end.segment is not None
     count = end.segment.delivery_count
     # A START that carries no count, as kafka-mq-go's: the copy's own counts.
@@ -149,7 +149,7 @@ def _history(source: Record) -> dict[str, bytes]:
 
 
 def _death(end: Justified, count: int, queue: str) -> dict[str, bytes]:
-    """Return what a dead letter tells of its end, but for the reason."""
+    """Return the headers of a dead letter that describe its end, except the reason."""
     return {
         DELIVERY_COUNT: b"%d" % count,
         DLQ_TOPIC: queue.encode(),

@@ -223,7 +223,7 @@ def _put_back_old(checkpoint: Path, old_copy: Path) -> None:
 def _state_files(checkpoint: Path) -> list[Path]:
     found = [file for file in checkpoint.glob("*/state/**/*") if file.is_file() and not file.name.startswith(".")]
     for file in found:
-        # Hadoop's own sums would tell first; a damaged disk that hides behind good ones is the harder case.
+        # Hadoop's own checksums would find it first; damage behind correct checksums is the harder case.
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
     return found
 

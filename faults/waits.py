@@ -31,7 +31,7 @@ QUIET_P99_MS = 5_000
 """I8: where nothing had been away for `LATE_BOUND_MS`, 99 of 100 redeliveries are not later than this."""
 
 QUIET_COUNT = 100
-"""Redeliveries from which on a percentile says something."""
+"""Redeliveries from which on a percentile is meaningful."""
 
 
 class Stretch(NamedTuple):
