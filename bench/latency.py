@@ -118,26 +118,26 @@ def _receive(work: Work) -> Iterator[bytes | None]:
             message.ack()
 
 
-def _run(work: Work, tell: Callable[[bytes | None], bool]) -> None:
+def _run(work: Work, note: Callable[[bytes | None], bool]) -> None:
     consumer = QueueConsumer(work.topic, bootstrap_servers=work.bootstrap_servers)
-    consumer.run(lambda message: consumer.stop() if tell(message.value) else None, concurrency=1)
+    consumer.run(lambda message: consumer.stop() if note(message.value) else None, concurrency=1)
 
 
 def _read(kind: str, work: Work) -> dict[str, float]:
     """Read to the end and return the spread of the latencies, milliseconds."""
     taken_ns: list[int] = []
 
-    def tell(value: bytes | None) -> bool:
+    def note(value: bytes | None) -> bool:
         if value == LAST:
             return True
         taken_ns.append(time.monotonic_ns() - int(value or b"0"))
         return False
 
     if kind == "run":
-        _run(work, tell)
+        _run(work, note)
     else:
         for value in {"plain": _plain, "share": _share, "receive": _receive}[kind](work):
-            if tell(value):
+            if note(value):
                 break
     warm = np.array(taken_ns[len(taken_ns) // 3 :]) / 1e6
     return {name: round(float(np.percentile(warm, share)), 2) for name, share in _SHARES.items()}

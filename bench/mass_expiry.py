@@ -44,7 +44,7 @@ def measure(bench: Bench, count: int) -> dict[str, Any]:
     producer = Producer({"bootstrap.servers": bench.broker.bootstrap_servers, "linger.ms": 0})
     with bench.tracking(queue) as tracker, bench.tracking(other) as beside:
         late = every_lateness(tracker)
-        # Held for good by somebody, who acks them one by one during the flood.
+        # Held by another consumer, which acks them one by one during the flood.
         held = markers_of(MarkerType.START, BESIDE, 3_600_000, first=count // PARTITIONS)
         bench.write(queue.markers_topic, held)
         ends = _Ends(producer, queue.markers_topic, count // PARTITIONS, tracker)
