@@ -185,9 +185,9 @@ class Leases:
         ends: ENDs by a tracker, message by message, in log order.
         starts: Of each message the STARTs: marker offset, delivery count, writer.
         in_flight: Messages in flight at the end of the log.
-        acked: Messages that an END took out of flight and that says so.
+        acked: Messages that an END with outcome ACKED took out of flight.
         consumer_ends: ENDs that a consumer wrote, one by one.
-        late_acks: ENDs that say so of messages that were not in flight any more.
+        late_acks: ENDs with outcome ACKED of messages that were not in flight any more.
         restarted: Marker offsets of STARTs of messages after an END of a tracker: fetched again, since a position was
             not committed.
         wrong_ends: TICKs that say of a message that was in flight that it does not exist: marker offset, the lowest

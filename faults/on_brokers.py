@@ -32,7 +32,7 @@ BROKER_STALL_MS = 20_000
 RETENTION_S = 60.0
 """`offsets.retention.minutes=1`, its smallest value."""
 
-TOLD_REPLAY = re.compile("expired|no committed (offset|position)|again", re.IGNORECASE)
+REPLAY_LOGGED = re.compile("expired|no committed (offset|position)|again", re.IGNORECASE)
 """What the log of a consumer must say where it hands out finished messages again."""
 
 CLEAN_STOP_EACH = 3
@@ -217,7 +217,7 @@ def _must_not_replay(stage: Stage, *, unless_said: bool) -> None:
 
     Args:
         stage: After its drain.
-        unless_said: Whether it may be where the log of the worker says so: no tracker was there to keep the positions.
+        unless_said: Whether a replay is allowed if the worker's log reports it: no tracker kept the offsets.
     """
     acked: set[tuple[int, ...]] = set()
     replayed = 0
@@ -226,9 +226,11 @@ def _must_not_replay(stage: Stage, *, unless_said: bool) -> None:
         replayed += event["event"] == "delivered" and place in acked
         if event["event"] == "handled":
             acked.add(place)
-    said = [log.name for log in stage.folder.glob("after*.log") if TOLD_REPLAY.search(log.read_text(errors="replace"))]
+    said = [
+        log.name for log in stage.folder.glob("after*.log") if REPLAY_LOGGED.search(log.read_text(errors="replace"))
+    ]
     stage.notes.append(f"{replayed} messages handed out again after the expiry, {'said' if said else 'not said'}")
     if replayed and not unless_said:
         stage.fail(f"I15: {replayed} finished messages were handed out again under a tracker that ran")
     elif replayed and not said:
-        stage.fail(f"I15: {replayed} finished messages were handed out again, and no log says so")
+        stage.fail(f"I15: {replayed} finished messages were handed out again, and no log reports it")

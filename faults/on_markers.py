@@ -1,4 +1,4 @@
-"""Faults of the markers log: twice, late, out of order, of messages nobody started; records that are no markers."""
+"""Faults of the markers log: twice, late, out of order, of unstarted messages; records that are no markers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _same_fold(stage: Stage, generator: random.Random) -> None:
 
 
 def flooded(campaign: Campaign) -> Stage:
-    """F20: floods of KEEPALIVEs, of messages in flight and of messages that nobody knows."""
+    """F20: floods of KEEPALIVEs, of messages in flight and of unknown messages."""
     stage = campaign.stage("f20")
     with stage.tracking():
         stage.send(rate=150)

@@ -164,7 +164,7 @@ class Soak:
     def _noted(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  # told in the verdict
+        except BaseException as error:  # noqa: BLE001  # reported in the verdict
             self.failures.append(f"{type(error).__name__}: {error}")
 
     def _sample(self) -> None:

@@ -335,7 +335,7 @@ class Stage:
             "hostile_markers": sorted(self.hostile_markers),
             "sessions": self.sessions(),
             "told": {
-                partition: (begins_at, status._asdict()) for partition, (begins_at, status) in self.told().items()
+                partition: (begins_at, status._asdict()) for partition, (begins_at, status) in self.reported().items()
             },
             "bounds": asdict(self._true_bounds()),
             "clock_epochs": None if self._clock is None else self._clock.epochs,
@@ -364,8 +364,8 @@ class Stage:
         away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
         return replace(self.bounds, away=away)
 
-    def told(self) -> dict[int, ReportedStatus]:
-        """Return the last word of the last tracker that said one, by markers partition."""
+    def reported(self) -> dict[int, ReportedStatus]:
+        """Return the status that the last tracker reported, by markers partition."""
         trackers = [child for child in self._children if isinstance(child, TrackerChild) and not child.is_running]
         reports = [(child.checkpoint_dir, child.statuses()) for child in trackers]
         checkpoint, statuses = next(

@@ -35,7 +35,7 @@ def test_scenario_that_raises_leaves_no_process(campaign: Campaign) -> None:
 
 
 def test_verdict_that_cannot_be_reached_is_a_violation(campaign: Campaign) -> None:
-    """The campaign goes on, and the fault does not count as kept."""
+    """The campaign continues, and the fault counts as violated."""
 
     def loses_its_topics(campaign: Campaign) -> Stage:
         """F0: a scenario that leaves no evidence."""

@@ -70,7 +70,7 @@ def leave_some_in_flight(stage: Stage) -> None:
     holder.kill()
     stage.injected("kill -9 of a consumer that holds")
     give_up_s = time.monotonic() + 60
-    while any(row["next"] != row["end"] for row in told_by_status(stage)) and time.monotonic() < give_up_s:
+    while any(row["next"] != row["end"] for row in status_rows(stage)) and time.monotonic() < give_up_s:
         time.sleep(0.5)
 
 
@@ -113,7 +113,7 @@ def lose_an_ack(spark: SparkSession, folder: Path, stage: Stage) -> None:
     spark.sql(f"DELETE FROM {name} WHERE {ended} AND {place}")  # noqa: S608  # our own
 
 
-def told_by_status(stage: Stage) -> list[dict[str, Any]]:
+def status_rows(stage: Stage) -> list[dict[str, Any]]:
     """Return what `kmq tracker status` says, a row a markers partition."""
     rows: list[dict[str, Any]] = json.loads(kmq(stage, "tracker", "status", stage.queue, "-o", "json").stdout)
     return rows
@@ -137,8 +137,8 @@ def test_ledger_counts_what_the_topics_and_the_tracker_count_after_faults(
     # Else it proves nothing: a kind of which there is none agrees by itself.
     assert all(expected[name] for name in COUNTED if name != "taken_over"), expected
     assert (expected[IN_FLIGHT], expected["expired"], expected["unreadable_markers"]) == (HELD, EXPIRED, SPOILT)
-    assert sum(told.status.in_flight for told in stage.told().values()) == HELD
-    assert sum(row["in_flight"] for row in told_by_status(stage)) == HELD
+    assert sum(each.status.in_flight for each in stage.reported().values()) == HELD
+    assert sum(row["in_flight"] for row in status_rows(stage)) == HELD
 
     folder = tmp_path / "ledger"
     write_ledger(spark, folder, stage, other)

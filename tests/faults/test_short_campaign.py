@@ -19,7 +19,7 @@ IN_PROCESS = pytest.mark.usefixtures("spark")
 """The tracker runs in this process; the others start processes of their own."""
 
 MOST_TELLING = ("tracker.before-commit", "tracker.committed")
-"""Nothing is committed; all is, and nobody knows."""
+"""Nothing is committed; all is committed, and the tracker does not know it."""
 
 
 def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
@@ -66,7 +66,7 @@ def test_records_that_are_no_markers(campaign: Campaign) -> None:
 
 @IN_PROCESS
 def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
-    """KeyboardInterrupt and other exceptions at random moments: the loop goes on, and nothing is lost."""
+    """KeyboardInterrupt and other exceptions at random moments: the loop continues, and nothing is lost."""
     run(campaign, on_consumers.interrupted, 10)
 
 
