@@ -3,7 +3,8 @@ What the promises leave room for, counted, and bounded: an allowance without a b
 
 | allowance | bound |
 |---|---|
-| fetched again | its consumer has ended, was torn or away, or the group has changed; what it starts in a second each |
+| fetched again | its consumer was killed, torn or away; what it starts in a second each |
+| fetched again after a change | another worker came or went: one commit is refused; what it starts in a second |
 | acked, renewed, released or started after the decision | the tracker's END comes within I8's bound of the TICK |
 | ends of one message | one, and one more for each lease that it had besides, and for each ack behind the decision |
 | acked again | the broker was away between START and ACKED; once for each 10 s of it, see `hands` |
@@ -37,6 +38,9 @@ COMMIT_MS = 1_000
 
 FOREVER_MS = 2**62
 
+WORKER, TRACKER = "WorkerChild", "TrackerChild"
+"""Kinds of processes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -51,6 +55,8 @@ class Process:
         ended_at_ms: Epoch milliseconds; None where that is not known.
         is_hung: Whether it did not end when it was asked to, so that it was killed.
         log: What it wrote.
+        python_mib: Largest resident memory that was seen, without a JVM's.
+        jvm_mib: That of its JVM.
     """
 
     kind: str
@@ -60,6 +66,8 @@ class Process:
     ended_at_ms: int | None = None
     is_hung: bool = False
     log: str = ""
+    python_mib: int = 0
+    jvm_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +78,23 @@ class Run:
     Attributes:
         processes: Workers and trackers.
         injections: How many; None where it is no fault campaign.
+        checkpoint_mib: Size of the largest checkpoint.
     """
 
     processes: Sequence[Process] = field(default_factory=list)
     injections: int | None = None
+    checkpoint_mib: int = 0
 
 
 class Refetches:
     """
     Messages that were fetched again: started, and started again.
 
-    That is right where the consumer that had started one before could not commit its position: it has ended, it was
-    torn by an exception, or it or the broker was away, and that between the two STARTs; or the group has just changed,
-    since a commit of an older generation is refused. For each such cause it is no more than that consumer had started
-    within a second: a commit follows each START.
+    That is right where the consumer that had started one before could not commit its position: it was killed, it was
+    torn by an exception, or it or the broker was away, and that between the two STARTs; or another worker has just come
+    or gone, since a commit of an older generation is refused, once. A consumer that was asked to end commits before it
+    leaves, so that its own end is no cause. For each cause it is no more than that consumer had started within a
+    second: a commit follows each START. One that commits its position with its STARTs in a transaction has no cause.
 
     Attributes:
         found: Message, process and time of the first START, process and time of the next one.
@@ -102,17 +113,16 @@ class Refetches:
         names = {str(event["actor"]).rpartition("-")[0]: str(event["actor"]) for event in events if "actor" in event}
         self._causes: defaultdict[str, list[Stretch]] = defaultdict(list)
         for process in run.processes:
-            if process.ended_at_ms is not None and process.name in names:
+            if process.is_ended_by_us and process.ended_at_ms is not None and process.name in names:
                 ended = Stretch(process.ended_at_ms - EDGE_MS, FOREVER_MS)
                 self._causes[process_of_actor(names[process.name])].append(ended)
         for event in events:
             if event["event"] == "interrupted" and (at_ms := times.of(event)) is not None:
                 self._causes[process_of_actor(str(event["actor"]))].append(Stretch(at_ms - EDGE_MS, at_ms + EDGE_MS))
         self._away = list(away)
-        changed = [process.ended_at_ms for process in run.processes if process.ended_at_ms is not None]
-        changed += [at_ms for event in events if event["event"] in CHANGES and (at_ms := times.of(event)) is not None]
-        self._changes = sorted(changed)
+        self._changes = sorted(self._changed(run, events, times, names))
         self._starts = hands.starts()
+        self._exact = {name for name, began in hands.began.items() if began.get("starts_in_transaction")}
         self.by_change = 0
         self.found = [
             (message_id, before, again)
@@ -120,27 +130,55 @@ class Refetches:
             for before, again in pairwise(starts)
         ]
 
-    def at_most(self, process: str) -> int:
-        """Return how many messages of a consumer may be fetched again."""
+    @staticmethod
+    def _changed(
+        run: Run, events: Sequence[Mapping[str, Any]], times: TrueTimes, names: Mapping[str, str]
+    ) -> Iterator[tuple[int, str]]:
+        """Yield when a worker came or went, and which."""
+        for process in run.processes:
+            if process.ended_at_ms is not None and process.kind == WORKER:
+                yield process.ended_at_ms, process_of_actor(names.get(process.name, ""))
+        for event in events:
+            if event["event"] in CHANGES and (at_ms := times.of(event)) is not None:
+                yield at_ms, process_of_actor(str(event["actor"]))
+
+    def _a_second(self, process: str) -> int:
+        """Return the most that a consumer starts within a second."""
         written = sorted(at_ms for starts in self._starts.values() for name, at_ms in starts if name == process)
-        most = max((at - bisect_left(written, at_ms - COMMIT_MS) + 1 for at, at_ms in enumerate(written)), default=0)
-        return most * (len(self._causes[process]) + len(self._away) + len(self._changes))
+        return max((at - bisect_left(written, at_ms - COMMIT_MS) + 1 for at, at_ms in enumerate(written)), default=0)
+
+    def _change(self, process: str, again_ms: int) -> int | None:
+        """Return when another worker came or went last before an instant; None where none did for long."""
+        for at_ms, other in reversed(self._changes[: bisect_left(self._changes, (again_ms + 1, ""))]):
+            if other != process:
+                return at_ms if at_ms >= again_ms - CHANGE_MS else None
+        return None
 
     def faults(self) -> Iterator[str]:
         """Yield what has no cause, and what is too many."""
         lost: Counter[str] = Counter()
+        refused: Counter[tuple[str, int]] = Counter()
         for message_id, (process, before_ms), (_, again_ms) in self.found:
-            lost[process] += 1
+            if process in self._exact:
+                yield f"{message_id} was started by process {process} with its position in a transaction, and again"
+                continue
             causes = [*self._causes[process], *self._away]
             if any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in causes):
+                lost[process] += 1
                 continue
             self.by_change += 1
-            first = bisect_left(self._changes, again_ms - CHANGE_MS)
-            if first == len(self._changes) or self._changes[first] > again_ms:
+            change = self._change(process, again_ms)
+            if change is None:
                 yield f"{message_id} was started by process {process}, and again, and nothing has happened to it"
+            else:
+                refused[process, change] += 1
         for process, count in lost.items():
-            if count > (most := self.at_most(process)):
+            most = self._a_second(process) * (len(self._causes[process]) + len(self._away))
+            if count > most:
                 yield f"{count} messages of process {process} were fetched again, at most {most} are allowed"
+        for (process, _), count in refused.items():
+            if count > (most := self._a_second(process)):
+                yield f"{count} messages of process {process} were fetched again after a change, at most {most} may be"
 
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -152,9 +190,9 @@ SAME_CHECKPOINT = "concurrent"
 def bad_endings(run: Run, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield processes that ended by themselves, or with an error, or that wrote of one that nothing caught."""
     said = {str(event.get("actor", "")).rpartition("-")[0] for event in events if event["event"] == "ended"}
-    trackers = [process for process in run.processes if process.kind == "TrackerChild"]
+    trackers = [process for process in run.processes if process.kind == TRACKER]
     for process in run.processes:
-        is_worker = process.kind == "WorkerChild"
+        is_worker = process.kind == WORKER
         last = (process.log.strip().splitlines() or [""])[-1]
         # With several of them the older ends with an error, and says why.
         is_fenced = not is_worker and len(trackers) > 1 and (FENCED in last or SAME_CHECKPOINT in process.log.lower())
@@ -169,3 +207,21 @@ def bad_endings(run: Run, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             at = next(number for number, line in enumerate(lines) if TRACEBACK in line)
             error = next((line for line in lines[at + 1 :] if line[:1].strip()), "")
             yield f"{process.name} logs an error that nothing caught: {error}"
+
+
+MOST_MIB = {WORKER: (300, 0), TRACKER: (1_500, 1_800)}
+"""Of processes, by kind: without a JVM, and their JVM, which has a heap of 1 GiB."""
+
+MOST_CHECKPOINT_MIB = 100
+
+
+def too_large(run: Run) -> Iterator[str]:
+    """Yield what took more memory or disk than it may."""
+    for process in run.processes:
+        if process.kind in MOST_MIB:
+            python_mib, jvm_mib = MOST_MIB[process.kind]
+            if process.python_mib > python_mib or process.jvm_mib > jvm_mib:
+                took = f"{process.python_mib} MiB and {process.jvm_mib} MiB in a JVM"
+                yield f"{process.name} took {took}, bounds {python_mib} and {jvm_mib}"
+    if run.checkpoint_mib > MOST_CHECKPOINT_MIB:
+        yield f"a checkpoint has {run.checkpoint_mib} MiB, bound {MOST_CHECKPOINT_MIB}"

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from faults.allowances import Refetches, Run, bad_endings
+from faults.allowances import Refetches, Run, bad_endings, too_large
 from faults.conservation import Account, cannot, read_account, unbalanced, untrue
 from faults.copies import copy_differences, empty_letter_differences, letter_differences
 from faults.endings import GONE, check_ends
-from faults.hands import Hands
+from faults.hands import Hands, TrueTimes
 from faults.leases import OPEN_END, Leases, read_leases
+from faults.once import check_results
 from faults.producers import check_producers
 from faults.protocol import (
     DLQ_OFFSET,
@@ -32,6 +33,7 @@ from faults.protocol import (
     QueueRules,
     number_of,
 )
+from faults.suspects import crowded_suspects
 from faults.waits import Bounds, Wait, stalls, too_late
 from faults.whole import Verdict, Violation, Whole
 
@@ -86,6 +88,8 @@ def check(
     _check_conservation(whole, reported or {}, verdict)
     for what in bad_endings(run, events):
         verdict.add("I9", what)
+    for what in too_large(run):
+        verdict.add("I13", what)
     if is_drained:
         for place in sorted(open_messages(dump, list(leases.values()))):
             verdict.add("I1", f"message {place} is open after the queue was drained")
@@ -233,6 +237,9 @@ def _check_consumers(
         verdict.add("I4", what)
     verdict.counts["fetched_again"] = len(refetches.found)
     verdict.counts["fetched_again_from_the_living"] = refetches.by_change
+    check_results(whole, hands, [message_id for message_id, _, _ in refetches.found], verdict)
+    for what in crowded_suspects(hands, events, whole.messages, TrueTimes(events)):
+        verdict.add("I17", what)
     if bounds.letters_need_a_cause:
         failed = {whole.origin(place) for name in ("raised", "rejected") for place, _ in hands.done[name]}
         for letter in whole.dump.dead_letters:

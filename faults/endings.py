@@ -26,7 +26,7 @@ LARGE_BYTES = 900_000
 
 def check_ends(whole: Whole, sessions: Sequence[Session], bounds: Bounds, verdict: Verdict) -> None:
     """I1, I3, I4, I5, I7, I8, I12: each END of a tracker."""
-    quiet = Quiet(bounds.away)
+    quiet = Quiet(bounds.not_quiet)
     for partition, end in whole.ends:
         if not whole.is_injected(partition, end.marker_offset):
             _check_writer(partition, end, sessions, verdict)

@@ -19,7 +19,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.copies import due_at_ms, expires_at_ms
-from faults.protocol import MarkerType, MessageId, Outcome, Release
+from faults.protocol import QUEUE, MarkerType, MessageId, Outcome, Release
 from faults.topics import Record
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class Hands:
     What each process did with each message, by events and by markers.
 
     Attributes:
+        began: Of each process the event in which it says what it is, by its id.
         done: By kind of event, message and process: when; None where that cannot be known.
         given: Messages that handlers were given, with the names that they had.
         said: By message and process: what it wrote, in log order.
@@ -130,6 +131,7 @@ class Hands:
     def __init__(self, dump: Dump, events: Sequence[Mapping[str, Any]], bounds: Bounds, trackers: set[str]) -> None:
         """Put both in order."""
         times = TrueTimes(events)
+        self.began = {process_of_actor(str(one["actor"])): one for one in events if one["event"] == "began"}
         self.done: defaultdict[str, defaultdict[Holding, list[int | None]]] = defaultdict(lambda: defaultdict(list))
         self.given: list[tuple[MessageId, str]] = []
         for event in events:
@@ -161,6 +163,7 @@ class Hands:
             record = self._records.get(copy)
             if record is None or record.id != name:
                 yield Finding("I2", f"a handler was given {name!r} as {copy}, which is {record and record.id!r}")
+        yield from self._strangers()
 
     def starts(self) -> dict[MessageId, list[tuple[str, int]]]:
         """Return by which process, and when, each message was started, in log order."""
@@ -170,6 +173,16 @@ class Hands:
                 if one.marker.type is MarkerType.START:
                     found[copy].append((one.partition, one.marker_offset, process, one.at_ms))
         return {copy: [(process, at_ms) for _, _, process, at_ms in sorted(each)] for copy, each in found.items()}
+
+    def _strangers(self) -> Iterator[Finding]:
+        """Yield messages that were started by consumers of another logical queue."""
+        for (copy, process), said in self.said.items():
+            record, ours = self._records.get(copy), self.began.get(process, {}).get("queue")
+            if record is None or ours is None or all(one.marker.type is not MarkerType.START for one in said):
+                continue
+            theirs = (record.header(QUEUE) or b"").decode("utf-8", "replace")
+            if theirs != ours:
+                yield Finding("I2", f"{copy} of logical queue {theirs!r} was started by a consumer of {ours!r}")
 
     def _speech(self, holding: Holding, said: Sequence[Said]) -> Iterator[Finding]:
         """Judge what a process wrote about a message."""

@@ -21,6 +21,7 @@ from faults.events import read_events
 from faults.evidence import FACTS, RECORDS, REMEMBERED, read_records
 from faults.leases import Session
 from faults.protocol import QueueRules
+from faults.secrets import leaking
 from faults.topics import Dump, dump_of, without
 from faults.waits import Bounds, Stretch
 
@@ -63,8 +64,10 @@ def verdict_of(folder: Path, facts: Mapping[str, Any], dump: Dump, remembered: D
         # A tracker counts hostile STARTs too, until their leases end; the evidence does not have them.
         reported={} if hostile else _reported(facts),
         bounds=_bounds(facts, dump),
-        run=Run([_process(folder, values) for values in facts["processes"]], facts["injections"]),
+        run=_run(folder, facts),
     )
+    for file in leaking(folder):
+        found.add("I14", f"{file} holds a secret of the settings")
     for failure in facts["failures"]:
         invariant, _, what = failure.partition(": ") if failure.startswith("I") else ("harness", "", failure)
         found.add(invariant, what)
@@ -80,6 +83,11 @@ def _reported(facts: Mapping[str, Any]) -> dict[int, ReportedStatus]:
     return {each: ReportedStatus(begins_at, Status.of(status)) for each, (begins_at, status) in reported.items()}
 
 
+def _run(folder: Path, facts: Mapping[str, Any]) -> Run:
+    processes = [_process(folder, values) for values in facts["processes"]]
+    return Run(processes, facts["injections"], facts.get("checkpoint_mib", 0))
+
+
 def _process(folder: Path, values: Mapping[str, Any]) -> Process:
     log = folder / values["log"]
     return Process(
@@ -90,12 +98,14 @@ def _process(folder: Path, values: Mapping[str, Any]) -> Process:
         values["ended_at_ms"],
         values.get("is_hung", False),
         log.read_text(errors="replace") if log.exists() else "",
+        *values.get("peak", ()),
     )
 
 
 def _bounds(facts: Mapping[str, Any], dump: Dump) -> Bounds:
     values = {**facts["bounds"], "true_markers": {}, "true_messages": {}}
-    bounds = Bounds(**{**values, "away": [Stretch(*stretch) for stretch in values["away"]]})
+    stretches = {name: [Stretch(*each) for each in values.get(name, ())] for name in ("away", "held_up")}
+    bounds = Bounds(**{**values, **stretches})
     epochs = facts["clock_epochs"]
     return bounds if epochs is None else MovableClock.moved([Epoch(*each) for each in epochs]).corrected(bounds, dump)
 

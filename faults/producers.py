@@ -23,12 +23,14 @@ class Sent:
     Attributes:
         tried: How often each message was given to `send`.
         durable: Place of each confirmed message; None where the event has none.
+        asked: What each message asks for: value by header.
         failed: Messages that were reported as failed.
         is_incomplete: Whether some sender could not close in order.
     """
 
     tried: Counter[str] = field(default_factory=Counter)
     durable: dict[str, MessageId | None] = field(default_factory=dict)
+    asked: dict[str, dict[str, str]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     is_incomplete: bool = False
 
@@ -41,6 +43,7 @@ class Sent:
             match event["event"]:
                 case "send":
                     sent.tried[name] += 1
+                    sent.asked[name] = event.get("asked", {})
                 case "sent":
                     sent.durable[name] = MessageId(*event["place"]) if event.get("place") else None
                 case "send_failed":
@@ -51,7 +54,7 @@ class Sent:
 
 
 def check_producers(whole: Whole, events: Sequence[Mapping[str, Any]], verdict: Verdict) -> None:
-    """I1, I2: what is durable is in the topic once, at the acknowledged offset; nothing else is there."""
+    """I1, I2, I11: what is durable is in the topic once, as it was sent, where it was acknowledged; nothing else is."""
     sent, firsts = Sent.of(events), _first_copies(whole)
     for name in sorted(sent.durable.keys() - firsts.keys()):
         verdict.add("I1", f"{name} was durable as {sent.durable[name]} and is not in the queue topic")
@@ -75,6 +78,10 @@ def _faults(name: str, records: Sequence[Record], sent: Sent) -> Iterator[tuple[
     place = sent.durable.get(name)
     if place is not None and place not in {record.place for record in records}:
         yield "I1", f"{name} was durable as {place}, and is {records[0].place}"
+    for header, value in sent.asked.get(name, {}).items():
+        for record in records:
+            if record.header(header) != value.encode():
+                yield "I11", f"{name} was sent with {header} {value!r}, and has {record.header(header)!r}"
 
 
 def _first_copies(whole: Whole) -> dict[str, list[Record]]:

@@ -86,6 +86,7 @@ class Dump:
         dead_letters: The dead-letter topic, records of the markers topic that were no markers left out.
         set_aside: Those.
         no_markers: Records of the markers topic that are no markers.
+        results: What transactions of consumers wrote beside their ENDs.
         removed: Messages that were read before their records were removed from the queue topic.
         injected: Markers that the injector wrote: markers partition, marker offset.
         queue_topic: Name.
@@ -97,6 +98,7 @@ class Dump:
     dead_letters: list[Record] = field(default_factory=list)
     set_aside: list[Record] = field(default_factory=list)
     no_markers: list[NoMarker] = field(default_factory=list)
+    results: list[Record] = field(default_factory=list)
     removed: set[MessageId] = field(default_factory=set)
     injected: set[tuple[int, int]] = field(default_factory=set)
     queue_topic: str = ""
@@ -106,6 +108,11 @@ class Dump:
 def topics_of(queue: str) -> tuple[str, str, str]:
     """Return the names of a queue's markers topic, queue topic and dead-letter topic."""
     return f"{queue}.markers", queue, f"{queue}.dlq"
+
+
+def results_of(queue: str) -> str:
+    """Return the name of the topic that takes the results of a queue's consumers."""
+    return f"{queue}.results"
 
 
 def read_dump(queue: str, bootstrap_servers: str, keep: Callable[[RawRecord], None] | None = None) -> Dump:
@@ -119,8 +126,8 @@ def read_dump(queue: str, bootstrap_servers: str, keep: Callable[[RawRecord], No
     """
 
     def records() -> Iterator[RawRecord]:
-        for topic in topics_of(queue):
-            for record in read_topic(topic, bootstrap_servers):
+        for topic in (*topics_of(queue), results_of(queue)):
+            for record in read_topic(topic, bootstrap_servers, may_be_missing=topic == results_of(queue)):
                 if keep is not None:
                     keep(record)
                 yield record
@@ -128,7 +135,7 @@ def read_dump(queue: str, bootstrap_servers: str, keep: Callable[[RawRecord], No
     return dump_of(records(), queue)
 
 
-def read_topic(topic: str, bootstrap_servers: str) -> Iterator[RawRecord]:
+def read_topic(topic: str, bootstrap_servers: str, *, may_be_missing: bool = False) -> Iterator[RawRecord]:
     """
     Read every committed record of a topic, up to where it ends now.
 
@@ -154,6 +161,8 @@ def read_topic(topic: str, bootstrap_servers: str) -> Iterator[RawRecord]:
     try:
         metadata = consumer.list_topics(topic, READ_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
+            if may_be_missing and metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return
             raise KafkaException(metadata.error)
         partitions = metadata.partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
@@ -191,6 +200,8 @@ def dump_of(records: Iterable[RawRecord], queue: str) -> Dump:
         elif raw.topic == dead_letter_topic:
             record = _record(raw)
             (dump.set_aside if record.previous is None else dump.dead_letters).append(record)
+        elif raw.topic == results_of(queue):
+            dump.results.append(_record(raw))
     dump.markers = {partition: by_partition[partition] for partition in sorted(by_partition)}
     return dump
 

@@ -56,7 +56,9 @@ class Bounds:
 
     Attributes:
         away: Stretches on which something was away on purpose.
+        held_up: Stretches on which redeliveries waited for the transaction of a process that had died.
         late_ms: Longest quiet wait of a redelivery.
+        quiet_p99_ms: What 99 of 100 redeliveries are not later than where nothing had been away for long.
         stall_ms: Longest quiet stretch on which no message of a partition was taken although some waited; 0: not
             judged, because consumers are busy or absent on purpose.
         true_markers: True append times where the broker's clock was moved: by markers partition and marker offset.
@@ -67,13 +69,20 @@ class Bounds:
     """
 
     away: Sequence[Stretch] = ()
+    held_up: Sequence[Stretch] = ()
     late_ms: int = LATE_BOUND_MS
+    quiet_p99_ms: int = QUIET_P99_MS
     stall_ms: int = 0
     true_markers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     true_messages: Mapping[MessageId, int] = field(default_factory=dict)
     slack_ms: int = 0
     set_ahead: Sequence[int] = ()
     letters_need_a_cause: bool = False
+
+    @property
+    def not_quiet(self) -> list[Stretch]:
+        """Stretches on which a redelivery may wait."""
+        return [*self.away, *self.held_up]
 
     def marker_ms(self, partition: int, offset: int, read_ms: int) -> int:
         """Return when a marker was appended, in true time."""
@@ -132,13 +141,13 @@ class Quiet:
 
 def too_late(waits: Sequence[Wait], bounds: Bounds) -> Iterator[str]:
     """Yield redeliveries that waited too long."""
-    quiet = Quiet(bounds.away)
+    quiet = Quiet(bounds.not_quiet)
     for message_id, due_ms, came_ms in waits:
         if (waited_ms := quiet.longest_ms(due_ms, max(came_ms, due_ms))) > bounds.late_ms:
             yield f"{message_id} came {came_ms - due_ms} ms late, {waited_ms} ms of it while nothing was away"
     calm = [came - due for _, due, came in waits if quiet.is_calm(due, max(came, due), LATE_BOUND_MS)]
-    if len(calm) >= QUIET_COUNT and (p99 := float(np.percentile(calm, 99))) > QUIET_P99_MS:
-        yield f"p99 of {len(calm)} redeliveries long after any fault is {p99:.0f} ms, bound {QUIET_P99_MS} ms"
+    if len(calm) >= QUIET_COUNT and (p99 := float(np.percentile(calm, 99))) > bounds.quiet_p99_ms:
+        yield f"p99 of {len(calm)} redeliveries long after any fault is {p99:.0f} ms, bound {bounds.quiet_p99_ms} ms"
 
 
 def stalls(dump: Dump, bounds: Bounds) -> Iterator[str]:

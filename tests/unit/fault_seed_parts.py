@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from faults.allowances import Process, Run
 from kmq_spark.testing import end, start, tick
 from tests.unit.fault_story import (
+    ACTOR,
     DEAD_LETTERED,
     REDELIVERED,
     Story,
@@ -75,7 +76,8 @@ def fetch_again(story: Story, offset: int = 0, at_ms: int = 40_000, *, ends: boo
         story.resign(at, f"kmq-consumer-host-{by}-abcd")
     kinds = ("delivered", "handled") if ends else ("delivered",)
     name = story.message(offset).id
-    story.events += [event(kind, at_ms + 50, offset, name, actor=f"worker-{by}") for kind in kinds]
+    actor = ACTOR if by == 77 else f"other-{by}"
+    story.events += [event(kind, at_ms + 50, offset, name, actor=actor) for kind in kinds]
 
 
 def kill_the_worker(story: Story, at_ms: int) -> None:

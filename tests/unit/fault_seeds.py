@@ -1,7 +1,8 @@
 """
 Violations, each seeded into a right story; `python -m tests.unit.fault_seeds` prints which invariant finds each.
 
-The seeds are in `fault_seeds_1_to_6.py` and `fault_seeds_7_to_12.py`, by the invariant that must find them.
+The seeds are in `fault_seeds_1_to_6.py` and `fault_seeds_7_to_12.py`, by the invariant that must find them, and in
+`fault_seeds_of_features.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from tests.unit import fault_seeds_1_to_6, fault_seeds_7_to_12
+from tests.unit import fault_seeds_1_to_6, fault_seeds_7_to_12, fault_seeds_of_features
 from tests.unit.fault_story import Story
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def seeds() -> list[Callable[[Story], None]]:
     """Return all seeds in the order of their files."""
     return [
         value
-        for module in (fault_seeds_1_to_6, fault_seeds_7_to_12)
+        for module in (fault_seeds_1_to_6, fault_seeds_7_to_12, fault_seeds_of_features)
         for value in vars(module).values()
         if _NAMED.match(value.__doc__ or "") and value.__module__ == module.__name__
     ]

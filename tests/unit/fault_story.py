@@ -161,6 +161,7 @@ class Story:
         self.unsigned: set[int] = set()
         self.no_markers: list[RawRecord] = []
         self.set_aside: list[Record] = []
+        self.results: list[Record] = []
         self.is_reported = True
         self.tracker_tells: Callable[[TrackerStatus], TrackerStatus] = lambda status: status
         self._next_offset = 0
@@ -178,6 +179,22 @@ class Story:
     ) -> list[dict[str, Any]]:
         """Return what a consumer writes down of one delivery."""
         return [event("delivered", given_ms + 1, offset, name), event(what, done_ms, offset, name)]
+
+    def says(self, **more: Any) -> None:  # noqa: ANN401  # JSON
+        """Let the worker say more of itself as it begins."""
+        began = next(each for each in self.events if each["event"] == "began")
+        began |= more
+
+    def work_in_transactions(self) -> None:
+        """Let the worker ack in transactions; what it has acked, 0 and 10, has a result."""
+        self.says(mode="transaction")
+        self.add_result(0, 1_950)
+        self.add_result(10, 6_950)
+
+    def add_result(self, copy: int, at_ms: int, process: str = "77") -> None:
+        """Write the result of a copy."""
+        place = MessageId(0, len(self.results))
+        self.results.append(Record(place, at_ms, b"0:%d" % copy, b"result", (("process", process.encode()),)))
 
     def message(self, offset: int) -> Record:
         """Return a record of the queue topic."""
@@ -243,6 +260,7 @@ class Story:
         yield from self.no_markers
         yield from raw(QUEUE, self.messages)
         yield from raw(f"{QUEUE}.dlq", [*self.dead_letters, *self.set_aside])
+        yield from raw(f"{QUEUE}.results", self.results)
 
     def dump(self) -> Dump:
         """Return the topics."""

@@ -15,7 +15,7 @@ from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import end, keep_alive, log, rules, start, tick
 from tests.unit.fault_seed_parts import HOUR_MS, bury, defer, fetch_again, kill_the_worker, redeliver
 from tests.unit.fault_seeds_1_to_6 import set_aside_twice
-from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, letter_of
+from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, event, letter_of
 
 
 def test_right_story_has_no_violations() -> None:
@@ -89,6 +89,50 @@ def test_message_may_be_fetched_again_after_the_broker_was_away() -> None:
     story.bounds = Bounds(away=[Stretch(1_500, 11_000)])
     fetch_again(story, 1, 12_000, ends=False, by=78)
     redeliver(story, 1, 12, 20_100, tick(20_000))
+    assert story.verdict().violations == []
+
+
+def test_message_may_be_fetched_again_after_another_worker_came() -> None:
+    """One commit of its living consumer is refused: the group has changed."""
+    story = Story()
+    story.events.append(event("began", 11_000, actor="other-78"))
+    fetch_again(story, 1, 12_000, ends=False, by=78)
+    redeliver(story, 1, 12, 20_100, tick(20_000))
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["fetched_again_from_the_living"] == 1
+
+
+def test_results_of_transactions_are_as_many_as_acks() -> None:
+    story = Story()
+    story.work_in_transactions()
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["results"] == 2
+
+
+def test_message_that_was_fetched_again_may_have_two_results() -> None:
+    """Its consumer died between START and position, after its transaction: two acks, a result each."""
+    story = Story()
+    story.work_in_transactions()
+    kill_the_worker(story, at_ms=11_000)
+    fetch_again(story, 0, 12_000, by=78)
+    story.events.append(event("began", 11_500, actor="other-78", mode="transaction"))
+    story.add_result(0, 12_090, process="78")
+    assert story.verdict().violations == []
+
+
+def test_suspects_may_be_together_while_deliveries_are_left() -> None:
+    """Copies with a silent delivery, isolated after one: five deliveries are the limit, this one is the second."""
+    story = Story()
+    story.says(isolate_after=1)
+    story.rules, story.tracker_rules = story.rules._replace(max_deliveries=5), Rules(max_deliveries=5)
+    for offset, source in ((10, 1), (11, 3)):
+        story.change(offset, copy_of(story.message(source), offset, 6_200, 1, limit=5))
+    story.markers[-1:] = log(end(11, 11_700, outcome=REDELIVERED), first=11)
+    del story.dead_letters[1]
+    story.messages.append(copy_of(story.message(11), 12, 11_700, 2, limit=5))
+    story.append(start(12, 11_800, delivery_count=3), end(12, 11_900))
     assert story.verdict().violations == []
 
 
