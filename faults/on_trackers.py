@@ -76,7 +76,7 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> None:
 def _wait_worker_death(tracker: TrackerChild) -> int:
     give_up_s = time.monotonic() + 60
     while time.monotonic() < give_up_s and tracker.is_running:
-        if "starting again" in tracker.log.read_text(errors="replace"):
+        if "restarting in" in tracker.log.read_text(errors="replace"):
             tracker.wait_ready()
             time.sleep(2)
             return EXIT_CODE

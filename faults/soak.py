@@ -64,7 +64,7 @@ collection; this process, which sends and receives; open files and threads of th
 bytes, and the state in it, in bytes.
 """
 
-TROUBLE = ("starting again", "cannot be used", "Ignoring error while performing maintenance")
+TROUBLE = ("restarting in", "cannot be used", "Ignoring error while performing maintenance")
 """What the tracker's log must not say."""
 
 

@@ -65,7 +65,7 @@ DRAIN_WORK_MS = 10
 DRAIN_TIMEOUT_S = 60.0
 """I9: all is worked off a minute after the last fault."""
 
-_OPENED = re.compile(r"tracker (\S+) of (\S+) decides from markers (\{.*\})")
+_OPENED = re.compile(r"tracker (\S+) of (\S+) started; decides from marker offsets (\{.*\})")
 
 
 def _now_ms() -> int:

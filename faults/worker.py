@@ -229,7 +229,7 @@ def _received(consumer: QueueConsumer, max_messages: int) -> list[Message]:
     except KmqError as error:
         if not error.retriable:
             raise
-        logging.getLogger(__name__).warning("receiving failed, trying again: %s", error)
+        logging.getLogger(__name__).warning("receive failed, retrying: %s", error)
         time.sleep(0.2)
         return []
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULE_OF = {
     "DeadLetter": "kmq_spark.wire.dead_letter",
     "DeadLetterFilter": "kmq_spark.dlq.filter",
     "Message": "kmq_spark.consumer.message",
@@ -95,11 +95,11 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import the module of a public name at its first use (PEP 562)."""
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -84,7 +84,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         queue, markers, letters = cluster.topics(topics.all_topics).values()
         exists = bool(queue.partition_count and markers.partition_count)
         with reading(name) as on_progress:
-            views = inspector.look(on_progress) if exists else {}
+            views = inspector.refresh(on_progress) if exists else {}
         consumers = cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
         now_ms = int(time.time() * 1000)
         producers = look_at_producers(

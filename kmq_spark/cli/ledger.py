@@ -227,7 +227,7 @@ def _read_by_spark(
             # The first three columns are the same in every row of a message's history; `step` only sorts.
             found = ledger.story(spark, queue, *place).drop("queue", "origin_partition", "origin_offset", "step")
         else:
-            found = ledger.of_queue(ledger.ask(spark, view), queue)
+            found = ledger.of_queue(ledger.read_view(spark, view), queue)
         return [row.asDict() for row in found.limit(limit).collect()]
     finally:
         stop_session(spark)

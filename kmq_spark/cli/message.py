@@ -12,13 +12,13 @@ from kmq_spark.cli.options import Connection, QueueName
 from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.history import merge_renewals
 from kmq_spark.inspection.spans import instant
-from kmq_spark.inspection.story import shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kmq_spark.inspection.story import Content, Event
+    from kmq_spark.inspection.history import Content, Event
 
 app = typer.Typer(help="One message.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def show(
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Show a message's history from its first copy: sent, started, kept alive, ended, redelivered, dead, redriven."""
-    from kmq_spark.inspection.message_history import Storyteller  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.inspection.message_history import MessageHistory  # noqa: PLC0415  # `kmq --help` must not load the client
 
     wanted = MessageId.parse(message_id)
     if wanted is None:
@@ -48,7 +48,7 @@ def show(
         raise ConfigError(message)
     settings = connection.settings()
     with inspector_of(name, settings) as inspector, reading(name) as on_progress:
-        content, events = Storyteller(inspector, settings.kafka.timeout_ms, on_progress).story(wanted)
+        content, events = MessageHistory(inspector, settings.kafka.timeout_ms, on_progress).read(wanted)
     if not events:
         typer.echo(f"kmq: message {message_id} not found in {name}: it never existed or retention deleted it", err=True)
         raise typer.Exit(EXIT_FAILED)
@@ -83,6 +83,6 @@ def _events(events: list[Event]) -> Table:
         ("AT", "WHAT", "BY", "WHERE"),
         [
             (instant(at_ms or None), shown(what), shown(by) or "-", shown(place))
-            for at_ms, place, what, by in shortened(events)
+            for at_ms, place, what, by in merge_renewals(events)
         ],
     )

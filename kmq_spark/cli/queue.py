@@ -106,5 +106,5 @@ def describe(
     typer.echo(f"  dead-letter topic  {layout.topics.dead_letter_topic}  ({letters})")
     made = counted(layout.redrive_partition_count, "partition") if layout.redrive_partition_count else "not made yet"
     typer.echo(f"  redrive topic      {layout.topics.redrive_topic}  ({made})")
-    said = "none of its own: the settings of its tracker and consumers hold" if stored is None else stored.text
+    said = "none of its own: the settings of its tracker and consumers apply" if stored is None else stored.text
     typer.echo(f"  rules              {said}")

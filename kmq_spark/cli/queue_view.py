@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Settings
     from kmq_spark.inspection.inspector import QueueInspector
-    from kmq_spark.inspection.view import Held
+    from kmq_spark.inspection.view import HeldMessage
     from kmq_spark.wire.headers import Headers
 
 SHOWN_BYTES = 200
@@ -71,7 +71,7 @@ def peek(
         inspector.queue_partitions()
         if in_flight or not ready:
             with reading(name) as on_progress:
-                inspector.look(on_progress)
+                inspector.refresh(on_progress)
             rows += _held(inspector, settings, limit, max_bytes)
         if (ready or not in_flight) and len(rows) < limit:
             rows += _ready(inspector, limit - len(rows), max_bytes)
@@ -136,7 +136,7 @@ def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: 
         }
 
 
-def _state(held: Held, now_ms: int) -> str:
+def _state(held: HeldMessage, now_ms: int) -> str:
     if held.deadline_at_ms < 0:
         return "rejected"
     if held.is_deferred:

@@ -37,7 +37,7 @@ def status(
     settings = connection.settings()
     with inspector_of(name, settings) as inspector:
         with reading(name) as on_progress:
-            views = inspector.look(on_progress)
+            views = inspector.refresh(on_progress)
         (markers,) = inspector.cluster.topics([inspector.topics.markers_topic]).values()
         tracker = inspector.tracker(markers)
     now_ms = int(time.time() * 1000)
@@ -51,7 +51,7 @@ def status(
             "needed": tracker.needed.get(partition),
             "in_flight": len(view.state.in_flight),
             "unreadable": view.state.counters.unreadable,
-            "signed_by": tracker.signers.get(partition, ""),
+            "signed_by": tracker.last_committers.get(partition, ""),
             "state": life.value,
             "heartbeat_at_ms": tracker.heartbeat_at_ms,
             "overdue": view.overdue(now_ms),
@@ -60,7 +60,7 @@ def status(
     ]
     print_rows(output, rows, lambda: table(_HEADS, [_cells(row) for row in rows]))
     late_ms = 0 if tracker.unread_since_ms is None else now_ms - tracker.unread_since_ms
-    is_down = life in {Life.NEVER, Life.GONE} or (life is Life.STOPPED and overdue > 0)
+    is_down = life in {Life.NEVER, Life.LOST} or (life is Life.STOPPED and overdue > 0)
     is_late = late_ms > TRACKER_LATE_MS or is_down
     if output is OutputForm.TABLE:
         typer.echo(_summary(name, tracker, overdue, late_ms, now_ms))
@@ -77,11 +77,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _summary(name: str, tracker: TrackerFacts, overdue: int, late_ms: int, now_ms: int) -> str:
-    from kmq_spark.inspection.liveness import described  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.liveness import describe  # noqa: PLC0415  # as above
 
     if not tracker.positions:
         return f"no tracker of {name} has ever committed; run `kmq tracker run {name}`"
-    state = described(tracker, overdue, now_ms)
+    state = describe(tracker, overdue, now_ms)
     if tracker.unread_since_ms is None:
         return f"{state}; has read all markers" if state else "has read all markers"
     markers = counted(tracker.unread, "marker")

@@ -44,9 +44,9 @@ class Batch:
     """
 
     __slots__ = (
-        "_left",
         "_lock",
         "_reported",
+        "_unreported_count",
         "byte_count",
         "error",
         "expiring",
@@ -68,13 +68,13 @@ class Batch:
         self.expiring: list[Message] = []
         self.is_marked = self.is_suspect = False
         self.error: KmqError | None = None
-        self._left = 0
+        self._unreported_count = 0
         self._lock = threading.Lock()
         self._reported = threading.Event()
 
     def expect(self, count: int) -> None:
         """Set the count of STARTs that will be sent."""
-        self._left = count
+        self._unreported_count = count
         self.is_marked = count > 0
         if not count:
             self._reported.set()
@@ -82,9 +82,9 @@ class Batch:
     def on_report(self, error: KmqError | None, _appended_at_ms: int = 0) -> None:
         """Handle the delivery report of one START."""
         with self._lock:
-            self._left -= 1
+            self._unreported_count -= 1
             self.error = self.error or error
-            if self._left == 0:
+            if self._unreported_count == 0:
                 self._reported.set()
 
     def on_report_of(self, lease: Lease) -> Callable[[KmqError | None, int], None]:
@@ -131,7 +131,7 @@ class Limits(NamedTuple):
     max_in_flight_bytes: int
 
 
-class Terms:
+class LeaseParameters:
     """
     Common parameters of leases that begin at the same time.
 
@@ -158,7 +158,7 @@ class Terms:
             delivery_count=delivery_count,
             held=set(offsets),
             renewed_at=self.now,
-            expires_at=self.now + self.duration_s,
+            ends_at=self.now + self.duration_s,
             limit_at=self.now + self.max_lease_s,
             duration_s=self.duration_s,
             offsets=offsets,
@@ -167,7 +167,7 @@ class Terms:
         )
 
 
-class Run(NamedTuple):
+class KeyRun(NamedTuple):
     """Consecutive records `[begin, end)` of a batch that have the same key."""
 
     key: int
@@ -204,7 +204,7 @@ class Columns(NamedTuple):
     partitions: list[Any]
     offsets: list[Any]
     sizes: list[int]
-    runs: list[Run]
+    runs: list[KeyRun]
 
 
 def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
@@ -214,35 +214,37 @@ def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
     return Columns(records, partitions, list(map(_OFFSET, records)), sizes, runs_of(partitions))
 
 
-def runs_of(keys: Sequence[int]) -> list[Run]:
+def runs_of(keys: Sequence[int]) -> list[KeyRun]:
     """Return the runs of equal keys, in order. The client returns records grouped by partition, so runs are long."""
     if not keys:
         return []
     if len(set(keys)) == 1:
-        return [Run(keys[0], 0, len(keys))]
+        return [KeyRun(keys[0], 0, len(keys))]
     column = np.asarray(keys)
     begins = [0, *(np.flatnonzero(column[1:] != column[:-1]) + 1).tolist()]
-    return [Run(keys[begin], begin, end) for begin, end in pairwise([*begins, len(keys)])]
+    return [KeyRun(keys[begin], begin, end) for begin, end in pairwise([*begins, len(keys)])]
 
 
-def place_of(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
+def offset_bounds(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
     """Return the first offset and the offset after the last, each by partition. Offsets ascend within a partition."""
     first: dict[int, int] = {}
-    following: dict[int, int] = {}
+    next_offsets: dict[int, int] = {}
     for partition, begin, end in columns.runs:
         first.setdefault(partition, columns.offsets[begin])
-        following[partition] = columns.offsets[end - 1] + 1
-    return first, following
+        next_offsets[partition] = columns.offsets[end - 1] + 1
+    return first, next_offsets
 
 
-def lease_out(columns: Columns, counts: Sequence[int] | None, terms: Terms) -> tuple[list[Message], list[Lease]]:
+def create_leases(
+    columns: Columns, counts: Sequence[int] | None, parameters: LeaseParameters
+) -> tuple[list[Message], list[Lease]]:
     """
     Create leases for records: one per queue partition and delivery count.
 
     Args:
         columns: Records to deliver.
         counts: Delivery count of each record; None if all are first deliveries.
-        terms: Parameters of the leases.
+        parameters: Parameters of the leases.
 
     Returns:
         The messages, in fetch order, and the leases.
@@ -257,7 +259,7 @@ def lease_out(columns: Columns, counts: Sequence[int] | None, terms: Terms) -> t
         covered += offsets[begin:end]
         their_sizes += sizes[begin:end]
     leases = {
-        key: terms.lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
+        key: parameters.lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
         for key, (covered, their_sizes) in parts.items()
     }
     messages: list[Message] = []

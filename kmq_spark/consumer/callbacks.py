@@ -22,7 +22,7 @@ class Callbacks:
         """Start with no exception kept."""
         self._raised: BaseException | None = None
 
-    def caught(self, callback: Callable[..., None]) -> Callable[..., None]:
+    def wrap(self, callback: Callable[..., None]) -> Callable[..., None]:
         """Return a callback that never raises; `raise_caught` raises its exception later."""
 
         def call(*arguments: object) -> None:

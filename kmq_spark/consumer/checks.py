@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_START_TIMEOUT_MS = 10_000
 """Longest default time for a START: enough for a broker restart, and a caller does not block longer."""
 
-_HOLD_LEASES = 10
+_DEFAULT_MAX_LEASES = 10
 """Default `max_lease_ms` in leases: long work is renewed; a handler that hangs loses its message."""
 
 BOUNDS: dict[str, tuple[int, int]] = {
@@ -42,7 +42,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
 """Minimum and maximum of each consumer setting."""
 
 
-_DEFERRED_KINDS: dict[str, Callable[[object], bool]] = {
+_LAZY_KINDS: dict[str, Callable[[object], bool]] = {
     "coroutine function": inspect.iscoroutinefunction,
     "asynchronous generator function": inspect.isasyncgenfunction,
     "generator function": inspect.isgeneratorfunction,
@@ -82,7 +82,7 @@ def limits_of(
     Raises:
         ConfigError: A value is out of bounds.
     """
-    max_lease_ms = min(MAX_REDELIVER_AFTER_MS, _HOLD_LEASES * lease_ms) if max_lease_ms is None else max_lease_ms
+    max_lease_ms = min(MAX_REDELIVER_AFTER_MS, _DEFAULT_MAX_LEASES * lease_ms) if max_lease_ms is None else max_lease_ms
     check_bounds(
         lease_ms=lease_ms,
         max_lease_ms=max_lease_ms,
@@ -119,20 +119,20 @@ def check_handler(handler: object) -> None:
     while isinstance(called, functools.partial):
         called = called.func
     if not callable(called):
-        message = f"handler cannot be called: got {handler!r}, a function of one message is allowed; correct the call"
+        message = f"handler is not callable: got {handler!r}, expected a function of one message; correct the call"
         raise ConfigError(message)
     for each in (called, inspect.getattr_static(type(called), "__call__", None)):
-        for kind, is_kind in _DEFERRED_KINDS.items():
+        for kind, is_kind in _LAZY_KINDS.items():
             if is_kind(each):
                 message = (
                     f"handler is a {kind}: got {handler!r}, which does nothing when it is called; "
-                    "give a function that has done its work when it returns, for example "
+                    "pass a function that finishes its work before it returns, for example "
                     "`lambda message: asyncio.run(handle(message))`"
                 )
                 raise ConfigError(message)
 
 
-def is_deferred(result: object) -> bool:
+def is_unstarted_work(result: object) -> bool:
     """Return whether the return value of a handler is work that has not run yet, such as a coroutine."""
     return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
@@ -158,6 +158,6 @@ def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, 
     if marker_count < queue_count:
         message = (
             f"topic {topics.markers_topic!r} has too few partitions: got {marker_count}, "
-            f"{queue_count} as {queue!r}; add them before messages of the others are received"
+            f"{queue!r} has {queue_count}; add partitions, otherwise messages of the others cannot be received"
         )
         raise TopicError(message)

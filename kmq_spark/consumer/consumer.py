@@ -27,7 +27,7 @@ from kmq_spark.consumer.markers.producer import MarkerProducer
 from kmq_spark.consumer.markers.starts import transactional_starts
 from kmq_spark.consumer.markers.writer import MarkerWriter
 from kmq_spark.consumer.missing_offsets import MissingOffsets
-from kmq_spark.consumer.poison.admission import Door
+from kmq_spark.consumer.poison.admission import AdmissionPolicy
 from kmq_spark.consumer.receiver import Receiver
 from kmq_spark.consumer.transactions.result import ResultTransactions
 from kmq_spark.consumer.worker import MAX_BATCH, Worker
@@ -161,7 +161,7 @@ class QueueConsumer:
         self._intake = Intake(
             consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,
-            door=Door(queue, group, isolate_after),
+            admission_policy=AdmissionPolicy(queue, group, isolate_after),
             leases=self._leases,
             markers=self._producer,
             consumer_id=self.consumer_id,
@@ -192,7 +192,7 @@ class QueueConsumer:
         except KmqError:
             if error is None:
                 raise
-            logger.exception("cannot close %s", self.consumer_id, extra={"action": "close_failed"})
+            logger.exception("cannot close consumer %s", self.consumer_id, extra={"action": "close_failed"})
 
     @property
     def in_flight_count(self) -> int:
@@ -228,7 +228,10 @@ class QueueConsumer:
             raise ConfigError(message)
         lease_s = None if lease is None else milliseconds("lease", lease, MIN_LEASE_MS) / 1000
         if lease_s is not None and self._receiver.prefetches:
-            message = f"lease does not go with prefetch: got {lease!r}; what is prefetched has the consumer's lease_ms"
+            message = (
+                f"lease cannot be combined with prefetch: got {lease!r}, prefetched messages have the consumer's "
+                "lease_ms; leave lease out, or set prefetch=0"
+            )
             raise ConfigError(message)
         self._check_usable()
         with self._one_receiver():
@@ -286,7 +289,7 @@ class QueueConsumer:
             max_batch=max_batch,
         )
         numbers = serving_worker(
-            str(self._topics), metrics_port, metrics_host, worker.handed_out_count, worker.acked_count
+            str(self._topics), metrics_port, metrics_host, worker.delivered_count, worker.acked_count
         )
         with self._one_receiver(), numbers:
             self._worker = worker
@@ -360,21 +363,21 @@ class QueueConsumer:
             return
         self._is_closed = True
         self._transactions.close(timeout)
-        self._receiver.give_back_unseen()
+        self._receiver.release_undelivered()
         self._full_watch.stop()
         try:
             # Commit offsets first: a message released before its offset commit would be delivered twice.
             self._intake.close(timeout)
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):
-                self._give_back(lease)
+                self._release_held(lease)
             self._full_watch.close()
             self._writer.close(timeout)
 
     @contextlib.contextmanager
     def _one_receiver(self) -> Iterator[None]:
         if not self._receiving.acquire(blocking=False):
-            message = "receive is running in another thread: got a second call; use one consumer a thread, or `run`"
+            message = "receive is running in another thread: got a second call; use one consumer per thread, or `run`"
             raise UsageError(message)
         try:
             yield
@@ -382,16 +385,16 @@ class QueueConsumer:
             self._receiving.release()
 
     @staticmethod
-    def _give_back(lease: Lease) -> None:
+    def _release_held(lease: Lease) -> None:
         lease.outbox.others.extend(Settled(Verb.RELEASE, offset) for offset in lease.take_held())
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             message = (
-                f"consumer belongs to another process: got a call in {os.getpid()}, it was made in {self._pid}; "
-                "make one after the fork"
+                f"consumer belongs to another process: got a call in process {os.getpid()}, it was created in process "
+                f"{self._pid}; create one after the fork"
             )
             raise UsageError(message)
         if self._is_closed:
-            message = "consumer is closed: got a call after close; make a new one"
+            message = "consumer is closed: got a call after close; create a new one"
             raise UsageError(message)

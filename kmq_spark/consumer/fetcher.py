@@ -2,10 +2,10 @@
 Read the queue topic: fetch records, buffer the ones that cannot start yet, seek, commit offsets, serve the group.
 
 Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls.
-Rule 2: a record that is fetched and not started waits in the stash, in fetch order. No committed offset passes it.
-Rule 3: the offset after skipped records is committed together with the next one, or after `COMMIT_PASSED_S`.
+Rule 2: a record that is fetched and not started waits in the buffer, in fetch order. No committed offset passes it.
+Rule 3: the offset after skipped records is committed together with the next one, or after `COMMIT_SKIPPED_S`.
 Rule 4: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
-Rule 5: an exception may lose fetched records at any step. `fetch_again` does not need them: it seeks to the offset
+Rule 5: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
 after the records that were taken.
 
 Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMMIT_PASSED_S = 1.0
+COMMIT_SKIPPED_S = 1.0
 """Longest time without a commit after skipped records. The only cost: a crash reads these records again."""
 
 CONFIRM_S = 1.0
@@ -42,7 +42,7 @@ CONFIRM_S = 1.0
 CONFIRM_POLL_S = 0.01
 
 SERVE_S = 1.0
-"""Interval at which the consumer group is served while the stash has all records that are needed."""
+"""Interval at which the consumer group is served while the buffer has all records that are needed."""
 
 COMMIT_LOG_S = 10.0
 """Shortest time between two warnings about failed offset commits. In a rebalance the commit of every batch may fail."""
@@ -50,7 +50,7 @@ COMMIT_LOG_S = 10.0
 COMMITTED_TIMEOUT_S = 10.0
 """Timeout of a request for the committed offsets of the group."""
 
-_PASSING = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
+_TRANSIENT_ERRORS = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
 """Errors from `consume` that need no action: librdkafka continues, or rejoins the group, by itself."""
 
 
@@ -89,14 +89,14 @@ class Fetcher:
         self._commit_logged_at = float("-inf")
         self._committed_at = time.monotonic()
         self._served_at = time.monotonic()
-        self._stash: list[KafkaMessage] = []
+        self._buffer: list[KafkaMessage] = []
         self._error: KmqError | None = None
         self._paused: set[int] = set()
         self._callbacks = Callbacks()
-        caught = self._callbacks.caught
-        callbacks = {"error_cb": caught(self._on_error), "on_commit": caught(self._on_commit)}
+        wrap = self._callbacks.wrap
+        callbacks = {"error_cb": wrap(self._on_error), "on_commit": wrap(self._on_commit)}
         self.client = make_client(Consumer, {**config, **callbacks})
-        assigned, revoked, lost = map(caught, (self._on_assign, self._on_revoke, self._on_lost))
+        assigned, revoked, lost = map(wrap, (self._on_assign, self._on_revoke, self._on_lost))
         self.client.subscribe([topic], on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def fetch(self, max_records: int, timeout: float, *, at_least: int = 1) -> list[KafkaMessage]:
@@ -106,10 +106,10 @@ class Fetcher:
         Args:
             max_records: Maximum number of records to return, at least 1.
             timeout: Seconds to wait for the first record.
-            at_least: If the stash has records, but fewer than this, fetch more without waiting.
+            at_least: If the buffer has records, but fewer than this, fetch more without waiting.
 
         Returns:
-            At most *max_records* records. If the stash has *at_least* records or more, they all come from the stash.
+            At most *max_records* records. If the buffer has *at_least* records or more, they all come from the buffer.
 
         Raises:
             KmqError: The client reported an error that needs action.
@@ -117,14 +117,14 @@ class Fetcher:
         self._raise_error()
         if self._uncommitted:
             self._commit_if_due()
-        wanted = at_least - len(self._stash) if self._stash else max_records
+        wanted = at_least - len(self._buffer) if self._buffer else max_records
         if wanted > 0:
-            records = self._consume(wanted, 0.0 if self._stash else timeout)
-            if self._stash:
-                records, self._stash = self._stash + records, []
+            records = self._consume(wanted, 0.0 if self._buffer else timeout)
+            if self._buffer:
+                records, self._buffer = self._buffer + records, []
         else:
-            self.serve()
-            records, self._stash = self._stash[:max_records], self._stash[max_records:]
+            self.serve_group_if_due()
+            records, self._buffer = self._buffer[:max_records], self._buffer[max_records:]
         if records and self._unchecked:
             self._check_offsets()
         return records
@@ -140,12 +140,12 @@ class Fetcher:
         try:
             _, end = self.client.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
         except KafkaException as error:
-            raise client_error(error, f"cannot look for the end of {topic}") from error
+            raise client_error(error, f"cannot read the end offset of {topic}") from error
         return end
 
-    def put_back(self, records: Sequence[KafkaMessage]) -> None:
-        """Put records that were fetched and not started back to the front of the stash."""
-        self._stash = [*records, *self._stash]
+    def return_to_buffer(self, records: Sequence[KafkaMessage]) -> None:
+        """Put records that were fetched and not started back to the front of the buffer."""
+        self._buffer = [*records, *self._buffer]
 
     def commit(self, positions: Mapping[int, int], *, at_once: bool) -> None:
         """
@@ -165,15 +165,15 @@ class Fetcher:
         else:
             self._commit_if_due()
 
-    def committed(self, positions: Mapping[int, int]) -> None:
+    def record_committed(self, positions: Mapping[int, int]) -> None:
         """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
         self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
 
-    def is_behind(self, partition: int, offset: int) -> bool:
+    def is_position_at_least(self, partition: int, offset: int) -> bool:
         """Return whether the offset to commit of an assigned partition is at or after *offset*."""
         return self._positions.get(partition, -1) >= offset
 
-    def idle(self, timeout: float) -> None:
+    def serve_group(self, timeout: float) -> None:
         """
         Serve the consumer group without fetching, so that rebalances proceed while there is no room for messages.
 
@@ -183,21 +183,21 @@ class Fetcher:
         running = self.owned - self._paused
         if running:
             self._paused |= running
-            self.client.pause(self._places(running))
+            self.client.pause(self._topic_partitions(running))
         if self._uncommitted:
             self._commit_if_due()
         self._served_at = time.monotonic()
         record = self.client.poll(timeout)
         if record is not None:
-            self._stash += self._good([record])
+            self._buffer += self._without_errors([record])
         self._callbacks.raise_caught()
 
-    def serve(self) -> None:
+    def serve_group_if_due(self) -> None:
         """Serve the consumer group without fetching, if it was not served for `SERVE_S`."""
         if time.monotonic() - self._served_at > SERVE_S:
-            self.idle(0)
+            self.serve_group(0)
 
-    def fetch_again(self, taken: Mapping[int, int], first: Mapping[int, int]) -> None:
+    def reseek(self, taken: Mapping[int, int], first: Mapping[int, int]) -> None:
         """
         Seek back, so that every record that was fetched and not taken is fetched again.
 
@@ -212,16 +212,18 @@ class Fetcher:
         Raises:
             KmqError: A request or a seek failed. Call this method again before the next fetch.
         """
-        self._stash = []
+        self._buffer = []
         assigned = {each.partition for each in self._call(self.client.assignment)}
         self._forget(self.owned - assigned)
         self.owned |= assigned
-        places = self._call(self.client.position, self._places(assigned))
-        given_out = {each.partition for each in places if each.offset >= 0}  # at least one of its records was returned
-        behind = {**first, **self._positions, **taken}
-        behind.update(self._committed(given_out - behind.keys()))
-        for partition in assigned & behind.keys():
-            self._seek(TopicPartition(self._topic, partition, behind[partition]))
+        positions = self._call(self.client.position, self._topic_partitions(assigned))
+        read_from = {
+            each.partition for each in positions if each.offset >= 0
+        }  # at least one of its records was returned
+        targets = {**first, **self._positions, **taken}
+        targets.update(self._committed_offsets(read_from - targets.keys()))
+        for partition in assigned & targets.keys():
+            self._seek(TopicPartition(self._topic, partition, targets[partition]))
 
     def close(self, timeout: float) -> None:
         """
@@ -257,52 +259,52 @@ class Fetcher:
         self._callbacks.raise_caught()
         for failure in failures:
             if isinstance(failure, KafkaException):
-                raise client_error(failure, f"cannot leave the group of {self._topic}") from failure
+                raise client_error(failure, f"cannot leave the consumer group of {self._topic}") from failure
             raise failure
 
     def _check_offsets(self) -> None:
         """Check the committed offsets of new partitions, before the first delivery and offset commit of each."""
         partitions, self._unchecked = self._unchecked, set()
         if self._missing_offsets is not None:
-            self._missing_offsets.look(self.client, partitions)
+            self._missing_offsets.check(self.client, partitions)
 
     def _consume(self, max_records: int, timeout: float) -> list[KafkaMessage]:
         if self._paused:
-            self.client.resume(self._places(self._paused))
+            self.client.resume(self._topic_partitions(self._paused))
             self._paused.clear()
-        waiting_count = len(self._stash)
+        waiting_count = len(self._buffer)
         try:
             records = self.client.consume(max_records, 0)
             if not records and timeout > 0:
                 # With `max_records` the call would wait for a full batch until the timeout; this ends at one record.
                 records = self.client.consume(1, timeout)
                 if records and max_records > 1:
-                    # Kept in the stash during the next call: a rebalance inside it may revoke their partition.
-                    self._stash += self._good(records)
+                    # Kept in the buffer during the next call: a rebalance inside it may revoke their partition.
+                    self._buffer += self._without_errors(records)
                     records = self.client.consume(max_records - 1, 0)
         except KafkaException as error:
             raise client_error(error, f"cannot receive from {self._topic}") from error
         self._served_at = time.monotonic()
-        good = self._good(records)
+        good = self._without_errors(records)
         self._callbacks.raise_caught()
-        if good or len(self._stash) > waiting_count:
+        if good or len(self._buffer) > waiting_count:
             failpoint("consumer.fetched")
-        elif not self._stash:
+        elif not self._buffer:
             self._raise_error()
         return good
 
-    def _good(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
+    def _without_errors(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
         """Return the records that are not errors. Keep an error that needs action; the next fetch raises it."""
         if not any(map(_ERROR, records)):
             return records
         for record in records:
             error = record.error()
-            if error is not None and error.name() not in _PASSING:
+            if error is not None and error.name() not in _TRANSIENT_ERRORS:
                 self._error = client_error(error, f"cannot receive from {self._topic}")
         return [record for record in records if record.error() is None]
 
     def _commit_if_due(self) -> None:
-        if time.monotonic() - self._committed_at > COMMIT_PASSED_S:
+        if time.monotonic() - self._committed_at > COMMIT_SKIPPED_S:
             self._send_commit()
 
     def _send_commit(self) -> None:
@@ -328,7 +330,7 @@ class Fetcher:
             # `poll` serves the commit callback; it may also return a record.
             record = self.client.poll(CONFIRM_POLL_S)
             if record is not None:
-                self._stash += self._good([record])
+                self._buffer += self._without_errors([record])
             self._callbacks.raise_caught()
         self._has_confirmed = True
 
@@ -340,22 +342,24 @@ class Fetcher:
                 return  # assigned just now: fetching has not begun and will begin at the committed offset
             # Continuing at the current position would skip messages, and the next commit would lose them. Only a new
             # consumer, which begins at the committed offset, is safe.
-            raise client_error(error, f"cannot seek {self._topic} back; close this consumer, make a new one") from error
+            raise client_error(
+                error, f"cannot seek back in {self._topic}; close this consumer and create a new one"
+            ) from error
 
-    def _committed(self, partitions: Collection[int]) -> dict[int, int]:
+    def _committed_offsets(self, partitions: Collection[int]) -> dict[int, int]:
         """Return the offset at which the group begins to read, by partition."""
         if not partitions:
             return {}
-        found = self._call(self.client.committed, self._places(partitions), COMMITTED_TIMEOUT_S)
+        found = self._call(self.client.committed, self._topic_partitions(partitions), COMMITTED_TIMEOUT_S)
         return {each.partition: each.offset if each.offset >= 0 else OFFSET_BEGINNING for each in found}
 
     def _call(self, ask: Callable[..., list[TopicPartition]], *args: object) -> list[TopicPartition]:
         try:
             return ask(*args)
         except KafkaException as error:
-            raise client_error(error, f"cannot look up positions of {self._topic}") from error
+            raise client_error(error, f"cannot read the offsets of {self._topic}") from error
 
-    def _places(self, partitions: Collection[int]) -> list[TopicPartition]:
+    def _topic_partitions(self, partitions: Collection[int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in partitions]
 
     def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
@@ -367,7 +371,7 @@ class Fetcher:
         if partitions:
             # They may have been paused when they were revoked, and librdkafka would keep them paused.
             consumer.resume(partitions)
-        self._log_rebalance("got", partitions)
+        self._log_rebalance("assigned", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit the offsets of started messages before the next owner of the partitions reads them."""
@@ -381,7 +385,7 @@ class Fetcher:
                 self._log_commit(error.args[0])
             failpoint("consumer.revoked")
         self._forget(gone)
-        self._log_rebalance("gave up", partitions)
+        self._log_rebalance("revoked", partitions)
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Do not commit: the partitions already have another owner."""
@@ -392,7 +396,7 @@ class Fetcher:
         self.owned -= partitions
         self._paused -= partitions
         self._unchecked -= partitions
-        self._stash = [record for record in self._stash if record.partition() not in partitions]
+        self._buffer = [record for record in self._buffer if record.partition() not in partitions]
         for partition in partitions:
             self._positions.pop(partition, None)
             self._uncommitted.pop(partition, None)
@@ -401,7 +405,7 @@ class Fetcher:
         if not partitions:
             return
         numbers = sorted(each.partition for each in partitions)
-        logger.info("%s partitions %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
+        logger.info("partitions %s: %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         failed = [each for each in partitions if error is not None or each.error is not None]
@@ -421,7 +425,7 @@ class Fetcher:
         if now - self._commit_logged_at < COMMIT_LOG_S:
             return
         logger.warning(
-            "cannot commit positions of %s: %s; %d commits failed since the last warning, they are sent again",
+            "cannot commit offsets of %s: %s; %d commits failed since the last warning, they are retried",
             self._topic, error.str(), self._failed_commits, extra={"action": "commit_failed"},
         )  # fmt: skip
         self._commit_logged_at, self._failed_commits = now, 0

@@ -1,14 +1,14 @@
 """
 Back-pressure, consumer side: stop fetching while too many messages of the queue are in flight.
 
-Rule 1: a background thread requests the end offset of the topic `kmq.queues` every `LOOK_S`, with the client of the
-consumer group. It reads the topic only if the end offset has changed. The client for reading is closed after `FRESH_S`
-without a change.
+Rule 1: a background thread requests the end offset of the topic `kmq.queues` every `CHECK_INTERVAL_S`, with the
+client of the consumer group. It reads the topic only if the end offset has changed. The client for reading is closed
+after `FRESH_S` without a change.
 Rule 2: a record that is not renewed within `FRESH_S` is ignored: its tracker has stopped.
 Rule 3: best effort. Without the topic, or without the right to read it, there is no back-pressure. Everything else
 works.
 
-The tracker side is `tracker/full_sign.py`.
+The tracker side is `tracker/full_record.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 FRESH_S = 60.0
 
-LOOK_S = 10.0
+CHECK_INTERVAL_S = 10.0
 
-LOOK_TIMEOUT_MS = 3_000
+READ_TIMEOUT_MS = 3_000
 
 END_TIMEOUT_S = 1.0
 """Timeout of a request for the end offset of the topic. `FullWatch.stop` may wait this long."""
@@ -48,13 +48,13 @@ END_TIMEOUT_S = 1.0
 WARN_INTERVAL_S = 60.0
 
 
-class Freshness:
+class RecordFreshness:
     """Decide whether a record is fresh, by the local time when it was first seen. Clocks of two hosts may differ."""
 
     def __init__(self) -> None:
         """Start without a record."""
         self._offset: int | None = None
-        self._has_looked = False
+        self._has_checked = False
         self._seen_s = float("-inf")
 
     def is_fresh(self, record: FullRecord | None, now_s: float, epoch_s: float) -> bool:
@@ -66,13 +66,13 @@ class Freshness:
             now_s: Monotonic seconds.
             epoch_s: Epoch seconds. Used only for the age of a record that existed before the first check.
         """
-        is_first_look, self._has_looked = not self._has_looked, True
+        is_first_check, self._has_checked = not self._has_checked, True
         if record is None:
             self._offset = None
             return False
         if record.offset != self._offset:
             self._offset = record.offset
-            is_old = is_first_look and epoch_s - record.at_ms / 1000 > FRESH_S
+            is_old = is_first_check and epoch_s - record.at_ms / 1000 > FRESH_S
             self._seen_s = float("-inf") if is_old else now_s
         return now_s - self._seen_s <= FRESH_S
 
@@ -95,8 +95,8 @@ class FullWatch(threading.Thread):
         super().__init__(name=f"kmq-full-{topics}", daemon=True)
         self._topics = topics
         config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("full"), extra)
-        self._reader = RulesReader(topics, config, LOOK_TIMEOUT_MS)
-        self._freshness = Freshness()
+        self._reader = RulesReader(topics, config, READ_TIMEOUT_MS)
+        self._freshness = RecordFreshness()
         self._intake: Callable[[], Intake | None] = lambda: None
         self._intake_use = threading.Lock()
         self._end: int | None = None
@@ -119,8 +119,8 @@ class FullWatch(threading.Thread):
     def run(self) -> None:
         """Check until stopped, or until the intake no longer exists. Called by `Thread.start`."""
         try:
-            while not self._stopping.is_set() and self._look():
-                self._stopping.wait(LOOK_S)
+            while not self._stopping.is_set() and self._check():
+                self._stopping.wait(CHECK_INTERVAL_S)
         finally:
             self.is_full = False
             self._reader.close()
@@ -135,9 +135,9 @@ class FullWatch(threading.Thread):
         """Stop the checks, and wait for a check that is running."""
         self.stop()
         if self.is_alive():
-            self.join(LOOK_TIMEOUT_MS / 1000)
+            self.join(READ_TIMEOUT_MS / 1000)
 
-    def _look(self) -> bool:
+    def _check(self) -> bool:
         """Check once; return whether to continue."""
         try:
             with self._intake_use:
@@ -149,8 +149,8 @@ class FullWatch(threading.Thread):
             self._read(end)
         except (KmqError, KafkaException) as error:
             # Keep the last known record until it is too old.
-            logger.debug("cannot look whether %s is full: %s", self._topics, error)
-        self._judge()
+            logger.debug("cannot check whether queue %s is full: %s", self._topics, error)
+        self._update()
         return True
 
     def _read(self, end: int) -> None:
@@ -158,23 +158,23 @@ class FullWatch(threading.Thread):
         if end != self._end:
             # An empty topic needs no client for reading.
             if end or self._end:
-                self._reader.look()
+                self._reader.refresh()
             self._end, self._changed_s = end, now_s
         elif now_s - self._changed_s > FRESH_S:
             self._reader.close()
 
-    def _judge(self) -> None:
+    def _update(self) -> None:
         now_s, was_full = time.monotonic(), self.is_full
         self.is_full = self._freshness.is_fresh(self._reader.full, now_s, time.time())
         if self.is_full and now_s - self._logged_s >= WARN_INTERVAL_S:
             self._logged_s = now_s
             logger.warning(
-                "receiving nothing: queue %s has more in flight than its max_in_flight; acknowledge messages, or raise "
-                "it with `kmq queue alter %s --max-in-flight`",
+                "fetching paused: queue %s has more messages in flight than its max_in_flight; acknowledge messages, "
+                "or raise the limit with `kmq queue alter %s --max-in-flight`",
                 self._topics, self._topics, extra={"action": "queue_full", "queue": str(self._topics)},
             )  # fmt: skip
         elif was_full and not self.is_full:
             logger.info(
-                "queue %s is full no more, receiving goes on", self._topics,
+                "queue %s is no longer full, fetching resumed", self._topics,
                 extra={"action": "queue_full", "queue": str(self._topics)},
             )  # fmt: skip

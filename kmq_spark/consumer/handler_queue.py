@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 WINDOW_S = 0.1
 """Waiting work in seconds, at the handlers' rate: many broker round trips, but too short for a person to notice."""
 
-LOOK_S = 0.02
+MEASURE_INTERVAL_S = 0.02
 """Shortest time over which the handlers' rate is measured."""
 
 
-class HandOver:
+class HandlerQueue:
     """
     Queue of messages that wait for a handler thread.
 
@@ -41,7 +41,7 @@ class HandOver:
         self._changed = threading.Condition()
         self._is_closed = False
         self._put_count = 0
-        self._is_dry = threading.Event()
+        self._is_empty = threading.Event()
 
     def __len__(self) -> int:
         """Return how many messages wait."""
@@ -56,7 +56,7 @@ class HandOver:
         """Add messages and wake one handler thread per message."""
         with self._changed:
             self._put_count += len(messages)
-            self._is_dry.clear()
+            self._is_empty.clear()
             self._ready.extend(messages)
             self._changed.notify(len(messages))
 
@@ -66,7 +66,7 @@ class HandOver:
             try:
                 return self._ready.popleft()
             except IndexError:
-                self._is_dry.set()
+                self._is_empty.set()
             with self._changed:
                 # Checked again under the lock: otherwise a batch added in between would not end this wait.
                 while not self._ready:
@@ -74,9 +74,9 @@ class HandOver:
                         return None
                     self._changed.wait()
 
-    def wait_until_dry(self, timeout: float) -> None:
+    def wait_until_empty(self, timeout: float) -> None:
         """Wait until a handler thread finds no message, at most *timeout* seconds."""
-        self._is_dry.wait(timeout)
+        self._is_empty.wait(timeout)
 
     def close(self) -> list[Message]:
         """Wake every waiting thread, and return the messages that no thread has taken."""
@@ -101,19 +101,19 @@ class Window:
     empty it within a round trip of 5 ms, the measured rate gives a window that is twenty times as large.
 
     Args:
-        least: Smallest window: one message per handler thread.
-        most: Largest window.
+        min_size: Smallest window: one message per handler thread.
+        max_size: Largest window.
     """
 
-    def __init__(self, least: int, most: int) -> None:
+    def __init__(self, min_size: int, max_size: int) -> None:
         """Start with the smallest window."""
-        self._least = min(least, most)
-        self._most = most
-        self._looked_at = 0.0
+        self._min_size = min(min_size, max_size)
+        self._max_size = max_size
+        self._measured_at = 0.0
         self._taken_count = 0
-        self.size = self._least
+        self.size = self._min_size
 
-    def look(self, now: float, taken_count: int) -> None:
+    def measure(self, now: float, taken_count: int) -> None:
         """
         Measure the handlers' rate and set `size`.
 
@@ -121,9 +121,9 @@ class Window:
             now: Monotonic seconds.
             taken_count: Count of messages taken since the start.
         """
-        passed = now - self._looked_at
-        if passed < LOOK_S:
+        passed = now - self._measured_at
+        if passed < MEASURE_INTERVAL_S:
             return
         rate = (taken_count - self._taken_count) / passed
-        self.size = max(self._least, min(self._most, round(rate * WINDOW_S)))
-        self._looked_at, self._taken_count = now, taken_count
+        self.size = max(self._min_size, min(self._max_size, round(rate * WINDOW_S)))
+        self._measured_at, self._taken_count = now, taken_count

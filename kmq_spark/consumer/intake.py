@@ -20,12 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.batch import Batch, Columns, Limits, Terms, columns_of, lease_out, place_of, sizes_of
+from kmq_spark.consumer.batch import (
+    Batch,
+    Columns,
+    LeaseParameters,
+    Limits,
+    columns_of,
+    create_leases,
+    offset_bounds,
+    sizes_of,
+)
 from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.markers.deferrals import deferrals
 from kmq_spark.consumer.markers.starts import PlainStarts, StartWriter
-from kmq_spark.consumer.poison.admission import CROWD, Portion, Room, Verdict, count_that_fits, portion_of
-from kmq_spark.consumer.poison.suspects import Isolation
+from kmq_spark.consumer.poison.admission import MAX_SUSPECT_GROUP, BatchPlan, Room, Verdict, count_that_fits, plan_batch
+from kmq_spark.consumer.poison.suspects import SuspectSchedule
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
     from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.consumer.markers.producer import MarkerProducer
     from kmq_spark.consumer.missing_offsets import MissingOffsets
-    from kmq_spark.consumer.poison.admission import Admission, Door
+    from kmq_spark.consumer.poison.admission import Admission, AdmissionPolicy
 
 _HEADERS = KafkaMessage.headers
 
@@ -52,10 +61,10 @@ Longest wait for leaving the consumer group. A rebalance that waits for a dead m
 waits for another consumer of the closing thread does not.
 """
 
-MAX_PASSED = 1_000
+MAX_SKIPPED = 1_000
 """Maximum number of records checked at once after records of other logical queues or groups. Skipping costs little."""
 
-LOOK_FAR = 2_000
+MAX_LOOKAHEAD = 2_000
 """
 Records checked for other messages after suspects, once the suspects have used their share of the time. If all of these
 are suspects, the consumer assumes that other messages wait after them.
@@ -69,7 +78,7 @@ class Intake:
     Args:
         config: librdkafka settings of the consumer.
         topic: Queue topic.
-        door: Admission policy: decides which records are taken, and how.
+        admission_policy: Decides which records are taken, and how.
         leases: Receives the leases whose START is durable.
         markers: Sends the STARTs.
         consumer_id: Name written into the STARTs.
@@ -85,7 +94,7 @@ class Intake:
         config: Mapping[str, Any],
         *,
         topic: str,
-        door: Door,
+        admission_policy: AdmissionPolicy,
         leases: LeaseTable,
         markers: MarkerProducer,
         consumer_id: str,
@@ -97,16 +106,16 @@ class Intake:
     ) -> None:
         """Subscribe to the topic. Partitions are assigned during the first `take`."""
         self._topic = topic
-        self._door = door
+        self._admission_policy = admission_policy
         self._leases = leases
         self._consumer_id = consumer_id
         self._limits = limits
         self._write_settled = write_settled
         self.is_queue_full = is_queue_full
-        self._isolation = Isolation()
+        self._suspects = SuspectSchedule()
         self._started: list[Batch] = []
-        self._look_count = 1
-        self._is_blocked = self._is_torn = False
+        self._lookahead = 1
+        self._is_blocked = self._needs_reseek = False
         self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
         self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
 
@@ -136,12 +145,12 @@ class Intake:
             return Room(0, 0, is_empty=False)
         now = time.monotonic()
         held_count = self._held_count(now)
-        under_way_bytes = sum([batch.byte_count for batch in self._started])
-        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes_bound(now)
+        pending_bytes = sum([batch.byte_count for batch in self._started])
+        max_bytes = self._limits.max_in_flight_bytes - pending_bytes - self._leases.held_bytes_bound(now)
         if max_bytes <= 0:
-            max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes(now)
-        is_full = held_count > 0 and (max_bytes <= 0 or self._isolation.is_pausing(now))
-        if is_full or self._isolation.is_out(now):
+            max_bytes = self._limits.max_in_flight_bytes - pending_bytes - self._leases.held_bytes(now)
+        is_full = held_count > 0 and (max_bytes <= 0 or self._suspects.is_draining(now))
+        if is_full or self._suspects.is_held(now):
             return Room(0, 0, is_empty=False)
         return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
 
@@ -165,12 +174,12 @@ class Intake:
         room = room._replace(max_messages=min(room.max_messages, max_messages))
         if room.max_messages < 1:
             return None
-        if self._is_torn:
-            self._fetch_again()
-        # True until all records of this fetch are in a batch or in the stash. An exception in between leaves it true.
-        self._is_torn = True
+        if self._needs_reseek:
+            self._reseek()
+        # True until all records of this fetch are in a batch or in the buffer. An exception in between leaves it true.
+        self._needs_reseek = True
         batch = self._take(room, timeout, lease_s)
-        self._is_torn = False
+        self._needs_reseek = False
         return batch
 
     def wait_until_durable(self, batch: Batch) -> None:
@@ -193,14 +202,14 @@ class Intake:
             self._write_settled(start_timeout_s)
         if not batch.wait(start_timeout_s + REPORT_GRACE_S):
             batch.error = KafkaClientError(
-                f"cannot start messages of {self._topic}: got no answer within {start_timeout_s:g} s; "
+                f"cannot start messages of {self._topic}: got no response within {start_timeout_s:g} s; "
                 "check the broker, the messages are fetched again",
                 code="_TIMED_OUT",
                 retriable=True,
             )
         if batch.error is not None:
             with contextlib.suppress(KmqError):  # the next `take` tries again
-                self.give_back()
+                self.undo_fetch()
             raise batch.error
         if batch.is_marked:
             failpoint("consumer.start-durable")
@@ -211,7 +220,7 @@ class Intake:
     def commit(self, batch: Batch) -> None:
         """Commit the offset after a batch whose START is durable. Do not wait for the response."""
         if batch.is_marked and self._starts.commits_positions:
-            self._fetcher.committed(batch.next_offsets)
+            self._fetcher.record_committed(batch.next_offsets)
         else:
             self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)
         if batch in self._started:
@@ -221,13 +230,13 @@ class Intake:
         """Call `Fetcher.end_of`. Any thread may call this method, but not after `close`."""
         return self._fetcher.end_of(topic, timeout)
 
-    def idle(self) -> None:
+    def serve_group(self) -> None:
         """Serve the consumer group without fetching."""
-        self._fetcher.idle(0)
+        self._fetcher.serve_group(0)
 
-    def serve(self) -> None:
+    def serve_group_if_due(self) -> None:
         """Serve the consumer group without fetching, if it was not served for a second."""
-        self._fetcher.serve()
+        self._fetcher.serve_group_if_due()
 
     def close(self, timeout: float) -> None:
         """Commit the offsets of delivered messages and leave the group. Other consumers fetch the pending batches."""
@@ -238,7 +247,7 @@ class Intake:
         finally:
             self._starts.close()
 
-    def give_back(self) -> None:
+    def undo_fetch(self) -> None:
         """
         Drop every batch whose offset is not committed yet, and seek back. Its messages are fetched again.
 
@@ -248,8 +257,8 @@ class Intake:
         Raises:
             KmqError: Seeking back failed; the next `take` tries again.
         """
-        self._is_torn = True
-        self._fetch_again(self._drop_started())
+        self._needs_reseek = True
+        self._reseek(self._drop_started())
 
     def _drop_started(self) -> dict[int, int]:
         """
@@ -263,105 +272,108 @@ class Intake:
             for partition, offset in batch.first_offsets.items():
                 first.setdefault(partition, offset)
             for lease in batch.leases:
-                if not self._fetcher.is_behind(lease.queue_partition, batch.next_offsets[lease.queue_partition]):
-                    lease.end("it was never handed out")
+                next_offset = batch.next_offsets[lease.queue_partition]
+                if not self._fetcher.is_position_at_least(lease.queue_partition, next_offset):
+                    lease.end("it was never delivered")
                     lease.take_held()
         self._started.clear()
         return first
 
-    def _fetch_again(self, dropped: Mapping[int, int] = MappingProxyType({})) -> None:
+    def _reseek(self, dropped: Mapping[int, int] = MappingProxyType({})) -> None:
         """Fetch the records again that are in no batch. *dropped*: first offset of dropped batches, by partition."""
-        behind = {partition: offset for batch in self._started for partition, offset in batch.next_offsets.items()}
-        self._fetcher.fetch_again(behind, dropped)
-        self._is_torn = False
+        taken = {partition: offset for batch in self._started for partition, offset in batch.next_offsets.items()}
+        self._fetcher.reseek(taken, dropped)
+        self._needs_reseek = False
 
     def _take(self, room: Room, timeout: float, lease_s: float | None) -> Batch | None:
         self._is_blocked = False
-        look_count = max(room.max_messages, self._look_count)
-        records = self._fetcher.fetch(look_count, timeout, at_least=self._look_count)
+        max_records = max(room.max_messages, self._lookahead)
+        records = self._fetcher.fetch(max_records, timeout, at_least=self._lookahead)
         if not records:
             return None
         # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=not self._held_count(time.monotonic()))
         headers: list[Any] = list(map(_HEADERS, records))
-        if any(headers) or not self._door.is_open:
-            return self._take_sorted(records, room, lease_s)
-        self._look_count = 1
-        self._isolation.end(time.monotonic())  # a suspect that waited for its turn was revoked with its partition
+        if any(headers) or not self._admission_policy.accepts_plain_records:
+            return self._take_by_headers(records, room, lease_s)
+        self._lookahead = 1
+        self._suspects.turn_ended(time.monotonic())  # a suspect that waited for its turn was revoked with its partition
         sizes = sizes_of(records, ())
-        count = count_that_fits(sizes, self._exact(room, sizes))
+        count = count_that_fits(sizes, self._with_exact_bytes(room, sizes))
         if count < len(records):
-            self._fetcher.put_back(records[count:])
+            self._fetcher.return_to_buffer(records[count:])
         self._is_blocked = not count
         if not count:
             return None
-        handed = columns_of(records[:count], sizes[:count])
-        return self._start(Batch(*place_of(handed)), handed, None, lease_s)
+        to_deliver = columns_of(records[:count], sizes[:count])
+        return self._start(Batch(*offset_bounds(to_deliver)), to_deliver, None, lease_s)
 
-    def _take_sorted(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> Batch | None:
+    def _take_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> Batch | None:
         """Take records whose headers decide how they are handled."""
         now = time.monotonic()
-        records, admissions, others_wait = self._look(records, now)
+        records, admissions, others_wait = self._admit_with_lookahead(records, now)
         sizes = sizes_of(records, list(map(_HEADERS, records)))
-        turn = self._isolation.turn(now, is_empty=room.is_empty, others_wait=others_wait)
-        portion = portion_of(admissions, sizes, self._exact(room, sizes), turn)
-        if portion.is_waiting:
-            self._isolation.pause(now)
-        elif not portion.is_suspect:
-            self._isolation.end(now)
-        self._look_count = self._next_look_count(admissions, portion)
-        if portion.taken_count < len(records):
-            self._fetcher.put_back(records[portion.taken_count :])
-        self._is_blocked = bool(records) and not portion.taken_count
-        if not portion.taken_count:
+        turn = self._suspects.turn(now, is_empty=room.is_empty, others_wait=others_wait)
+        plan = plan_batch(admissions, sizes, self._with_exact_bytes(room, sizes), turn)
+        if plan.is_waiting:
+            self._suspects.drain(now)
+        elif not plan.is_suspect:
+            self._suspects.turn_ended(now)
+        self._lookahead = self._next_lookahead(admissions, plan)
+        if plan.prefix_length < len(records):
+            self._fetcher.return_to_buffer(records[plan.prefix_length :])
+        self._is_blocked = bool(records) and not plan.prefix_length
+        if not plan.prefix_length:
             return None
         batch = self._start(
-            Batch(*place_of(columns_of(records[: portion.taken_count], sizes))),
-            columns_of([records[index] for index in portion.handed], [sizes[index] for index in portion.handed]),
-            [admissions[index].delivery_count for index in portion.handed],
+            Batch(*offset_bounds(columns_of(records[: plan.prefix_length], sizes))),
+            columns_of([records[index] for index in plan.to_deliver], [sizes[index] for index in plan.to_deliver]),
+            [admissions[index].delivery_count for index in plan.to_deliver],
             lease_s,
-            deferrals(records, admissions, portion, self._consumer_id, lambda c: self._isolation.defer_ms(c, now)),
+            deferrals(records, admissions, plan, self._consumer_id, lambda limit: self._suspects.defer_ms(limit, now)),
         )
-        if portion.is_suspect:
+        if plan.is_suspect:
             batch.is_suspect = True
-            self._isolation.begin(batch.messages, now)
+            self._suspects.turn_began(batch.messages, now)
         batch.expiring = [
             message
-            for message, index in zip(batch.messages, portion.handed, strict=True)
+            for message, index in zip(batch.messages, plan.to_deliver, strict=True)
             if admissions[index].expires_at_ms is not None
         ]
         return batch
 
-    def _look(self, records: list[KafkaMessage], now: float) -> tuple[list[KafkaMessage], list[Admission], bool]:
+    def _admit_with_lookahead(
+        self, records: list[KafkaMessage], now: float
+    ) -> tuple[list[KafkaMessage], list[Admission], bool]:
         """Return records, the verdict on each, and whether other messages wait after suspects (False if not needed)."""
-        admissions = self._admissions(records)
+        admissions = self._admit(records)
         verdicts = {each.verdict for each in admissions}
-        if Verdict.HAND_OUT_ALONE not in verdicts or not self._isolation.is_resting(now):
+        if Verdict.ISOLATE not in verdicts or not self._suspects.is_resting(now):
             return records, admissions, False
-        if Verdict.HAND_OUT not in verdicts:
-            self._fetcher.put_back(records)
-            records = self._fetcher.fetch(LOOK_FAR, 0.0, at_least=LOOK_FAR)
-            admissions = self._admissions(records)
-        others_wait = len(records) >= LOOK_FAR or any(each.verdict is Verdict.HAND_OUT for each in admissions)
+        if Verdict.DELIVER not in verdicts:
+            self._fetcher.return_to_buffer(records)
+            records = self._fetcher.fetch(MAX_LOOKAHEAD, 0.0, at_least=MAX_LOOKAHEAD)
+            admissions = self._admit(records)
+        others_wait = len(records) >= MAX_LOOKAHEAD or any(each.verdict is Verdict.DELIVER for each in admissions)
         return records, admissions, others_wait
 
-    def _admissions(self, records: list[KafkaMessage]) -> list[Admission]:
+    def _admit(self, records: list[KafkaMessage]) -> list[Admission]:
         # The client's type stub describes headers to send, which may be None or text. Received ones are always bytes.
         headers: list[Any] = list(map(_HEADERS, records))
-        return [self._door.admit(each, record) for each, record in zip(headers, records, strict=True)]
+        return [self._admission_policy.admit(each, record) for each, record in zip(headers, records, strict=True)]
 
     def _start(
         self,
         batch: Batch,
-        handed: Columns,
+        to_deliver: Columns,
         counts: Sequence[int] | None,
         lease_s: float | None,
         deferrals: Sequence[Marker] = (),
     ) -> Batch:
         """Lease records and send their STARTs: one for each queue partition and delivery count."""
         duration_s = self._limits.lease_s if lease_s is None else lease_s
-        terms = Terms(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
-        batch.messages, batch.leases = lease_out(handed, counts, terms)
+        parameters = LeaseParameters(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
+        batch.messages, batch.leases = create_leases(to_deliver, counts, parameters)
         batch.byte_count = sum([lease.byte_count for lease in batch.leases])
         starts = [
             (
@@ -388,28 +400,32 @@ class Intake:
         return batch
 
     @staticmethod
-    def _next_look_count(admissions: Sequence[Admission], portion: Portion) -> int:
-        """Return how many records to check next: more each time that none was to be delivered; `CROWD` for suspects."""
-        if any(each.verdict is Verdict.HAND_OUT_ALONE for each in admissions):
-            return CROWD
-        return 1 if portion.handed or not portion.taken_count else min(2 * len(admissions), MAX_PASSED)
+    def _next_lookahead(admissions: Sequence[Admission], plan: BatchPlan) -> int:
+        """
+        Return how many records to check next: more each time that none was to be delivered.
 
-    def _exact(self, room: Room, sizes: Sequence[int]) -> Room:
+        After suspects: `MAX_SUSPECT_GROUP`.
+        """
+        if any(each.verdict is Verdict.ISOLATE for each in admissions):
+            return MAX_SUSPECT_GROUP
+        return 1 if plan.to_deliver or not plan.prefix_length else min(2 * len(admissions), MAX_SKIPPED)
+
+    def _with_exact_bytes(self, room: Room, sizes: Sequence[int]) -> Room:
         """Return the room. If the upper bound of the held bytes leaves too little, count the held bytes exactly."""
         if sum(sizes) <= room.max_bytes:
             return room
-        under_way_bytes = sum([batch.byte_count for batch in self._started])
-        max_bytes = self._limits.max_in_flight_bytes - under_way_bytes - self._leases.held_bytes(time.monotonic())
+        pending_bytes = sum([batch.byte_count for batch in self._started])
+        max_bytes = self._limits.max_in_flight_bytes - pending_bytes - self._leases.held_bytes(time.monotonic())
         return room._replace(max_bytes=max(0, max_bytes))
 
     def _held_count(self, now: float) -> int:
         return self._leases.held_count(now) + sum([len(batch.messages) for batch in self._started])
 
-    def _started_positions(self, gone: set[int]) -> dict[int, int]:
+    def _started_positions(self, revoked: set[int]) -> dict[int, int]:
         """Wait for the STARTs on revoked partitions. Return the offset after the durable ones, by partition."""
         positions: dict[int, int] = {}
         for batch in self._started:
-            if not gone & batch.next_offsets.keys():
+            if not revoked & batch.next_offsets.keys():
                 continue
             if not batch.wait(self._limits.start_timeout_s) or batch.error is not None:
                 break  # a later batch has higher offsets; committing those would cover this batch too

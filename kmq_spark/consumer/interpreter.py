@@ -26,7 +26,7 @@ COLLECT_AFTER = 50_000
 
 
 @contextlib.contextmanager
-def short_switches() -> Iterator[None]:
+def short_switch_interval() -> Iterator[None]:
     """Shorten the switch interval of threads; restore it at the end."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
@@ -37,7 +37,7 @@ def short_switches() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def spared_collector() -> Iterator[None]:
+def tuned_gc() -> Iterator[None]:
     """
     Run the garbage collector less often, and exclude the objects that exist now; restore both at the end.
 

@@ -23,7 +23,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-NEVER = float("-inf")
+ENDED = float("-inf")
 """A lease end that is always in the past: this process may no longer settle the messages of the lease."""
 
 
@@ -98,28 +98,28 @@ class Lease:
         delivery_count: Delivery count of every message, this delivery included.
         held: Offsets that are not settled yet.
         renewed_at: When the START or the last KEEPALIVE was sent, monotonic seconds.
-        expires_at: When the lease ends locally, monotonic seconds; `NEVER` if it has ended for another reason.
+        ends_at: When the lease ends locally, monotonic seconds; `ENDED` if it has ended for another reason.
         limit_at: Keep-alive does not renew the lease beyond this time, monotonic seconds.
         duration_s: Length of the lease after its START or a KEEPALIVE, seconds.
         offsets: Offsets of all messages that were started with it.
         sizes: Bytes of value, key and headers of each message.
         byte_count: Sum of *sizes*.
         started_at_ms: Append time of its START, epoch milliseconds, broker clock; 0 if unknown.
-        fate: Reason why it ended; empty while it is held.
+        end_reason: Reason why it ended; empty while it is held.
     """
 
     outbox: Outbox
     delivery_count: int
     held: set[int]
     renewed_at: float
-    expires_at: float
+    ends_at: float
     limit_at: float
     duration_s: float = 30.0
     offsets: Sequence[int] = ()
     sizes: Sequence[int] = ()
     byte_count: int = 0
     started_at_ms: int = 0
-    fate: str = ""
+    end_reason: str = ""
 
     @property
     def queue_partition(self) -> int:
@@ -152,7 +152,7 @@ class Lease:
             delivery_count=self.delivery_count,
             held={message_offset},
             renewed_at=now,
-            expires_at=min(self.expires_at, now + duration_s),
+            ends_at=min(self.ends_at, now + duration_s),
             limit_at=self.limit_at,
             duration_s=duration_s,
             offsets=(message_offset,),
@@ -164,11 +164,11 @@ class Lease:
             self.outbox.table.open([extended])
         return extended
 
-    def end(self, fate: str) -> None:
-        """End the lease. A later settlement of its messages raises an error that contains *fate*."""
+    def end(self, reason: str) -> None:
+        """End the lease. A later settlement of its messages raises an error that contains *reason*."""
         # Set the reason first: another thread reads it as soon as it sees the end.
-        self.fate = fate
-        self.expires_at = NEVER
+        self.end_reason = reason
+        self.ends_at = ENDED
 
     def take_held(self) -> list[int]:
         """Remove all held offsets and return them. No other thread can settle these messages afterwards."""
@@ -227,7 +227,7 @@ class LeaseTable:
                 del self._leases[key]
             return list(self._leases.values())
 
-    def expire(self, now: float) -> list[Lease]:
+    def remove_ended(self, now: float) -> list[Lease]:
         """
         Remove every lease that has ended.
 
@@ -238,25 +238,25 @@ class LeaseTable:
             The leases that ended while messages were held. A later `ack` of such a message still writes its END, which
             takes effect if the tracker has not decided the message yet.
         """
-        ended = [lease for lease in self.open_leases() if lease.expires_at < now]
+        ended = [lease for lease in self.open_leases() if lease.ends_at < now]
         with self._lock:
             for lease in ended:
                 self._leases.pop(id(lease), None)
         return ended
 
-    def end_all(self, fate: str) -> list[Lease]:
+    def end_all(self, reason: str) -> list[Lease]:
         """End every open lease and return them. Their messages stay in `held`."""
         with self._lock:
             ended = list(self._leases.values())
             self._leases.clear()
         for lease in ended:
-            lease.end(fate)
+            lease.end(reason)
         return ended
 
     def _held(self, now: float) -> list[Lease]:
         with self._lock:
-            # Ended leases stay in the table until the next `expire`, which the marker writer may call late.
-            return [lease for lease in self._leases.values() if lease.held and lease.expires_at >= now]
+            # Ended leases stay in the table until the next `remove_ended`, which the marker writer may call late.
+            return [lease for lease in self._leases.values() if lease.held and lease.ends_at >= now]
 
     def after_fork(self) -> None:
         """End every lease in a forked child process: the thread that writes markers exists only in the parent."""

@@ -102,7 +102,7 @@ class Message:
     @property
     def is_held(self) -> bool:
         """Whether it is not settled and its lease has not ended."""
-        return not self.is_settled and self._lease.expires_at >= monotonic()
+        return not self.is_settled and self._lease.ends_at >= monotonic()
 
     @property
     def is_settled(self) -> bool:
@@ -133,7 +133,7 @@ class Message:
             return
         self._verb = _ACK
         lease.outbox.acked.append(self._offset)
-        if lease.expires_at < monotonic():
+        if lease.ends_at < monotonic():
             self._raise_lost()
 
     def release(self, delay: float | timedelta = 0) -> None:
@@ -183,9 +183,9 @@ class Message:
         """
         duration_ms = milliseconds("duration", duration, MIN_LEASE_MS)
         lease, now = self._lease, monotonic()
-        if self._verb is not None or (self._offset not in lease.held and not lease.fate):
+        if self._verb is not None or (self._offset not in lease.held and not lease.end_reason):
             self._raise_settled("extend")
-        if lease.fate or lease.expires_at < now:
+        if lease.end_reason or lease.ends_at < now:
             self._raise_lost()
         extended = lease.for_one(self._offset, duration_ms / 1000, now)
         # Set the new lease first: a thread that acknowledges at the same time finds the message in one of the two.
@@ -219,9 +219,9 @@ class Message:
         self._lease.outbox.others.append(Settled(Verb.EXPIRE, self._offset))
         return True
 
-    def _release_unseen(self) -> bool:
+    def _release_uncounted(self) -> bool:
         """Release the message, delivery not counted. Return False if it is settled or lost. For the consumer."""
-        if self.is_settled or self._lease.expires_at < monotonic():
+        if self.is_settled or self._lease.ends_at < monotonic():
             return False
         self._settle(Settled(Verb.RELEASE, self._offset, never_handed_out=True))
         return True
@@ -229,13 +229,13 @@ class Message:
     def _check_held(self) -> None:
         """Raise if the message is no longer held. For transactions."""
         lease = self._lease
-        if self._verb is None and lease.expires_at < monotonic():
+        if self._verb is None and lease.ends_at < monotonic():
             self._raise_lost()
         if self._offset not in lease.held:
             self._settled_before(Verb.ACK)
             message = (
-                f"message {self.id.text} is settled already: got an ack in a transaction, "
-                f"{self.settled_by or 'another'} came first; settle a message once"
+                f"message {self.id.text} is already settled: got ack in a transaction "
+                f"after {self.settled_by or 'a call in another thread'}; settle a message once"
             )
             raise UsageError(message)
 
@@ -249,7 +249,7 @@ class Message:
         self._check_held()
         lease = self._lease
         # Read before the removal: a renewal that is sent after the removal does not cover this message.
-        ends_at = lease.expires_at
+        ends_at = lease.ends_at
         try:
             lease.held.remove(self._offset)
         except KeyError:
@@ -272,27 +272,27 @@ class Message:
             return
         self._verb = settled.verb
         lease.outbox.others.append(settled)
-        if lease.expires_at < monotonic():
+        if lease.ends_at < monotonic():
             self._raise_lost()
 
     def _settled_before(self, verb: Verb) -> None:
-        if self._verb is None and self._lease.fate:
+        if self._verb is None and self._lease.end_reason:
             self._raise_lost()
         if self._verb not in (None, verb):
             self._raise_settled(verb.value)
 
     def _raise_settled(self, verb: str) -> NoReturn:
         message = (
-            f"message {self.id.text} is settled already: got {verb}, "
-            f"{self.settled_by or 'another thread'} came first; settle a message once"
+            f"message {self.id.text} is already settled: got {verb} "
+            f"after {self.settled_by or 'a call in another thread'}; settle a message once"
         )
         raise UsageError(message)
 
     def _raise_lost(self) -> NoReturn:
-        why = self._lease.fate or "the lease ran out"
+        why = self._lease.end_reason or "the lease ran out"
         message = (
-            f"lease of message {self.id.text} is lost: {why}; expect it to be delivered again, "
-            "raise lease_ms where handlers need longer"
+            f"lease of message {self.id.text} is lost: {why}; the message may be delivered again, "
+            "raise lease_ms if handlers take longer"
         )
         raise LeaseLostError(message)
 

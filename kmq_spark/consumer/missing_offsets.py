@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
 
 CLOCK_MARGIN = 0.9
 """Share of the retention after which a message counts as older, because clocks of brokers and consumers differ."""
@@ -52,14 +52,14 @@ class MissingOffsets:
     def __init__(
         self, group: str, topic: str, *, bootstrap_servers: str, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Store the values. The first request is sent by `look`."""
+        """Store the values. The first request is sent by `check`."""
         self._group = group
         self._topic = topic
         self._bootstrap_servers = bootstrap_servers
         self._extra = extra
         self._logged: set[int] = set()
 
-    def look(self, client: Consumer, partitions: Collection[int]) -> None:
+    def check(self, client: Consumer, partitions: Collection[int]) -> None:
         """
         Log the partitions that have messages and no committed offset, each once.
 
@@ -67,21 +67,23 @@ class MissingOffsets:
             client: Client of the consumer group.
             partitions: Partitions assigned since the last check. This consumer has not committed them yet.
         """
-        places = [TopicPartition(self._topic, partition) for partition in sorted(partitions)]
+        topic_partitions = [TopicPartition(self._topic, partition) for partition in sorted(partitions)]
         try:
-            committed = client.committed(places, LOOK_TIMEOUT_S)
+            committed = client.committed(topic_partitions, REQUEST_TIMEOUT_S)
             missing = {each.partition for each in committed if each.error is None and each.offset < 0} - self._logged
             if missing:
                 self._log(missing)
         except (KafkaException, KmqError) as error:
             logger.info(
-                "cannot look whether consumer group %s has committed offsets of %s: %s",
+                "cannot check whether consumer group %s has committed offsets of %s: %s; the check is skipped",
                 self._group, self._topic, error,
             )  # fmt: skip
 
     def _log(self, partitions: set[int]) -> None:
         admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
-        first, end = (offsets_of(admin, self._topic, partitions, spec, LOOK_TIMEOUT_S) for spec in (EARLIEST, LATEST))
+        first, end = (
+            offsets_of(admin, self._topic, partitions, spec, REQUEST_TIMEOUT_S) for spec in (EARLIEST, LATEST)
+        )
         held = {partition: end[partition] - first[partition] for partition in partitions}
         held = {partition: count for partition, count in held.items() if count > 0}
         if not held:
@@ -93,7 +95,7 @@ class MissingOffsets:
         extra = {"action": "no_committed_offsets", "topic": self._topic}
         if older == 0:
             logger.info(
-                "consumer group %s has no committed offsets of %s yet: it starts at %s, %d messages",
+                "consumer group %s has no committed offsets of %s yet: it starts at %s and receives %d messages",
                 self._group, self._topic, starts, count, extra=extra,
             )  # fmt: skip
             return
@@ -110,11 +112,11 @@ class MissingOffsets:
         self, admin: AdminClient, first: Mapping[int, int], end: Mapping[int, int], partitions: Collection[int]
     ) -> int | None:
         """Return how many messages are older than the offset retention of the brokers; None if that is unknown."""
-        brokers = admin.list_topics(self._topic, timeout=LOOK_TIMEOUT_S).brokers
-        kept_ms = offsets_retention_ms(admin, brokers, LOOK_TIMEOUT_S)
+        brokers = admin.list_topics(self._topic, timeout=REQUEST_TIMEOUT_S).brokers
+        kept_ms = offsets_retention_ms(admin, brokers, REQUEST_TIMEOUT_S)
         if kept_ms is None:
             return None
         since = OffsetSpec.for_timestamp(int(time.time() * 1000 - CLOCK_MARGIN * kept_ms))
-        younger = offsets_of(admin, self._topic, partitions, since, LOOK_TIMEOUT_S)
+        younger = offsets_of(admin, self._topic, partitions, since, REQUEST_TIMEOUT_S)
         # `at` is negative if every message is older.
         return sum((at if at >= 0 else end[p]) - first[p] for p, at in younger.items())

@@ -6,7 +6,7 @@ Rule 2: with `prefetch`, the next batches are fetched and their STARTs sent whil
 releases the messages that were not returned, without counting the delivery.
 Rule 3: one thread at a time.
 Rule 4: if an exception ends `receive` early, at any step (Ctrl+C, a signal handler), the messages that its caller did
-not get are fetched again or released. Only `give_back` does this. If it fails, the next `receive` calls it first.
+not get are fetched again or released. Only `undo_fetch` does this. If it fails, the next `receive` calls it first.
 
 Source: KIP-1206 for the strict limit; RabbitMQ's prefetch, and its warning about the prefetched messages of a dead
 consumer.
@@ -52,10 +52,10 @@ class Receiver:
         self._intake = intake
         self._leases = leases
         self._prefetch = prefetch
-        self._under_way: deque[Batch] = deque()
-        self._left: list[Message] = []
+        self._pending: deque[Batch] = deque()
+        self._undelivered: list[Message] = []
         self._returning: list[Message] = []
-        self._is_torn = False
+        self._needs_undo = False
         self._full_logged_at = float("-inf")
 
     @property
@@ -78,30 +78,30 @@ class Receiver:
         Raises:
             KmqError: As `QueueConsumer.receive`.
         """
-        if self._is_torn:
-            self.give_back()
-        # The caller has the messages of the last call, so `give_back` must not release them.
+        if self._needs_undo:
+            self.undo_fetch()
+        # The caller has the messages of the last call, so `undo_fetch` must not release them.
         self._returning = []
         try:
-            self._is_torn = True
+            self._needs_undo = True
             until = time.monotonic() + timeout
             while True:
                 messages = self._next(max_messages, until, lease_s)
                 # A batch may have no messages: its records were skipped, deferred or expired.
                 if messages or time.monotonic() >= until:
-                    self._is_torn = False
+                    self._needs_undo = False
                     return messages
                 if self._intake.is_blocked:
                     time.sleep(min(_FULL_PAUSE_S, max(0.0, until - time.monotonic())))
         except BaseException:
-            self._is_torn = True
+            self._needs_undo = True
             try:
-                self.give_back()
+                self.undo_fetch()
             except KmqError as error:
-                logger.warning("%s; the next receive tries again", error, extra={"action": "give_back_failed"})
+                logger.warning("%s; the next receive retries", error, extra={"action": "give_back_failed"})
             raise
 
-    def give_back(self) -> None:
+    def undo_fetch(self) -> None:
         """
         Undo the fetch of every message that was not returned to a caller.
 
@@ -110,25 +110,25 @@ class Receiver:
         Raises:
             KmqError: Seeking back failed; the next `receive` tries again.
         """
-        self._is_torn = True
-        self._intake.give_back()
-        for messages in (self._returning, self._left, *[batch.messages for batch in self._under_way]):
+        self._needs_undo = True
+        self._intake.undo_fetch()
+        for messages in (self._returning, self._undelivered, *[batch.messages for batch in self._pending]):
             for message in messages:
-                message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
-        self._returning, self._left = [], []
-        self._under_way.clear()
-        self._is_torn = False
+                message._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
+        self._returning, self._undelivered = [], []
+        self._pending.clear()
+        self._needs_undo = False
 
-    def give_back_unseen(self) -> None:
+    def release_undelivered(self) -> None:
         """Release the prefetched messages that were not returned, without counting the delivery."""
-        if self._is_torn:
+        if self._needs_undo:
             # The last `receive` was interrupted, and none followed.
             with contextlib.suppress(KmqError):
-                self.give_back()
-        unseen, self._left = self._left, []
+                self.undo_fetch()
+        unseen, self._undelivered = self._undelivered, []
         try:
-            while self._under_way:
-                batch = self._under_way.popleft()
+            while self._pending:
+                batch = self._pending.popleft()
                 self._intake.wait_until_durable(batch)
                 self._intake.commit(batch)
                 unseen += batch.messages
@@ -136,42 +136,42 @@ class Receiver:
             # Their STARTs are not durable, so their offsets are not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
         for message in unseen:
-            message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
+            message._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
 
     def _next(self, max_messages: int, until: float, lease_s: float | None) -> list[Message]:
-        if self._left:
-            self._intake.serve()
-            return self._take_left(max_messages)
-        if not self._under_way:
+        if self._undelivered:
+            self._intake.serve_group_if_due()
+            return self._take_undelivered(max_messages)
+        if not self._pending:
             if not self._wait_for_room(until):
                 return []
             self._take(max_messages, max(0.0, until - time.monotonic()), lease_s)
-        while self._under_way and len(self._under_way) <= self._prefetch and self._take(max_messages, 0.0, lease_s):
+        while self._pending and len(self._pending) <= self._prefetch and self._take(max_messages, 0.0, lease_s):
             pass
-        if self._under_way:
-            batch = self._under_way[0]
+        if self._pending:
+            batch = self._pending[0]
             self._intake.wait_until_durable(batch)
             self._intake.commit(batch)
-            self._left = batch.messages
-            self._under_way.popleft()
-        return self._take_left(max_messages)
+            self._undelivered = batch.messages
+            self._pending.popleft()
+        return self._take_undelivered(max_messages)
 
-    def _take_left(self, max_messages: int) -> list[Message]:
+    def _take_undelivered(self, max_messages: int) -> list[Message]:
         # Kept until the next call: an exception may prevent the caller from getting them.
-        self._returning = self._left[:max_messages]
-        self._left = self._left[max_messages:]
+        self._returning = self._undelivered[:max_messages]
+        self._undelivered = self._undelivered[max_messages:]
         return self._returning
 
     def _take(self, max_messages: int, timeout: float, lease_s: float | None) -> bool:
         batch = self._intake.take(max_messages, timeout, lease_s=lease_s)
         if batch is not None:
-            self._under_way.append(batch)
+            self._pending.append(batch)
         return batch is not None
 
     def _wait_for_room(self, until: float) -> bool:
         while self._intake.room().max_messages < 1:
             # Serves the group at most once a second, even if `receive` is called often.
-            self._intake.serve()
+            self._intake.serve_group_if_due()
             now = time.monotonic()
             if now >= until:
                 self._log_full(now)
@@ -184,6 +184,7 @@ class Receiver:
         if now - self._full_logged_at > _FULL_LOG_S and held_count and not self._intake.is_queue_full():
             self._full_logged_at = now
             logger.warning(
-                "receiving nothing: %d messages are held, max_in_flight is %d; settle messages or raise it",
+                "fetching paused: %d messages held, max_in_flight is %d (with fewer messages: max_in_flight_bytes is "
+                "reached, or a suspect is delivered separately); settle messages or raise the limit",
                 held_count, self._intake.max_in_flight, extra={"action": "in_flight_full"},
             )  # fmt: skip

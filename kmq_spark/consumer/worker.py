@@ -24,10 +24,10 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from kmq_spark.consumer.checks import check_handler, is_deferred
+from kmq_spark.consumer.checks import check_handler, is_unstarted_work
 from kmq_spark.consumer.handler_errors import error_text
-from kmq_spark.consumer.handler_queue import HandOver, Window
-from kmq_spark.consumer.interpreter import short_switches, spared_collector
+from kmq_spark.consumer.handler_queue import HandlerQueue, Window
+from kmq_spark.consumer.interpreter import short_switch_interval, tuned_gc
 from kmq_spark.consumer.leases import Verb
 from kmq_spark.errors import ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 MAX_BATCH = 2_000
 """Maximum number of messages fetched at once. Larger batches bring no further gain."""
 
-MAX_BATCHES_UNDER_WAY = 4
+MAX_PENDING_BATCHES = 4
 """Maximum number of batches whose STARTs have no report yet. With more, messages would only be held longer."""
 
 POLL_S = 0.1
@@ -128,11 +128,11 @@ class Worker:
         self._retry_delay_s = retry_delay_ms / 1000
         self._drain_timeout_s = drain_timeout_ms / 1000
         self._window = Window(concurrency, intake.max_in_flight)
-        self._ready = HandOver()
-        self._under_way: deque[Batch] = deque()
+        self._handler_queue = HandlerQueue()
+        self._pending: deque[Batch] = deque()
         self._fetched_at = time.monotonic()
         self._stopping = threading.Event()
-        self._crash: BaseException | None = None
+        self._fatal_error: BaseException | None = None
         self._counts = [RunSummary() for _ in range(concurrency)]
         self._threads = [
             threading.Thread(target=self._work, args=(counts,), name=f"kmq-handler-{number}", daemon=True)
@@ -143,9 +143,9 @@ class Worker:
         """Ask the run to end; returns at once."""
         self._stopping.set()
 
-    def handed_out_count(self) -> int:
+    def delivered_count(self) -> int:
         """Return how many messages were passed to handlers so far."""
-        return self._ready.taken_count
+        return self._handler_queue.taken_count
 
     def acked_count(self) -> int:
         """Return how many messages were acknowledged so far."""
@@ -165,21 +165,21 @@ class Worker:
             BaseException: A handler raised something other than an `Exception`, such as `SystemExit`.
         """
         summary = RunSummary()
-        with self._signals(), short_switches(), spared_collector():
+        with self._signals(), short_switch_interval(), tuned_gc():
             for thread in self._threads:
                 thread.start()
             try:
                 self._receive_until_stopped()
             finally:
                 try:
-                    summary.unseen = self._give_back_unseen()
+                    summary.unseen = self._release_undelivered()
                     self._drain()
                 finally:
                     self._close()
         for counts in self._counts:
             summary.add(counts)
-        if self._crash is not None:
-            raise self._crash
+        if self._fatal_error is not None:
+            raise self._fatal_error
         logger.info("run ended: %s", summary, extra={"action": "run_ended"})
         return summary
 
@@ -190,32 +190,32 @@ class Worker:
             except KmqError as error:
                 if not error.retriable:
                     raise
-                logger.warning("receiving failed, trying again: %s", error, extra={"action": "receive_failed"})
-                self._hand_over_under_way()
+                logger.warning("receive failed, retrying: %s", error, extra={"action": "receive_failed"})
+                self._deliver_pending()
                 self._stopping.wait(RETRY_PAUSE_S)
 
-    def _hand_over_under_way(self) -> None:
+    def _deliver_pending(self) -> None:
         """Pass on the batches that were started before a fetch failed. Fetching may fail for longer than a lease."""
         try:
-            while self._under_way:
-                self._ready.put(self._finish_start())
+            while self._pending:
+                self._handler_queue.put(self._finish_start())
         except KmqError as error:
             logger.warning("%s", error, extra={"action": "start_given_up"})
 
     def _step(self) -> None:
         """Fetch as room permits. Then pass a durable batch to the handlers, or wait for its STARTs or for room."""
         has_fetched = self._fetch()
-        if self._under_way:
-            if not has_fetched or self._under_way[0].is_reported or len(self._under_way) >= MAX_BATCHES_UNDER_WAY:
-                self._ready.put(self._finish_start())
+        if self._pending:
+            if not has_fetched or self._pending[0].is_reported or len(self._pending) >= MAX_PENDING_BATCHES:
+                self._handler_queue.put(self._finish_start())
         elif not has_fetched and (self._intake.is_blocked or self._room() < 1):
             self._wait_for_room()
 
     def _room(self) -> int:
         """Return how many messages may be fetched now; 0 until half of the window is free."""
-        self._window.look(time.monotonic(), self._ready.taken_count)
-        under_way = sum([len(batch.messages) for batch in self._under_way])
-        waiting = len(self._ready) + under_way
+        self._window.measure(time.monotonic(), self._handler_queue.taken_count)
+        pending = sum([len(batch.messages) for batch in self._pending])
+        waiting = len(self._handler_queue) + pending
         if waiting > self._window.size // 2:
             return 0
         return min(self._window.size - waiting, self._intake.room().max_messages)
@@ -225,47 +225,47 @@ class Worker:
         if room < 1:
             return False
         # With a pending batch, do not wait here: `_step` waits for its STARTs instead.
-        timeout = 0.0 if self._under_way else POLL_S
+        timeout = 0.0 if self._pending else POLL_S
         batch = self._intake.take(room, timeout)
         if not self._intake.is_blocked:
             self._fetched_at = time.monotonic()
         if batch is not None:
-            self._under_way.append(batch)
+            self._pending.append(batch)
         return batch is not None
 
     def _finish_start(self) -> list[Message]:
-        batch = self._under_way[0]
+        batch = self._pending[0]
         try:
             self._intake.wait_until_durable(batch)
         except KmqError:
             # The intake has sought back to this batch, so the pending batches are dropped. After other errors, such as
             # a failed fetch, they stay.
-            self._under_way.clear()
+            self._pending.clear()
             raise
-        self._under_way.popleft()
+        self._pending.popleft()
         self._intake.commit(batch)
         return batch.messages
 
     def _wait_for_room(self) -> None:
         if time.monotonic() - self._fetched_at > IDLE_AFTER_S:
-            self._intake.idle()
-        if len(self._ready):
-            self._ready.wait_until_dry(ROOM_PAUSE_S)
+            self._intake.serve_group()
+        if len(self._handler_queue):
+            self._handler_queue.wait_until_empty(ROOM_PAUSE_S)
         else:
             # The handlers hold `max_in_flight` messages or bytes: their settlements make room.
             self._stopping.wait(ROOM_PAUSE_S)
 
-    def _give_back_unseen(self) -> int:
+    def _release_undelivered(self) -> int:
         """Release the pending and waiting messages that no handler has seen, without counting the delivery."""
         self._stopping.set()
-        unseen = self._ready.close()
+        unseen = self._handler_queue.close()
         try:
-            while self._under_way:
+            while self._pending:
                 unseen += self._finish_start()
         except KmqError as error:
             # Their STARTs are not durable, so their offsets are not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
-        return sum([message._release_unseen() for message in unseen])  # noqa: SLF001  # private to the package: not for handlers
+        return sum([message._release_uncounted() for message in unseen])  # noqa: SLF001  # private to the package: not for handlers
 
     def _drain(self) -> None:
         until = time.monotonic() + self._drain_timeout_s
@@ -274,7 +274,7 @@ class Worker:
         running = sum([thread.is_alive() for thread in self._threads])
         if running:
             logger.warning(
-                "%d handler(s) still run after %g s; their messages are released",
+                "%d handler(s) still running %g s after the stop; their messages are released",
                 running,
                 self._drain_timeout_s,
                 extra={"action": "drain_timed_out"},
@@ -282,7 +282,7 @@ class Worker:
 
     def _work(self, counts: RunSummary) -> None:  # noqa: C901  # function calls would cost more than the branches
         """Handle messages until there are no more. This loop may run a million times a second."""
-        handler, pop, take = self._handler, self._ready.pop, self._ready.take
+        handler, pop, take = self._handler, self._handler_queue.pop, self._handler_queue.take
         while True:
             try:
                 message = pop()
@@ -295,33 +295,33 @@ class Worker:
                 result = handler(message)
             except Exception as error:
                 counts.failed += 1
-                logger.exception("handler raised on %r", message, extra={"action": "handler_failed"})
+                logger.exception("handler raised an exception for %r", message, extra={"action": "handler_failed"})
                 self._settle(message, counts, Verb.RELEASE, error_text(error))
             except BaseException as error:  # noqa: BLE001  # raised again by `run`, in the thread that called it
-                self._crash = error
+                self._fatal_error = error
                 self.stop()
                 self._settle(message, counts, Verb.RELEASE, error_text(error))
             else:
-                if result is not None and is_deferred(result):
-                    self._refuse(message, result)
+                if result is not None and is_unstarted_work(result):
+                    self._abort_run(message, result)
                     continue
                 try:
                     message.ack()
                 except LeaseLostError as error:
-                    _lose(counts, error)
+                    _count_lost(counts, error)
                 except UsageError:
                     self._settle(message, counts, Verb.ACK)  # the handler has released or rejected it
                 else:
                     counts.acked += 1
 
-    def _refuse(self, message: Message, result: object) -> None:
+    def _abort_run(self, message: Message, result: object) -> None:
         """End the run: the handler returned work that has not run yet, so the message is not done."""
-        self._crash = UsageError(
-            f"handler returned work that is not done: got {type(result).__name__} for {message!r}; give a function "
-            "that has done its work when it returns, for example `lambda message: asyncio.run(handle(message))`"
+        self._fatal_error = UsageError(
+            f"handler returned work that has not run: got {type(result).__name__} for {message!r}; pass a function "
+            "that finishes its work before it returns, for example `lambda message: asyncio.run(handle(message))`"
         )
         self.stop()
-        message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
+        message._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
         if inspect.iscoroutine(result) or inspect.isgenerator(result):
             result.close()  # otherwise Python warns that it was never awaited
 
@@ -330,7 +330,7 @@ class Worker:
         try:
             verb = message._finish(default, self._retry_delay_s, error)  # noqa: SLF001  # private to the package
         except LeaseLostError as lost:
-            _lose(counts, lost)
+            _count_lost(counts, lost)
             return
         if verb is Verb.ACK:
             counts.acked += 1
@@ -359,7 +359,7 @@ class Worker:
         self.stop()
 
 
-def _lose(counts: RunSummary, error: LeaseLostError) -> None:
+def _count_lost(counts: RunSummary, error: LeaseLostError) -> None:
     counts.lost += 1
     logger.warning("%s", error, extra={"action": "lease_lost"})
 

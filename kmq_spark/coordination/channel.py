@@ -15,7 +15,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Kaf
 
 from kmq_spark.core.coordination.partition import partition_of
 from kmq_spark.errors import KafkaClientError, TopicError
-from kmq_spark.kafka.client_errors import client_error, unreachable, until_answered
+from kmq_spark.kafka.client_errors import client_error, retry_until_answered, unreachable
 from kmq_spark.kafka.settings import make_client, marker_producer_config, reader_config
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Channel:
         self.partition = partition_of(self._group, self._partition_count)
         place = TopicPartition(self.topic, self.partition)
         # A partition that was just created may have no leader yet.
-        return until_answered(
+        return retry_until_answered(
             lambda: _offsets_of(self._reader.get_watermark_offsets(place, timeout=timeout_s)),
             f"cannot read the offsets of {self.topic}",
             timeout_s,

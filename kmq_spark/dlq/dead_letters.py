@@ -40,7 +40,7 @@ MAX_IDS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Connection:
     """Broker address, timeout and librdkafka settings of one call."""
 
     bootstrap_servers: str
@@ -117,11 +117,11 @@ def list_dead_letters(
         KafkaClientError: The broker cannot be reached.
     """
     selection = _selection(ids, where, limit, everything=where is None and not ids)
-    place = _Place(bootstrap_servers, timeout_ms, extra)
-    layout = place.layout(queue)
-    log = place.log(layout)
+    connection = _Connection(bootstrap_servers, timeout_ms, extra)
+    layout = connection.layout(queue)
+    log = connection.log(layout)
     closed = log.closed(layout.redrive_partition_count)
-    return _first(selection.letters(log, closed, RedriveSummary()), selection.limit)
+    return _limited(selection.letters(log, closed, RedriveSummary()), selection.limit)
 
 
 def redrive(
@@ -166,13 +166,13 @@ def redrive(
     """
     selection = _selection(ids, where, limit, everything=everything)
     target = QueueTopics.parse(queue if to is None else to)
-    place = _Place(bootstrap_servers, timeout_ms, extra)
-    layout = place.layout(queue)
-    partitions = partition_count(place.admin(), target.queue_topic, bootstrap_servers, timeout_ms)
+    connection = _Connection(bootstrap_servers, timeout_ms, extra)
+    layout = connection.layout(queue)
+    partitions = partition_count(connection.admin(), target.queue_topic, bootstrap_servers, timeout_ms)
     if not partitions:
         message = f"there is no topic {target.queue_topic!r} to redrive to; run `kmq queue create {target.queue_topic}`"
         raise TopicError(message)
-    return _end_letters(place, layout, selection, target, partitions, dry_run=dry_run)
+    return _close_letters(connection, layout, selection, target, partitions, dry_run=dry_run)
 
 
 def purge(
@@ -210,16 +210,16 @@ def purge(
         KmqError: As `redrive`.
     """
     selection = _selection(ids, where, limit, everything=everything)
-    place = _Place(bootstrap_servers, timeout_ms, extra)
-    layout = place.layout(queue)
-    summary = _end_letters(place, layout, selection, None, 0, dry_run=dry_run)
+    connection = _Connection(bootstrap_servers, timeout_ms, extra)
+    layout = connection.layout(queue)
+    summary = _close_letters(connection, layout, selection, None, 0, dry_run=dry_run)
     if not dry_run:
-        _remove_done(place, place.layout(queue))
+        _delete_closed(connection, connection.layout(queue))
     return summary
 
 
-def _end_letters(
-    place: _Place,
+def _close_letters(
+    connection: _Connection,
     layout: QueueLayout,
     selection: _Selection,
     to: QueueTopics | None,
@@ -228,56 +228,59 @@ def _end_letters(
     dry_run: bool,
 ) -> RedriveSummary:
     summary = RedriveSummary(is_dry_run=dry_run)
-    log = place.log(layout)
+    log = connection.log(layout)
     if dry_run:
         closed = log.closed(layout.redrive_partition_count)
-        summary.count(_meant(selection, log, closed, summary, is_purge=to is None))
+        summary.count(_letters_to_close(selection, log, closed, summary, is_purge=to is None))
         return summary
     redrive_partition_count = ensure_redrive_topic(
-        layout, admin=place.admin(), bootstrap_servers=place.bootstrap_servers, timeout_ms=place.timeout_ms
+        layout,
+        admin=connection.admin(),
+        bootstrap_servers=connection.bootstrap_servers,
+        timeout_ms=connection.timeout_ms,
     )
     redriver = Redriver(
         layout,
         redrive_partition_count,
         to=to,
         to_partition_count=to_partition_count,
-        bootstrap_servers=place.bootstrap_servers,
-        timeout_ms=place.timeout_ms,
-        extra=place.extra,
+        bootstrap_servers=connection.bootstrap_servers,
+        timeout_ms=connection.timeout_ms,
+        extra=connection.extra,
     )
     with closing(redriver):
         # Older redrives are fenced by now, so none of them can close a letter after this read.
         closed = log.closed(redrive_partition_count)
-        redriver.end(_meant(selection, log, closed, summary, is_purge=to is None), summary)
+        redriver.run(_letters_to_close(selection, log, closed, summary, is_purge=to is None), summary)
     return summary
 
 
-def _meant(
+def _letters_to_close(
     selection: _Selection, log: DeadLetterLog, closed: ClosedRanges, summary: RedriveSummary, *, is_purge: bool
 ) -> Iterator[DeadLetter]:
     """Yield the letters to close. Count those that cannot be redriven in *summary*."""
 
-    def possible() -> Iterator[DeadLetter]:
+    def closable() -> Iterator[DeadLetter]:
         for letter in selection.letters(log, closed, summary):
             if letter.problem and not is_purge:
                 summary.leave(letter, letter.problem)
             else:
                 yield letter
 
-    return _first(possible(), selection.limit)
+    return _limited(closable(), selection.limit)
 
 
-def _first(letters: Iterator[DeadLetter], limit: int | None) -> Iterator[DeadLetter]:
+def _limited(letters: Iterator[DeadLetter], limit: int | None) -> Iterator[DeadLetter]:
     """Yield at most *limit* letters, and do not read the iterator beyond them."""
-    for given, letter in enumerate(letters, 1):
+    for count, letter in enumerate(letters, 1):
         yield letter
-        if given == limit:
+        if count == limit:
             return
 
 
-def _remove_done(place: _Place, layout: QueueLayout) -> None:
+def _delete_closed(connection: _Connection, layout: QueueLayout) -> None:
     """Delete the records below the lowest open letter of each partition."""
-    log = place.log(layout)
+    log = connection.log(layout)
     closed = log.closed(layout.redrive_partition_count)
     bounds = log.bounds(closed)
     topic, wanted = layout.topics.dead_letter_topic, []
@@ -292,27 +295,27 @@ def _remove_done(place: _Place, layout: QueueLayout) -> None:
             wanted.append(TopicPartition(topic, partition, lowest))
     if not wanted:
         return
-    admin = place.admin()  # keeps a reference: the futures of a garbage-collected client never complete
-    futures = admin.delete_records(wanted, request_timeout=place.timeout_ms / 1000)
+    admin = connection.admin()  # keeps a reference: the futures of a garbage-collected client never complete
+    futures = admin.delete_records(wanted, request_timeout=connection.timeout_ms / 1000)
     for future in futures.values():
         try:
             future.result()
         except KafkaException as error:
-            raise client_error(error, f"dead letters are purged, but cannot remove records of {topic}") from error
+            raise client_error(error, f"purged the dead letters, but cannot delete records of {topic}") from error
 
 
 def _selection(ids: Sequence[str], where: Where | None, limit: int | None, *, everything: bool) -> _Selection:
     """Validate the caller's selection."""
-    given = [
+    selectors = [
         name
         for name, is_given in (("ids", bool(ids)), ("where", where is not None), ("everything", everything))
         if is_given
     ]
     if isinstance(ids, str):
-        message = f"ids are not allowed: got the text {ids!r}, a list of partition:offset; put it into a list"
+        message = f"ids is not allowed: got the text {ids!r}, allowed is a list of partition:offset; put it into a list"
         raise ConfigError(message)
-    if len(given) != 1:
-        got = " and ".join(given) or "nothing"
+    if len(selectors) != 1:
+        got = " and ".join(selectors) or "nothing"
         message = f"choose dead letters: got {got}, one of ids, a filter or all; give --id, a filter, or --all"
         raise ConfigError(message)
     if len(ids) > MAX_IDS:
@@ -323,6 +326,6 @@ def _selection(ids: Sequence[str], where: Where | None, limit: int | None, *, ev
         raise ConfigError(message)
     chosen = filter_of(where)
     if where is not None and chosen.is_empty:
-        message = "the filter is empty: got none of its parts, at least one; say that all are meant"
+        message = "the filter is empty: got no field, at least one is needed; to select all letters, set everything"
         raise ConfigError(message)
     return _Selection(tuple(parse_id(text) for text in ids), chosen, limit)

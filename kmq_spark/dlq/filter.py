@@ -73,10 +73,12 @@ class DeadLetterFilter:
         """Check the values. A filter that cannot match any letter is an error."""
         for name in ("reason", "queue", "origin"):
             if not isinstance(value := getattr(self, name), str | None) or value == "":
-                message = f"filter {name} is not allowed: got {value!r}, a text that is not empty; leave it out"
+                message = (
+                    f"filter {name} is not allowed: got {value!r}, allowed is a text that is not empty; leave it out"
+                )
                 raise ConfigError(message)
         if not isinstance(self.key, str | bytes | None):
-            message = f"filter key is not allowed: got {self.key!r}, text or bytes; correct it"
+            message = f"filter key is not allowed: got {self.key!r}, allowed is text or bytes; correct it"
             raise ConfigError(message)
         if self.origin is not None:
             parse_id(self.origin)
@@ -95,7 +97,7 @@ class DeadLetterFilter:
         key = self.key.encode() if isinstance(self.key, str) else self.key
         before, after = _instant("dead_before", self.dead_before), _instant("dead_after", self.dead_after)
         return (
-            (self.reason is None or _is_in(self.reason, letter.reason))
+            (self.reason is None or _reason_matches(self.reason, letter.reason))
             and (key is None or key == letter.key)
             and (self.origin is None or letter.origin == parse_id(self.origin))
             and (self.queue is None or self.queue == letter.queue)
@@ -117,14 +119,14 @@ def filter_of(where: DeadLetterFilter | Mapping[str, object] | None) -> DeadLett
     if isinstance(where, DeadLetterFilter):
         return where
     if not isinstance(where, Mapping | None):
-        message = f"filter is not allowed: got {where!r}, a DeadLetterFilter or a mapping of its parts; correct it"
+        message = f"filter is not allowed: got {where!r}, a DeadLetterFilter or a mapping of its fields; correct it"
         raise ConfigError(message)
     known = [each.name for each in fields(DeadLetterFilter)]
     for name in where or ():
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-            message = f"unknown part of a filter: got {name!r}; {hint}"
+            message = f"unknown field of a filter: got {name!r}; {hint}"
             raise ConfigError(message)
     return DeadLetterFilter(**(where or {}))  # type: ignore[arg-type]  # its `__post_init__` rejects a wrong type
 
@@ -144,7 +146,7 @@ def _instant(name: str, value: object) -> int | None:
     return value
 
 
-def _is_in(wanted: str, reason: str) -> bool:
+def _reason_matches(wanted: str, reason: str) -> bool:
     # Not `fnmatch`: it reads `[` as a character class, and our reasons contain places such as `orders[0]@7`.
     if "*" not in wanted and "?" not in wanted:
         return wanted in reason

@@ -78,7 +78,7 @@ class DeadLetterLog:
             except WireError as error:
                 # A record that cannot be read closes no letter.
                 logger.warning(
-                    "%s[%s]@%s is no marker and is passed over: %s",
+                    "skipping %s[%s]@%s, which is not a marker: %s",
                     self._topics.redrive_topic, record.partition(), record.offset(), error,
                 )  # fmt: skip
                 continue
@@ -103,9 +103,9 @@ class DeadLetterLog:
         for partition, (_, end) in bounds.items():
             if closed.end(partition) > end:
                 message = (
-                    f"topic {self._topics.redrive_topic!r} is of another {self._topics.dead_letter_topic!r}: got "
-                    f"{closed.end(partition)} as done in partition {partition}, which ends at {end}; where the "
-                    f"dead-letter topic was made anew, delete {self._topics.redrive_topic!r} too"
+                    f"topic {self._topics.redrive_topic!r} does not match {self._topics.dead_letter_topic!r}: got "
+                    f"ENDs up to offset {closed.end(partition)} of partition {partition}, which ends at {end}; if the "
+                    f"dead-letter topic was deleted and created again, delete {self._topics.redrive_topic!r} too"
                 )
                 raise TopicError(message)
         return bounds

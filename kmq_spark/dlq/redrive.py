@@ -22,7 +22,7 @@ from kmq_spark.core.markers import Outcome
 from kmq_spark.dlq.redrive_records import closing_records, redriven_record
 from kmq_spark.errors import FencedError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.rejected_records import Refusals
+from kmq_spark.kafka.rejected_records import RejectedRecords
 from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
 
@@ -42,7 +42,7 @@ TRANSACTION_TIMEOUT_MS = 60_000
 LARGEST_RECORD = 1_000_000_000
 """The broker limits the size of a record, not the client: this is librdkafka's upper bound of `message.max.bytes`."""
 
-MOST_NAMED = 100
+MAX_NAMED = 100
 """Most letters, and most reasons, that a summary names; the others are only counted."""
 
 
@@ -75,14 +75,14 @@ class RedriveSummary:
         """Count letters as redriven or purged."""
         for letter in letters:
             self.done += 1
-            known = letter.reason in self.by_reason or len(self.by_reason) < MOST_NAMED
+            known = letter.reason in self.by_reason or len(self.by_reason) < MAX_NAMED
             reason = letter.reason if known else "…"
             self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
 
     def leave(self, letter: DeadLetter, why: str) -> None:
         """Count a letter that stays open."""
         self.left += 1
-        if len(self.left_because) < MOST_NAMED:
+        if len(self.left_because) < MAX_NAMED:
             self.left_because[letter.id] = why
 
 
@@ -138,7 +138,7 @@ class Redriver:
         """Drop unsent records. An open transaction is never committed: the next producer, or the broker, aborts it."""
         self._producer.close()
 
-    def end(self, letters: Iterable[DeadLetter], summary: RedriveSummary) -> None:
+    def run(self, letters: Iterable[DeadLetter], summary: RedriveSummary) -> None:
         """
         Redrive or purge these letters, in as many transactions as they need.
 
@@ -157,22 +157,22 @@ class Redriver:
             what = "purge" if self._to is None else "redrive"
             message = (
                 f"{what} of {self._topics} was fenced after {summary.done} dead letters: another redrive or purge of "
-                "it has begun, or the broker gave up a transaction that stood still; run it again when the other "
-                "has ended, nothing is sent twice"
+                "this queue has started, or the broker aborted an idle transaction; run it again after the other has "
+                "ended; no message is sent twice"
             )
             raise FencedError(message) from error
 
     def _transact(self, chunk: list[DeadLetter], summary: RedriveSummary) -> None:
-        refusals = Refusals()
+        rejected_records = RejectedRecords()
         sent: list[DeadLetter] = []
-        refused: list[DeadLetter] = []
+        rejected: list[DeadLetter] = []
 
         def work() -> None:
             sent.clear()
-            refused.clear()
+            rejected.clear()
             for index, letter in enumerate(chunk):
-                if self._to is not None and not self._send_back(self._to, index, letter, refusals):
-                    refused.append(letter)
+                if self._to is not None and not self._send_unless_rejected(self._to, index, letter, rejected_records):
+                    rejected.append(letter)
                     continue
                 sent.append(letter)
             outcome = Outcome.EXPIRED if self._to is None else Outcome.ACKED
@@ -183,21 +183,23 @@ class Redriver:
         def check() -> None:
             failpoint("redrive.before-commit")
 
-        self._producer.run(work, [], None, lambda: refusals.count, check=check)
+        self._producer.run(work, [], None, lambda: rejected_records.total_count, check=check)
         failpoint("redrive.committed")
         summary.transactions += 1
         summary.count(sent)
-        for letter in refused:
+        for letter in rejected:
             summary.leave(letter, "too large: the broker refuses it; raise max.message.bytes of the queue topic")
 
-    def _send_back(self, to: QueueTopics, index: int, letter: DeadLetter, refusals: Refusals) -> bool:
+    def _send_unless_rejected(
+        self, to: QueueTopics, index: int, letter: DeadLetter, rejected_records: RejectedRecords
+    ) -> bool:
         """Send a letter unless the broker has rejected it, or one at most as large; return whether it was sent."""
         record = redriven_record(letter, self._topics, to, self._to_partition_count)
         header_bytes = sum(len(name) + len(value or b"") for name, value in record.headers)
         size = len(record.key or b"") + len(record.value or b"") + header_bytes
-        if refusals.of(index, size):
+        if rejected_records.rejection_count(index, size):
             return False
-        self._producer.send(record, partial(_on_delivered, partial(refusals.note, index, size, 0)))
+        self._producer.send(record, partial(_on_delivered, partial(rejected_records.note, index, size, 0)))
         failpoint("redrive.message-sent")
         return True
 

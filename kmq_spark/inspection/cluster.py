@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
-from kmq_spark.kafka.client_errors import client_error, unreachable, until_answered
+from kmq_spark.kafka.client_errors import client_error, retry_until_answered, unreachable
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, NOT_ALLOWED, offsets_of, offsets_retention_ms, settings_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
@@ -167,10 +167,10 @@ class Cluster:
             # Do not use the admin client: after a restart of the broker it did not find the group's coordinator again
             # for minutes (librdkafka 2.16); a consumer does. This consumer never subscribes, so it does not join the
             # group.
-            config = reader_config(self._address, group, new_client_id("look"), self._extra)
+            config = reader_config(self._address, group, new_client_id("inspector"), self._extra)
             self._groups[group] = make_client(Consumer, config)
 
-        def ask() -> list[TopicPartition]:
+        def request() -> list[TopicPartition]:
             try:
                 places = self._groups[group].committed(wanted, timeout=self._timeout_s)
             except KafkaException as error:
@@ -179,7 +179,7 @@ class Cluster:
                 raise
             return [place for place in places if place.offset >= 0]
 
-        return until_answered(ask, f"cannot read the offsets of group {group}", self._timeout_s)
+        return retry_until_answered(request, f"cannot read the offsets of group {group}", self._timeout_s)
 
     def close(self) -> None:
         """Close the clients."""

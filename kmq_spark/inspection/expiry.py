@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 def expiry_finding(facts: QueueFacts) -> tuple[str, str] | None:
     """Return the problem and its repair; None if there is no problem, or this client may not read a setting."""
     kept = facts.queue_topic.settings.get("retention.ms")
-    forgotten_ms = facts.cluster.offsets_retention_ms
-    if kept is None or forgotten_ms is None or 0 <= int(kept) <= forgotten_ms:
+    offsets_kept_ms = facts.cluster.offsets_retention_ms
+    if kept is None or offsets_kept_ms is None or 0 <= int(kept) <= offsets_kept_ms:
         return None
     tracker = facts.tracker
-    is_recent = tracker.heartbeat_at_ms is not None and facts.now_ms - tracker.heartbeat_at_ms < forgotten_ms
+    is_recent = tracker.heartbeat_at_ms is not None and facts.now_ms - tracker.heartbeat_at_ms < offsets_kept_ms
     if tracker.keeps_offsets and is_recent:
         return None
     kept_for = "without limit" if int(kept) < 0 else span(int(kept))
     what = (
-        f"the brokers delete the offsets of {facts.consumers.name} after {span(forgotten_ms)} without consumers, and "
-        f"{facts.queue_topic.name} keeps messages {kept_for}: consumers that come back later read acknowledged "
+        f"the brokers delete the offsets of {facts.consumers.name} after {span(offsets_kept_ms)} without consumers, "
+        f"and {facts.queue_topic.name} keeps messages {kept_for}: consumers that return later read acknowledged "
         "messages again"
     )
     if tracker.keeps_offsets is False:

@@ -91,7 +91,7 @@ class TrackerFacts:
         group: Name of the tracker's group.
         positions: First marker not folded, by markers partition.
         needed: First marker needed for a rebuild, by markers partition.
-        signers: Id of the tracker that committed last, by markers partition.
+        last_committers: Id of the tracker that committed last, by markers partition.
         unread: Number of markers, and control records, past the positions, over all partitions.
         unread_since_ms: Append time of the oldest marker that the tracker has not read; None if it has read all.
         heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
@@ -104,7 +104,7 @@ class TrackerFacts:
     group: str
     positions: Mapping[int, int] = field(default_factory=dict)
     needed: Mapping[int, int] = field(default_factory=dict)
-    signers: Mapping[int, str] = field(default_factory=dict)
+    last_committers: Mapping[int, str] = field(default_factory=dict)
     unread: int = 0
     unread_since_ms: int | None = None
     heartbeat_at_ms: int | None = None

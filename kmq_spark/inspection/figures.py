@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kmq_spark.inspection.facts import Backlog
     from kmq_spark.inspection.view import MarkersView
 
-COUNTED = ("started", "acked", "rejected", "redelivered", "dead_lettered", "expired")
+COUNTER_NAMES = ("started", "acked", "rejected", "redelivered", "dead_lettered", "expired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def figures(
     """
     in_flight = deferred = overdue = 0
     oldest_at_ms: int | None = None
-    counted = dict.fromkeys(COUNTED, 0)
+    counted = dict.fromkeys(COUNTER_NAMES, 0)
     for view in views:
         for start, count, _ in view.by_start():
             if start is not None and start.is_deferral:
@@ -97,7 +97,7 @@ def figures(
                 oldest_at_ms = start.at_ms
         overdue += view.overdue(at_ms)
         counters = view.state.counters.to_dict()
-        for name in COUNTED:
+        for name in COUNTER_NAMES:
             counted[name] += counters[name]
     return Figures(
         queue, at_ms, ready.count, ready.is_exact, ready.oldest_at_ms, in_flight, deferred, oldest_at_ms, overdue,

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.expiry import expiry_finding
-from kmq_spark.inspection.liveness import Life, described, life_of, snapshots_late
+from kmq_spark.inspection.liveness import Life, describe, life_of, snapshots_late
 from kmq_spark.inspection.producers import producers_problems, producers_summary
 from kmq_spark.inspection.spans import counted, span
 from kmq_spark.kafka.replication import replication_findings
@@ -43,7 +43,7 @@ Minimum time without a settled message, while consumers hold messages and others
 RETENTION_FACTOR = 3
 """Minimum ratio of the retention to the sum of all leases of a message: it leaves room for an outage."""
 
-MOST_SHOWN = 3
+MAX_LISTED = 3
 """Maximum number of names or places listed in a finding."""
 
 
@@ -92,9 +92,15 @@ def examine(facts: QueueFacts) -> list[Finding]:
             _tracker(facts),
             _fencing(facts),
             _consumers(facts),
-            _removed(facts),
+            _removed_messages(facts),
         ]
-        checks += [_overdue(facts), _unticked(facts), _silent(facts), _in_flight(facts), _unreadable(facts)]
+        checks += [
+            _overdue(facts),
+            _missing_ticks(facts),
+            _stuck_workers(facts),
+            _too_many_in_flight(facts),
+            _unreadable(facts),
+        ]
     return list(chain(*checks, _dead_letters(facts), _checkpoint(facts)))
 
 
@@ -105,13 +111,13 @@ def is_unhealthy(findings: list[Finding]) -> bool:
 
 def _cluster(facts: QueueFacts) -> Iterator[Finding]:
     cluster = facts.cluster
-    said = f"{cluster.broker_count} broker{'s' if cluster.broker_count != 1 else ''} at {cluster.address}"
+    text = f"{cluster.broker_count} broker{'s' if cluster.broker_count != 1 else ''} at {cluster.address}"
     if cluster.release:
-        said += f", {cluster.release}"
+        text += f", {cluster.release}"
     if cluster.can_transact is False:
-        yield Finding("broker", Level.UNHEALTHY, f"{said}: no KIP-447 transactions", "upgrade the brokers to 2.5")
+        yield Finding("broker", Level.UNHEALTHY, f"{text}: no KIP-447 transactions", "upgrade the brokers to 2.5")
     else:
-        yield Finding("broker", Level.OK, said)
+        yield Finding("broker", Level.OK, text)
 
 
 def _topics(facts: QueueFacts) -> Iterator[Finding]:
@@ -144,11 +150,17 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
     elif topic.under_replicated:
         places = ", ".join(map(str, topic.under_replicated))
         yield Finding(
-            "topics", Level.WARNING, f"{topic.name} has copies out of sync: partitions {places}", "look at the brokers"
+            "topics",
+            Level.WARNING,
+            f"{topic.name} has out-of-sync replicas: partitions {places}",
+            "check the brokers",
         )
     if topic.replicas == 1 and facts.cluster.broker_count > 1:
         yield Finding(
-            "topics", Level.WARNING, f"{topic.name} has one copy: a lost broker stops the queue", "raise its replicas"
+            "topics",
+            Level.WARNING,
+            f"{topic.name} has one replica: the loss of its broker stops the queue",
+            "raise its replication factor",
         )
     for what, repair in replication_findings(topic.name, topic.settings, topic.replicas):
         yield Finding("topics", Level.UNHEALTHY, f"{topic.name} {what}", repair)
@@ -170,13 +182,13 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
 
 def _rules(facts: QueueFacts) -> Iterator[Finding]:
     if not facts.rules:
-        yield Finding("rules", Level.OK, "none of its own: the settings of its tracker and consumers hold")
+        yield Finding("rules", Level.OK, "none of its own: the settings of its tracker and consumers apply")
     elif facts.rules_differing:
         yield Finding(
             "rules",
             Level.WARNING,
-            f"these settings say otherwise than the queue's rules, which go first: {', '.join(facts.rules_differing)}",
-            f"take them out of the settings, or change the rules: kmq queue alter {facts.queue}",
+            f"these settings differ from the queue's rules, which override them: {', '.join(facts.rules_differing)}",
+            f"remove them from the settings, or change the rules: kmq queue alter {facts.queue}",
         )
     else:
         yield Finding("rules", Level.OK, facts.rules)
@@ -212,9 +224,10 @@ def _retention(facts: QueueFacts) -> Iterator[Finding]:
             )
     if not is_short:
         kept = facts.markers_topic.settings.get("retention.ms")
-        summary = "retention not readable" if kept is None else "without limit" if int(kept) < 0 else span(int(kept))
+        unknown = "for an unknown time (retention.ms is not readable)"
+        text = unknown if kept is None else "without limit" if int(kept) < 0 else span(int(kept))
         yield Finding(
-            "retention", Level.OK, f"markers kept {summary}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
+            "retention", Level.OK, f"markers kept {text}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
         )
 
 
@@ -227,9 +240,9 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
         return
     life = life_of(tracker, facts.now_ms)
     overdue = sum(view.overdue(facts.now_ms) for view in facts.views.values())
-    if life is Life.GONE or life is Life.STOPPED:
+    if life is Life.LOST or life is Life.STOPPED:
         level = Level.WARNING if life is Life.STOPPED and not overdue else Level.UNHEALTHY
-        yield Finding("tracker", level, described(tracker, overdue, facts.now_ms), run)
+        yield Finding("tracker", level, describe(tracker, overdue, facts.now_ms), run)
     if (late := snapshots_late(tracker)) is not None:
         yield Finding("tracker", Level.UNHEALTHY, *late)
     late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
@@ -239,19 +252,19 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
             "tracker",
             Level.UNHEALTHY,
             f"{unread} not read, the oldest for {span(late_ms)}: the tracker is down or stuck",
-            f"look whether it runs, and at its log; else {run}",
+            f"check that it runs, and its log; if it does not run: {run}",
         )
     elif tracker.unread_since_ms is not None:
         yield Finding("tracker", Level.OK, f"{unread} behind, {span(late_ms)}")
     else:
         newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
-        summary = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
-        state = described(tracker, overdue, facts.now_ms) if life is Life.RUNNING else ""
-        hint = "; cannot tell whether the tracker is idle or stopped: it is of a version without heartbeats"
+        text = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
+        state = describe(tracker, overdue, facts.now_ms) if life is Life.RUNNING else ""
+        hint = "; unknown whether the tracker is idle or stopped: its version writes no heartbeat"
         yield Finding(
             "tracker",
             Level.OK,
-            f"has read all markers{summary}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else ""),
+            f"has read all markers{text}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else ""),
         )
     yield from _tracker_places(facts, run)
 
@@ -265,31 +278,31 @@ def _tracker_places(facts: QueueFacts, run: str) -> Iterator[Finding]:
                 "tracker",
                 Level.UNHEALTHY,
                 f"retention removed markers {position} to {first - 1} of {place} before the tracker read them",
-                "raise retention.ms; then docs/operations.md, 'markers were removed'",
+                "raise retention.ms, then see 'markers were removed' in docs/operations.md",
             )
         elif position > end:
             yield Finding(
                 "tracker",
                 Level.UNHEALTHY,
-                f"{place} ends at {end}, the tracker stands at {position}: the topic was made anew",
-                f"{run}: it begins at the start of the new topic",
+                f"{place} ends at {end}, the tracker has committed {position}: the topic was deleted and created again",
+                f"{run}: it starts at the beginning of the new topic",
             )
 
 
 def _fencing(facts: QueueFacts) -> Iterator[Finding]:
-    signers = Counter(facts.tracker.signers.values())
-    if not signers:
+    committers = Counter(facts.tracker.last_committers.values())
+    if not committers:
         return
-    summary = ", ".join(name or "unknown" for name, _ in signers.most_common(MOST_SHOWN))
-    if len(signers) > 1:
+    text = ", ".join(name or "unknown" for name, _ in committers.most_common(MAX_LISTED))
+    if len(committers) > 1:
         yield Finding(
             "fencing",
             Level.WARNING,
-            f"{len(signers)} trackers signed the last commits: {summary}",
-            "run one tracker a queue: the newer one wins, the older one ends; look who starts it again",
+            f"{len(committers)} trackers made the latest commits: {text}",
+            "run one tracker per queue: a newer tracker fences the older one; find what restarts the older one",
         )
     else:
-        yield Finding("fencing", Level.OK, f"last signed by {summary}")
+        yield Finding("fencing", Level.OK, f"last commit by {text}")
 
 
 def _consumers(facts: QueueFacts) -> Iterator[Finding]:
@@ -305,20 +318,20 @@ def _consumers(facts: QueueFacts) -> Iterator[Finding]:
             "start workers",
         )
     elif not group.members:
-        yield Finding("consumers", Level.OK, f"none in {group.name}, nothing is ready")
+        yield Finding("consumers", Level.OK, f"none in {group.name}, no message is ready")
     else:
         assigned = sum(group.members.values())
-        summary = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
+        text = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
         missing = facts.queue_topic.partition_count - assigned
         if missing > 0 and group.state.lower() == "stable":
             yield Finding(
-                "consumers", Level.WARNING, f"{summary}; {missing} partitions have none", "wait for the rebalance"
+                "consumers", Level.WARNING, f"{text}; {missing} partitions have no consumer", "wait for the rebalance"
             )
         else:
-            yield Finding("consumers", Level.OK, f"{summary}; {counted(ready, 'message')} ready")
+            yield Finding("consumers", Level.OK, f"{text}; {counted(ready, 'message')} ready")
 
 
-def _removed(facts: QueueFacts) -> Iterator[Finding]:
+def _removed_messages(facts: QueueFacts) -> Iterator[Finding]:
     for partition, position in sorted(facts.consumers.positions.items()):
         first = facts.queue_topic.first.get(partition, 0)
         if position < first:
@@ -341,9 +354,9 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
                 deferred += count
             else:
                 in_flight += count
-    summary = counted(in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
+    text = counted(in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
     if not overdue:
-        yield Finding("in flight", Level.OK, f"{summary}, none past its deadline")
+        yield Finding("in flight", Level.OK, f"{text}, none past its deadline")
         return
     deadlines = [deadline for view in facts.views.values() for _, _, deadline in view.by_start() if deadline >= 0]
     yield Finding(
@@ -355,24 +368,25 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
     )
 
 
-def _unticked(facts: QueueFacts) -> Iterator[Finding]:
+def _missing_ticks(facts: QueueFacts) -> Iterator[Finding]:
     """Find partitions where a deadline has passed and no TICK followed: a tracker decides only at TICKs."""
     since_ms = {
         partition: deadline_at_ms
         for partition, view in facts.views.items()
-        if (deadline_at_ms := view.unticked_since_ms()) is not None and deadline_at_ms < facts.now_ms - OVERDUE_MS
+        if (deadline_at_ms := view.due_without_tick_since_ms()) is not None
+        and deadline_at_ms < facts.now_ms - OVERDUE_MS
     }
     if since_ms and life_of(facts.tracker, facts.now_ms) is Life.RUNNING:
         places = ", ".join(map(str, sorted(since_ms)))
         yield Finding(
             "ticks",
             Level.UNHEALTHY,
-            f"no TICK for {span(facts.now_ms - min(since_ms.values()))} although something is due: partitions {places}",
-            "look for 'cannot write TICKs' in the tracker's log; start the tracker again",
+            f"no TICK for {span(facts.now_ms - min(since_ms.values()))} although messages are due: partitions {places}",
+            "look for 'cannot write TICKs' in the tracker's log; restart the tracker",
         )
 
 
-def _silent(facts: QueueFacts) -> Iterator[Finding]:
+def _stuck_workers(facts: QueueFacts) -> Iterator[Finding]:
     """Find consumers that hold messages and renew their leases, but settle none while other messages are ready."""
     held: Counter[str] = Counter()
     since_ms: dict[str, int] = {}
@@ -387,30 +401,31 @@ def _silent(facts: QueueFacts) -> Iterator[Finding]:
     quiet_ms = facts.now_ms - max(settled_ms, min(since_ms.values()))
     if quiet_ms < max(SILENT_MS, 2 * facts.lease_ms):
         return
-    summary = "; ".join(
+    text = "; ".join(
         f"{name or 'unnamed'} holds {count} for {span(facts.now_ms - since_ms[name])}"
-        for name, count in held.most_common(MOST_SHOWN)
+        for name, count in held.most_common(MAX_LISTED)
     )
     yield Finding(
         "workers",
         Level.UNHEALTHY,
-        f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {summary}",
-        "their handlers hang and keep-alive renews the leases: restart those processes, their messages come again",
+        f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {text}",
+        "their handlers hang and keep-alive renews the leases: restart those processes, their messages are redelivered",
     )
 
 
-def _in_flight(facts: QueueFacts) -> Iterator[Finding]:
+def _too_many_in_flight(facts: QueueFacts) -> Iterator[Finding]:
     full = {partition: len(view.state.in_flight) for partition, view in facts.views.items()}
     full = {partition: count for partition, count in full.items() if count > facts.max_in_flight}
     if full:
-        places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:MOST_SHOWN])
+        places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:MAX_LISTED])
         yield Finding(
             "in flight",
             Level.WARNING,
             f"more than {facts.max_in_flight} messages are in flight in a markers partition: {places}; consumers fetch "
-            "nothing until there are less",
-            "find who starts so many and does not acknowledge, long delays count too; or raise the limit with "
-            f"`kmq queue alter {facts.queue} --max-in-flight`: the tracker gets slower and larger",
+            "nothing until there are fewer",
+            "find the consumers that start messages and do not acknowledge them (deferred messages count too), or "
+            f"raise the limit with `kmq queue alter {facts.queue} --max-in-flight`: the tracker then needs more time "
+            "and memory",
         )
 
 
@@ -418,11 +433,13 @@ def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
     count = sum(view.state.counters.unreadable for view in facts.views.values())
     if count:
         places = [f"[{partition}]@{offset}" for partition, view in facts.views.items() for offset in view.unreadable]
+        are_not_markers = "is not a marker" if count == 1 else "are not markers"
         yield Finding(
             "markers",
             Level.WARNING,
-            f"{count} records of {facts.markers_topic.name} are no markers: {', '.join(places[:MOST_SHOWN])}",
-            f"another program writes to the topic; the records are in {facts.dead_letter_topic.name} with their place",
+            f"{counted(count, 'record')} of {facts.markers_topic.name} {are_not_markers}: "
+            f"{', '.join(places[:MAX_LISTED])}",
+            f"another program writes to the topic; copies of the records are in {facts.dead_letter_topic.name}",
         )
 
 
@@ -434,13 +451,13 @@ def _dead_letters(facts: QueueFacts) -> Iterator[Finding]:
         yield Finding("dead letters", Level.OK, "none")
         return
     about = "" if letters.is_exact else "at most "
-    said = f"{about}{letters.count} in {facts.dead_letter_topic.name}"
+    text = f"{about}{letters.count} in {facts.dead_letter_topic.name}"
     if facts.new_dead_letters:
-        said += f", growing: {min(facts.new_dead_letters, letters.count)} in the last hour"
+        text += f", growing: {min(facts.new_dead_letters, letters.count)} in the last hour"
     yield Finding(
         "dead letters",
         Level.WARNING,
-        said,
+        text,
         f"kmq dlq list {facts.queue}, then kmq dlq redrive {facts.queue} or purge",
     )
 
@@ -454,10 +471,10 @@ def _checkpoint(facts: QueueFacts) -> Iterator[Finding]:
             "checkpoint",
             Level.UNHEALTHY,
             f"{checkpoint.path}: {checkpoint.problem}",
-            "give the tracker's user access; a folder that is damaged may go: the state is rebuilt from the markers",
+            "grant the tracker's user access; a damaged folder may be deleted: the state is rebuilt from the markers",
         )
     elif not checkpoint.is_local:
-        yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: not on this machine, not looked at")
+        yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: not on this machine, not checked")
     elif checkpoint.last_batch_at_ms is None:
         yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: no batch yet")
     else:

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.markers import Marker
 
-COUNTED_BELOW = 500
+MAX_COUNTED_BACKLOG = 500
 """Maximum backlog that is counted record by record. In a larger one the included control records do not matter."""
 
-FOLDED_AT_ONCE = 50_000
+FOLD_BATCH_RECORDS = 50_000
 
 
 class QueueInspector:
@@ -63,7 +63,9 @@ class QueueInspector:
         self._timeout_ms = timeout_ms
         # The reader joins no group and commits nothing, but librdkafka requires a group name, and ACLs may be granted
         # for it.
-        self.reader_config = reader_config(bootstrap_servers, self.topics.tracker_group, new_client_id("look"), extra)
+        self.reader_config = reader_config(
+            bootstrap_servers, self.topics.tracker_group, new_client_id("inspector"), extra
+        )
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
         self._ended = ClosedRanges()
@@ -114,7 +116,7 @@ class QueueInspector:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        places = self._places()
+        places = self._committed()
         positions = _positions_of(places)
         heartbeats = [each for each in map(Heartbeat.from_topic_partition, places) if each is not None]
         kept = [each for each in map(ConsumerOffsets.from_topic_partition, places) if each is not None]
@@ -137,10 +139,10 @@ class QueueInspector:
             None if newest is None else newest.at_ms,
             newest is not None and newest.is_stopped,
             0 if newest is None else newest.snapshot_lag,
-            not any(each.is_refused for each in kept) if kept else None,
+            not any(each.is_unauthorized for each in kept) if kept else None,
         )
 
-    def look(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
+    def refresh(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
         """
         Fold the markers appended since the last call. The first call begins where the tracker would begin.
 
@@ -164,15 +166,15 @@ class QueueInspector:
             for number, record in enumerate(self._reader(topic).read(starts), 1):
                 partition = record.partition() or 0
                 waiting[partition].append(LoggedMarker(record.offset() or 0, record.timestamp()[1], _marker_of(record)))
-                if len(waiting[partition]) >= FOLDED_AT_ONCE:
-                    self.views[partition].take(waiting[partition])
+                if len(waiting[partition]) >= FOLD_BATCH_RECORDS:
+                    self.views[partition].add(waiting[partition])
                     waiting[partition] = []
                     if on_progress is not None:
                         on_progress(number)
         finally:
             # If the broker fails in between, the markers that were read are not read again.
             for partition, markers in waiting.items():
-                self.views[partition].take(markers)
+                self.views[partition].add(markers)
         return self.views
 
     def backlog(self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Backlog:
@@ -197,11 +199,11 @@ class QueueInspector:
                 continue
             place = (topic, partition, start, end)
             if place not in self._backlogs:
-                self._forget(topic, partition)
+                self._drop_cached(topic, partition)
                 self._backlogs[place] = self._counted(topic, partition, start, end)
             counted, at_ms = self._backlogs[place]
             count += counted
-            is_exact = is_exact and end - start <= COUNTED_BELOW
+            is_exact = is_exact and end - start <= MAX_COUNTED_BACKLOG
             if at_ms is not None:
                 oldest_at_ms = at_ms if oldest_at_ms is None else min(oldest_at_ms, at_ms)
         return Backlog(count, is_exact, oldest_at_ms)
@@ -230,7 +232,7 @@ class QueueInspector:
             TopicError: The queue does not exist.
             KafkaClientError: The broker cannot be reached, or nothing arrived in time.
         """
-        views = self.look(on_progress)
+        views = self.refresh(on_progress)
         facts = self.cluster.topics(self.topics.all_topics)
         queue, markers, letters = (facts[name] for name in self.topics.all_topics)
         if not queue.partition_count or not markers.partition_count:
@@ -270,9 +272,9 @@ class QueueInspector:
             reader.close()
 
     def _positions(self) -> dict[int, Position]:
-        return _positions_of(self._places())
+        return _positions_of(self._committed())
 
-    def _places(self) -> list[TopicPartition]:
+    def _committed(self) -> list[TopicPartition]:
         return self.cluster.committed(self.topics.tracker_group, self.topics.markers_topic)
 
     def _reader(self, topic: str) -> LogReader:
@@ -284,7 +286,7 @@ class QueueInspector:
         """Return the number of records between two offsets, and the append time of the first."""
         reader = LogReader(self.reader_config, topic, self._timeout_ms)
         try:
-            if end - start > COUNTED_BELOW:
+            if end - start > MAX_COUNTED_BACKLOG:
                 first = next(reader.read({partition: start}), None)
                 return end - start, None if first is None else first.timestamp()[1]
             times = [
@@ -294,7 +296,7 @@ class QueueInspector:
         finally:
             reader.close()
 
-    def _forget(self, topic: str, partition: int) -> None:
+    def _drop_cached(self, topic: str, partition: int) -> None:
         """Remove the cached backlogs of a partition: only the newest one is needed."""
         for place in [place for place in self._backlogs if place[:2] == (topic, partition)]:
             del self._backlogs[place]

@@ -21,7 +21,7 @@ HEARTBEAT_LATE_MS = 15_000
 
 
 SNAPSHOT_LATE_BATCHES = 300
-"""The same bound as in the tracker. Spark fails at some 860 batches."""
+"""The same bound as in the tracker. Spark fails after about 860 batches."""
 
 
 class Life(StrEnum):
@@ -32,7 +32,8 @@ class Life(StrEnum):
     """The tracker is of an older version and writes no heartbeat."""
     RUNNING = "running"
     STOPPED = "stopped"
-    GONE = "gone"
+    LOST = "gone"
+    """The heartbeats have ended without a stop flag. The value is that of `kmq tracker status --output json`."""
 
 
 def life_of(tracker: TrackerFacts, now_ms: int) -> Life:
@@ -49,10 +50,10 @@ def life_of(tracker: TrackerFacts, now_ms: int) -> Life:
         return Life.UNKNOWN
     if tracker.is_stopped:
         return Life.STOPPED
-    return Life.RUNNING if now_ms - tracker.heartbeat_at_ms <= HEARTBEAT_LATE_MS else Life.GONE
+    return Life.RUNNING if now_ms - tracker.heartbeat_at_ms <= HEARTBEAT_LATE_MS else Life.LOST
 
 
-def described(tracker: TrackerFacts, overdue: int, now_ms: int) -> str:
+def describe(tracker: TrackerFacts, overdue: int, now_ms: int) -> str:
     """
     Return one line of text: whether a tracker runs, how long ago it stopped, and how many messages are overdue.
 
@@ -62,7 +63,7 @@ def described(tracker: TrackerFacts, overdue: int, now_ms: int) -> str:
         now_ms: Epoch milliseconds, clock of this machine.
     """
     life, ago = life_of(tracker, now_ms), span(max(0, now_ms - (tracker.heartbeat_at_ms or now_ms)))
-    if life is Life.GONE:
+    if life is Life.LOST:
         return f"no tracker for {ago}, {overdue} overdue"
     if life is Life.STOPPED:
         return f"the tracker was stopped {ago} ago, {overdue} overdue"
@@ -75,5 +76,5 @@ def snapshots_late(tracker: TrackerFacts) -> tuple[str, str] | None:
     """Return the problem with the snapshots of the tracker's state and its repair; None if there is no problem."""
     if tracker.snapshot_lag <= SNAPSHOT_LATE_BATCHES:
         return None
-    what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after some 860"
-    return what, "look at the checkpoint's file system and at the tracker's log"
+    what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after about 860"
+    return what, "check the checkpoint's file system and the tracker's log"

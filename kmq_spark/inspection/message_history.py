@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome
 from kmq_spark.errors import WireError
-from kmq_spark.inspection.story import (
+from kmq_spark.inspection.history import (
     LONGEST_TRANSACTION_MS,
     Content,
     Copy,
     Event,
     PlacedMarker,
+    copy_event,
     covers,
     events_of,
-    in_order,
     last_outcome,
-    sent,
+    sort_events,
 )
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.wire.codec import decode_marker
@@ -41,9 +41,9 @@ MAX_COPIES = 10_000
 """More deliveries than the limit of any queue. Without a limit, the history ends here."""
 
 
-class Storyteller:
+class MessageHistory:
     """
-    Builds histories of messages of one queue.
+    Builds the histories of messages of one queue.
 
     Args:
         inspector: Inspector of the queue.
@@ -59,7 +59,7 @@ class Storyteller:
         self._on_progress = on_progress
         self._read = count(1)
 
-    def story(self, message: MessageId) -> tuple[Content | None, list[Event]]:
+    def read(self, message: MessageId) -> tuple[Content | None, list[Event]]:
         """
         Return the history of a message from its first copy on, for the position of any of its copies.
 
@@ -88,18 +88,20 @@ class Storyteller:
         current = first or asked
         place = first_id if first is not None else message
         if first is None:
-            events.append(Event(0, f"{self._topics.queue_topic}[{first_id[0]}]@{first_id[1]}", "first copy is gone"))
+            events.append(
+                Event(0, f"{self._topics.queue_topic}[{first_id[0]}]@{first_id[1]}", "first copy no longer exists")
+            )
         for number in range(MAX_COPIES):
             if current is None:
                 break
             copy = self._copy(self._topics.queue_topic, current)
-            events.append(sent(copy, number))
+            events.append(copy_event(copy, number))
             markers = self._markers(place, copy.at_ms or began_ms)
             events += events_of(self._topics.markers_topic, markers)
             current = self._next(place, last_outcome(markers), events)
             if current is not None:
                 place = MessageId(current.partition() or 0, current.offset() or 0)
-        return _content(asked), in_order(events)
+        return _content(asked), sort_events(events)
 
     def _next(self, place: MessageId, ended: PlacedMarker | None, events: list[Event]) -> Message | None:
         """Return the next copy of the message. Add the events of a dead letter and of its redrive."""
@@ -119,8 +121,7 @@ class Storyteller:
         topic, letter_id = self._topics.redrive_topic, MessageId(letter.partition() or 0, letter.offset() or 0)
         if not self._inspector.cluster.metadata(topic).topics[topic].partitions:
             return None
-        markers = self._markers_in(topic, letter_id, letter.timestamp()[1])
-        ended = last_outcome(markers)
+        ended = last_outcome(self._markers_in(topic, letter_id, letter.timestamp()[1]))
         if ended is None:
             return None
         is_redriven = ended.marker.outcome is Outcome.ACKED
@@ -158,12 +159,16 @@ class Storyteller:
                 if record.timestamp()[1] > at_ms + LONGEST_TRANSACTION_MS:
                     break
                 is_later = topic != self._topics.queue_topic or record.offset() != place.message_offset
-                if is_later and place_of(_headers(record), header) == place and self._is_fresh(record, header, at_ms):
+                if (
+                    is_later
+                    and place_of(_headers(record), header) == place
+                    and self._is_wanted_copy(record, header, at_ms)
+                ):
                     return record
         return None
 
     @staticmethod
-    def _is_fresh(record: Message, header: str, at_ms: int) -> bool:
+    def _is_wanted_copy(record: Message, header: str, at_ms: int) -> bool:
         """
         Return whether a record is the wanted copy. A redriven copy has only its origin: its append time must be near
         that of the END of its dead letter, which is in the same transaction.

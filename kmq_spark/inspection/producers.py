@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from kmq_spark.inspection.facts import ProducersFacts
 
-MOST_SHOWN = 3
-"""Ids that a finding names."""
+MAX_LISTED = 3
+"""Maximum number of ids listed in a finding."""
 
 
 class Problem(NamedTuple):
@@ -76,4 +76,4 @@ def producers_summary(facts: ProducersFacts) -> str:
 
 
 def _some(ids: tuple[str, ...]) -> str:
-    return ", ".join(ids[:MOST_SHOWN]) + (f" and {len(ids) - MOST_SHOWN} more" if len(ids) > MOST_SHOWN else "")
+    return ", ".join(ids[:MAX_LISTED]) + (f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else "")

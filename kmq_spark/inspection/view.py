@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.events import LoggedMarker
     from kmq_spark.core.markers import Marker
 
-_NEVER_DECIDES = Rules(decide_from_marker_offset=2**63 - 1)
+_RULES_WITHOUT_DECISIONS = Rules(decide_from_marker_offset=2**63 - 1)
 
 UNREADABLE_KEPT = 10
 """Maximum number of unreadable markers whose offset is kept; the others are only counted."""
@@ -43,7 +43,7 @@ class Start(NamedTuple):
     is_deferral: bool
 
 
-class Held(NamedTuple):
+class HeldMessage(NamedTuple):
     """
     A message in flight.
 
@@ -86,7 +86,7 @@ class MarkersView:
     unreadable: list[int] = field(default_factory=list)
     _starts: dict[int, Start] = field(default_factory=dict)
 
-    def take(self, markers: Sequence[LoggedMarker]) -> None:
+    def add(self, markers: Sequence[LoggedMarker]) -> None:
         """
         Fold the markers that were appended since the last call.
 
@@ -99,11 +99,11 @@ class MarkersView:
                 if len(self.unreadable) < UNREADABLE_KEPT:
                     self.unreadable.append(offset)
             else:
-                self._remember(offset, appended_at_ms, marker)
-        self.state = fold(self.state, markers, _NEVER_DECIDES).state
-        self._forget()
+                self._note_marker(offset, appended_at_ms, marker)
+        self.state = fold(self.state, markers, _RULES_WITHOUT_DECISIONS).state
+        self._remove_unneeded_starts()
 
-    def messages(self) -> Iterator[Held]:
+    def messages(self) -> Iterator[HeldMessage]:
         """Yield every message in flight, ordered by queue partition and offset."""
         columns = self.state.in_flight.columns
         for key, deadline_at_ms, delivery_count, start in zip(
@@ -111,7 +111,7 @@ class MarkersView:
             columns.start_marker_offset.tolist(), strict=True,
         ):  # fmt: skip
             known = self._starts.get(start)
-            yield Held(
+            yield HeldMessage(
                 key >> KEY_BITS,
                 key & MAX_MESSAGE_OFFSET,
                 delivery_count,
@@ -138,18 +138,18 @@ class MarkersView:
         deadline_at_ms = self._deadlines_ms()
         return int(np.count_nonzero((deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)))
 
-    def unticked_since_ms(self) -> int | None:
+    def due_without_tick_since_ms(self) -> int | None:
         """Return the earliest deadline in flight that has passed without a later TICK; None if there is none."""
         deadlines = self._deadlines_ms()
-        waits = self.state.in_flight.columns.deadline_at_ms != REJECTED
-        unticked = deadlines[waits & (deadlines >= self.ticked_at_ms)]
-        return int(unticked.min()) if len(unticked) else None
+        has_deadline = self.state.in_flight.columns.deadline_at_ms != REJECTED
+        without_tick = deadlines[has_deadline & (deadlines >= self.ticked_at_ms)]
+        return int(without_tick.min()) if len(without_tick) else None
 
     def _deadlines_ms(self) -> NDArray[np.int64]:
         """Return the deadlines in flight on the broker's clock."""
         return self.state.on_brokers_clock(self.state.in_flight.columns.deadline_at_ms)
 
-    def _remember(self, offset: int, appended_at_ms: int, marker: Marker) -> None:
+    def _note_marker(self, offset: int, appended_at_ms: int, marker: Marker) -> None:
         if marker.type is MarkerType.START:
             self._starts[offset] = Start(appended_at_ms, marker.consumer_id, marker.never_handed_out)
             if not marker.never_handed_out:
@@ -162,7 +162,7 @@ class MarkersView:
             else:
                 self.acked_at_ms = max(self.acked_at_ms, appended_at_ms)
 
-    def _forget(self) -> None:
+    def _remove_unneeded_starts(self) -> None:
         """Remove STARTs without messages in flight."""
         if len(self._starts) <= len(self.state.in_flight) + STARTS_SLACK:
             return

@@ -24,7 +24,7 @@ ABORT_SLICE_S = 0.2
 POLL_S = 0.05
 
 
-def in_a_thread(name: str, call: Callable[[], object]) -> Future[None]:
+def call_in_thread(name: str, call: Callable[[], object]) -> Future[None]:
     """
     Run a call in a new daemon thread.
 
@@ -49,7 +49,7 @@ def in_a_thread(name: str, call: Callable[[], object]) -> Future[None]:
     return answer
 
 
-def aborting(producer: Producer, wait_s: float) -> Future[None]:
+def start_abort(producer: Producer, wait_s: float) -> Future[None]:
     """
     Abort the open transaction. Return when it is aborted or when the time is over.
 
@@ -76,7 +76,7 @@ def aborting(producer: Producer, wait_s: float) -> Future[None]:
             else:
                 return
 
-    answer = in_a_thread("kmq-transaction-abort", call)
+    answer = call_in_thread("kmq-transaction-abort", call)
     while not answer.done() and time.monotonic() < deadline_s:
         producer.poll(POLL_S)
     return answer

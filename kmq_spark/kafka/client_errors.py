@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FENCED_NAMES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "FENCED_INSTANCE_ID"})
 
-PASSING_NAMES = frozenset(
+TEMPORARY_NAMES = frozenset(
     {
         *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
         # A broker that disconnects while a request is in flight; a partition that has no leader at that moment.
@@ -47,10 +47,10 @@ _ADVICE = {
     "_RESOLVE": "check the host names in [kafka] bootstrap_servers",
     "_TIMED_OUT": "check that the broker runs, and [kafka] bootstrap_servers",
     "_MSG_TIMED_OUT": "check the broker; the record may or may not have been written",
-    "_QUEUE_FULL": "wait for deliveries (flush), or send more slowly",
+    "_QUEUE_FULL": "wait for deliveries (call flush), or send more slowly",
     "_AUTHENTICATION": "check sasl.* and ssl.* in [kafka.extra]",
     "_SSL": "check ssl.* in [kafka.extra]",
-    "MSG_SIZE_TOO_LARGE": "send a smaller message, or a reference to where its content is kept",
+    "MSG_SIZE_TOO_LARGE": "send a smaller message, or a reference to content that is stored elsewhere",
     "TOPIC_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
     "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
@@ -59,11 +59,11 @@ _ADVICE = {
     "NOT_ENOUGH_REPLICAS": "wait until the replicas are back in sync",
 }
 
-_UNREACHED = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_AUTHENTICATION", "_SSL"})
+_CONNECT_FAILURES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_AUTHENTICATION", "_SSL"})
 
-_IS_OF_LISTENER = re.compile(r"SSL|SASL|certificate|listener|[Aa]uthentication")
+_CONCERNS_LISTENER = re.compile(r"SSL|SASL|certificate|listener|[Aa]uthentication")
 _LISTENER_ADVICE = (
-    "set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener at this address wants them"
+    "set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener at this address requires"
 )
 
 _OTHER_ADVICE = "see the client's log lines of `kmq_spark.kafka.client`"
@@ -73,13 +73,13 @@ _RETRY_PAUSE_S = 0.1
 Answer = TypeVar("Answer")
 
 
-def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
+def client_error(cause: KafkaException | KafkaError, operation: str) -> KmqError:
     """
     Return our error for an error of the Kafka client.
 
     Args:
         cause: The exception or error of the client.
-        doing: The operation that failed, in the form of our messages: `cannot send to orders`.
+        operation: The operation that failed, in the form of our messages: `cannot send to orders`.
 
     Returns:
         `FencedError` if a newer client has fenced this one, `TopicError` if a topic or partition does not exist,
@@ -87,17 +87,17 @@ def client_error(cause: KafkaException | KafkaError, doing: str) -> KmqError:
     """
     error = cause.args[0] if isinstance(cause, KafkaException) else cause
     if not isinstance(error, KafkaError):
-        return KafkaClientError(f"{doing}: {error}; {_OTHER_ADVICE}")
+        return KafkaClientError(f"{operation}: {error}; {_OTHER_ADVICE}")
     name = error.name()
     if name in _FENCED_NAMES:
-        return FencedError(f"{doing}: a newer client has taken over ({name}); stop this one")
+        return FencedError(f"{operation}: fenced by a newer client ({name}); stop this one")
     if name in _MISSING_NAMES:
-        return TopicError(f"{doing}: {error.str()} ({name}); create the queue with `kmq queue create`")
+        return TopicError(f"{operation}: {error.str()} ({name}); create the queue with `kmq queue create`")
     advice = _ADVICE.get(name, _OTHER_ADVICE)
     return KafkaClientError(
-        f"{doing}: {error.str()} ({name}); {advice}",
+        f"{operation}: {error.str()} ({name}); {advice}",
         code=name,
-        retriable=error.retriable() or name in PASSING_NAMES,
+        retriable=error.retriable() or name in TEMPORARY_NAMES,
     )
 
 
@@ -116,13 +116,14 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
     """
     if isinstance(client, (Producer, AdminClient)):
         client.poll(0)
-    doing = f"cannot reach broker at {bootstrap_servers}"
-    error = client_error(cause, doing)
+    operation = f"cannot reach broker at {bootstrap_servers}"
+    error = client_error(cause, operation)
     reason = connection_reasons.of(bootstrap_servers)
-    if not isinstance(error, KafkaClientError) or error.code not in _UNREACHED or not reason:
+    if not isinstance(error, KafkaClientError) or error.code not in _CONNECT_FAILURES or not reason:
         return error
-    advice = _LISTENER_ADVICE if _IS_OF_LISTENER.search(reason) else _ADVICE[error.code]
-    return KafkaClientError(f"{doing}: {reason} ({error.code}); {advice}", code=error.code, retriable=error.retriable)
+    advice = _LISTENER_ADVICE if _CONCERNS_LISTENER.search(reason) else _ADVICE[error.code]
+    message = f"{operation}: {reason} ({error.code}); {advice}"
+    return KafkaClientError(message, code=error.code, retriable=error.retriable)
 
 
 def advice_on(code: str) -> str | None:
@@ -130,13 +131,13 @@ def advice_on(code: str) -> str | None:
     return _ADVICE.get(code)
 
 
-def until_answered(call: Callable[[], Answer], doing: str, timeout_s: float) -> Answer:
+def retry_until_answered(call: Callable[[], Answer], operation: str, timeout_s: float) -> Answer:
     """
     Repeat a call while the broker returns a retriable error, for example while a coordinator moves or a broker starts.
 
     Args:
         call: A call of the client that changes nothing.
-        doing: The operation that may fail, in the form of our messages.
+        operation: The operation that may fail, in the form of our messages.
         timeout_s: Seconds after which a retriable error is raised too.
 
     Returns:
@@ -150,7 +151,7 @@ def until_answered(call: Callable[[], Answer], doing: str, timeout_s: float) -> 
         try:
             return call()
         except KafkaException as error:
-            failure = client_error(error, doing)
+            failure = client_error(error, operation)
             if not failure.retriable or time.monotonic() > deadline_s:
                 raise failure from error
             time.sleep(_RETRY_PAUSE_S)

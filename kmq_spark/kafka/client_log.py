@@ -17,14 +17,14 @@ import threading
 import time
 from collections import deque
 
-QUIET_S = 10.0
+MIN_INTERVAL_S = 10.0
 """Minimum time between two lines of one kind. It still shows that a problem lasts, and when it ended."""
 
 MAX_KINDS = 1_000
 """Maximum number of kinds that are remembered. Above it all are forgotten, so some lines pass twice."""
 
 
-PASSING = frozenset({"GETPID"})
+RETRIED_FACILITIES = frozenset({"GETPID"})
 """
 librdkafka facilities whose lines are harmless if they say that librdkafka retries, for example a coordinator that
 starts.
@@ -32,7 +32,7 @@ starts.
 
 
 class RateLimit(logging.Filter):
-    """Let one line per kind pass in `QUIET_S` seconds. A kind is a level, a librdkafka facility and a client name."""
+    """Let one line per kind pass in `MIN_INTERVAL_S`. A kind is a level, a librdkafka facility and a client name."""
 
     def __init__(self) -> None:
         """Start with an empty history."""
@@ -43,31 +43,31 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line passes. A line that passes contains how many lines before it were suppressed."""
         args = record.args if isinstance(record.args, tuple) else ()
-        if args and args[0] in PASSING and "retrying" in str(args[-1]) and record.levelno > logging.DEBUG:
+        if args and args[0] in RETRIED_FACILITIES and "retrying" in str(args[-1]) and record.levelno > logging.DEBUG:
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
             return client_logger.isEnabledFor(logging.DEBUG)
         kind = (record.levelno, record.msg, *args[:2])
         now = time.monotonic()
         with self._lock:
-            last_at, suppressed = self._seen.get(kind, (-QUIET_S, 0))
-            if now - last_at < QUIET_S:
+            last_at, suppressed = self._seen.get(kind, (-MIN_INTERVAL_S, 0))
+            if now - last_at < MIN_INTERVAL_S:
                 self._seen[kind] = (last_at, suppressed + 1)
                 return False
             if len(self._seen) >= MAX_KINDS:
                 self._seen.clear()
             self._seen[kind] = (now, 0)
         if suppressed:
-            record.msg = f"{record.msg} ({suppressed} more like it were kept back)"
+            record.msg = f"{record.msg} ({suppressed} similar lines suppressed)"
         return True
 
 
-REASONS_KEPT, REASON_AGE_S = 20, 60.0
+MAX_REASONS, REASON_AGE_S = 20, 60.0
 """Number of reasons kept per address, and how long each is valid, seconds."""
 
 _ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
 
 
-class Reasons(logging.Filter):
+class ConnectionReasons(logging.Filter):
     """Keep the reasons of failed connections by broker address. Every line passes this filter."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Reasons(logging.Filter):
             with self._lock:
                 if len(self._kept) >= MAX_KINDS:
                     self._kept.clear()
-                self._kept.setdefault(found[1], deque(maxlen=REASONS_KEPT)).append((time.monotonic(), found[2]))
+                self._kept.setdefault(found[1], deque(maxlen=MAX_REASONS)).append((time.monotonic(), found[2]))
         return True
 
     def of(self, bootstrap_servers: str) -> str:
@@ -105,11 +105,11 @@ class Reasons(logging.Filter):
                 if at >= since
             ]
         # If the broker closes the connection, librdkafka only guesses the reason, and not every time.
-        telling = [reason for reason in reasons if not reason.startswith("Disconnected")]
-        return (telling or reasons or [""])[-1]
+        specific = [reason for reason in reasons if not reason.startswith("Disconnected")]
+        return (specific or reasons or [""])[-1]
 
 
-connection_reasons = Reasons()
+connection_reasons = ConnectionReasons()
 
 client_logger = logging.getLogger("kmq_spark.kafka.client")
 client_logger.addFilter(connection_reasons)  # first: it must also see the lines that the rate limit suppresses

@@ -70,12 +70,12 @@ class LogReader:
         self.positions |= starts
         self._consumer.assign([TopicPartition(self._topic, partition, offset) for partition, offset in starts.items()])
         try:
-            heard_at_s = time.monotonic()
+            last_record_at_s = time.monotonic()
             while unread:
                 # `consume` waits until it has as many records as requested: request one, then those that are already
                 # fetched.
                 records = self._consumer.consume(1, 0.1)
-                if time.monotonic() - heard_at_s > self._timeout_s:
+                if time.monotonic() - last_record_at_s > self._timeout_s:
                     message = (
                         f"cannot read {self._topic} to its end: got nothing for {self._timeout_s:g} s; "
                         "check the broker, or raise --timeout-ms"
@@ -85,7 +85,7 @@ class LogReader:
                     continue
                 for record in records + self._consumer.consume(READ_AT_ONCE, 0):
                     if self._is_record(record, unread):
-                        heard_at_s = time.monotonic()
+                        last_record_at_s = time.monotonic()
                         yield record
         except KafkaException as error:
             raise client_error(error, f"cannot read {self._topic}") from error
@@ -100,12 +100,12 @@ class LogReader:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             unread.discard(-1 if partition is None else partition)
             self.positions[partition or 0] = offset or 0
-        elif not error.retriable() and error.code() in _FOR_GOOD:
+        elif not error.retriable() and error.code() in _PERMANENT:
             raise KafkaException(error)
         # Other errors are temporary. If not, the time-out above reports them.
         return False
 
 
-_FOR_GOOD = frozenset(
+_PERMANENT = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001  # as above
 )

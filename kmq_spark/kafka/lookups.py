@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
-from kmq_spark.kafka.client_errors import client_error, until_answered
+from kmq_spark.kafka.client_errors import client_error, retry_until_answered
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def offsets_of(
     if not wanted:
         return {}
 
-    def ask() -> dict[int, int]:
+    def request() -> dict[int, int]:
         futures = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
         return {place.partition: future.result().offset for place, future in futures.items()}
 
-    return until_answered(ask, f"cannot read the offsets of {topic}", timeout_s)
+    return retry_until_answered(request, f"cannot read the offsets of {topic}", timeout_s)
 
 
 def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
@@ -78,17 +78,17 @@ def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
         KmqError: The broker cannot be reached in time, or the topic does not exist.
     """
 
-    def ask() -> str:
+    def request() -> str:
         (future,) = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s).values()
         topic_id = future.result().topic_id
         # Brokers before 2.8 have no topic ids.
         return "" if topic_id is None or not topic_id.get_most_significant_bits() else str(topic_id)
 
-    return until_answered(ask, f"cannot read the id of {topic}", timeout_s)
+    return retry_until_answered(request, f"cannot read the id of {topic}", timeout_s)
 
 
 def settings_of(
-    admin: AdminClient, topics: Iterable[str], timeout_s: float, *, where_we_can: bool = False
+    admin: AdminClient, topics: Iterable[str], timeout_s: float, *, skip_errors: bool = False
 ) -> dict[str, dict[str, str]]:
     """
     Return the settings of topics. A topic whose settings this client may not read is left out.
@@ -97,7 +97,7 @@ def settings_of(
         admin: Admin client.
         topics: Names of the topics.
         timeout_s: Maximum time for the response, seconds.
-        where_we_can: Whether to leave out a topic for every other error too that is not retriable.
+        skip_errors: Whether to leave out a topic for every other error too that is not retriable.
 
     Raises:
         KafkaClientError: The broker cannot be reached in time.
@@ -111,7 +111,7 @@ def settings_of(
             entries = future.result()
         except KafkaException as error:
             failure = client_error(error, f"cannot read the settings of topic {resource.name}")
-            if NOT_ALLOWED in error.args[0].name() or (where_we_can and not failure.retriable):
+            if NOT_ALLOWED in error.args[0].name() or (skip_errors and not failure.retriable):
                 continue
             raise failure from error
         found[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
@@ -122,7 +122,7 @@ def wait_for_broker(
     stopping: threading.Event,
     longest_s: float,
     *,
-    was_away: bool,
+    is_unreachable: bool,
     bootstrap_servers: str,
     timeout_ms: int,
     extra: Mapping[str, str] | None = None,
@@ -133,7 +133,7 @@ def wait_for_broker(
     Args:
         stopping: Ends the wait when set.
         longest_s: Maximum wait, seconds.
-        was_away: Whether the broker is already known to be unreachable.
+        is_unreachable: Whether the broker is already known to be unreachable.
         bootstrap_servers: Comma-separated `host:port`.
         timeout_ms: Maximum time for one probe.
         extra: librdkafka settings.
@@ -146,10 +146,10 @@ def wait_for_broker(
         try:
             admin.list_topics(timeout=min(PROBE_S, left_s, timeout_ms / 1000))
         except KafkaException:
-            was_away = True
+            is_unreachable = True
             pause_s = PROBE_PAUSE_S
         else:
-            if was_away:
+            if is_unreachable:
                 return
             pause_s = PROBE_S
         stopping.wait(max(0.0, min(pause_s, deadline_s - time.monotonic())))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class Stretch(NamedTuple):
+class PayloadSlice(NamedTuple):
     """
     Consecutive results: a slice of the wanted offsets of one partition.
 
@@ -32,7 +32,7 @@ class Stretch(NamedTuple):
     messages: list[Message | None]
 
 
-class Run:
+class WantedOffsets:
     """
     The wanted offsets of one partition and how far they were read.
 
@@ -71,7 +71,7 @@ class Run:
         """Return the position at which to continue reading."""
         return TopicPartition(self.topic, self.partition, self.offsets[self.cursor])
 
-    def take(self, records: list[Message]) -> Iterator[Stretch]:
+    def add(self, records: list[Message]) -> Iterator[PayloadSlice]:
         """
         Add the next records of the log and yield what is now known.
 
@@ -82,7 +82,7 @@ class Run:
                 ignored.
 
         Yields:
-            At most one stretch.
+            At most one slice.
         """
         if self.is_done:
             return
@@ -102,19 +102,19 @@ class Run:
                     cursor += 1
         if found:
             self.cursor += len(found)
-            yield Stretch(self.partition, first, found)
+            yield PayloadSlice(self.partition, first, found)
 
-    def drop_below(self, offset: int) -> Iterator[Stretch]:
+    def drop_below(self, offset: int) -> Iterator[PayloadSlice]:
         """Report the wanted offsets below an offset as gone."""
         first = self.cursor
         self.cursor = bisect_left(self.offsets, offset, lo=first)
         if self.cursor > first:
-            yield Stretch(self.partition, first, [None] * (self.cursor - first))
+            yield PayloadSlice(self.partition, first, [None] * (self.cursor - first))
 
-    def drop_from(self, end: int) -> Iterator[Stretch]:
+    def drop_from(self, end: int) -> Iterator[PayloadSlice]:
         """Report the wanted offsets at or past the end of the topic as gone: a marker may contain any offset."""
         known = bisect_left(self.offsets, end, lo=self.cursor)
         beyond = len(self.offsets) - known
         del self.offsets[known:]
         if beyond:
-            yield Stretch(self.partition, known, [None] * beyond)
+            yield PayloadSlice(self.partition, known, [None] * beyond)

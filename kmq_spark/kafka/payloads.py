@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.payload_run import Run
+from kmq_spark.kafka.payload_run import WantedOffsets
 from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kmq_spark.kafka.payload_run import Stretch
+    from kmq_spark.kafka.payload_run import PayloadSlice
 
-READ_THROUGH = 2_000
+MAX_SKIPPED = 2_000
 """
 Maximum number of unwanted messages that are read and dropped instead of a seek, because a seek empties the fetch queue.
 """
@@ -44,7 +44,7 @@ READ_AHEAD: dict[str, str | int | float | bool] = {
 }
 """How much the client may fetch ahead. Settings of the operator override these."""
 
-SECOND_LOOK_S = 0.25
+END_RECHECK_S = 0.25
 """
 Pause before the end of a log is read a second time: a broker that starts may return an end that is too low for a
 moment.
@@ -86,7 +86,7 @@ class PayloadReader:
         if self._uncommitted is not None:
             self._uncommitted.close()
 
-    def never_was(self, partition: int, offset: int) -> bool:
+    def is_past_end(self, partition: int, offset: int) -> bool:
         """Return whether an offset was at or past the end of its partition during the last read."""
         return offset >= self._ends.get(partition, offset + 1)
 
@@ -102,13 +102,13 @@ class PayloadReader:
             come first.
 
         Raises:
-            KafkaClientError: As `stretches`.
+            KafkaClientError: As `read_slices`.
         """
-        for partition, first, messages in self.stretches(wanted):
+        for partition, first, messages in self.read_slices(wanted):
             for index, message in enumerate(messages, first):
                 yield Payload(partition, wanted[partition][index], message)
 
-    def stretches(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Stretch]:
+    def read_slices(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[PayloadSlice]:
         """
         Yield every wanted message once, in bulk: a million messages must not cost one Python step each.
 
@@ -116,26 +116,30 @@ class PayloadReader:
             wanted: Offsets by partition, ascending, without repeats.
 
         Yields:
-            Stretches, as they arrive.
+            Slices of the wanted messages, as they arrive.
 
         Raises:
             KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, for example because all
                 remaining messages are hidden by an open transaction.
         """
         self._ends.clear()
-        runs = {partition: Run(self._topic, partition, offsets) for partition, offsets in wanted.items() if offsets}
+        pending = {
+            partition: WantedOffsets(self._topic, partition, offsets)
+            for partition, offsets in wanted.items()
+            if offsets
+        }
         try:
-            yield from self._skip_removed(runs)
-            self._consumer.assign([run.position() for run in runs.values() if not run.is_done])
-            yield from self._read_runs(runs)
+            yield from self._skip_removed(pending)
+            self._consumer.assign([each.position() for each in pending.values() if not each.is_done])
+            yield from self._read_pending(pending)
         except KafkaException as error:
             raise client_error(error, f"cannot read messages back from {self._topic}") from error
         finally:
             self._consumer.unassign()
 
-    def _read_runs(self, runs: dict[int, Run]) -> Iterator[Stretch]:
+    def _read_pending(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
         quiet_since = time.monotonic()
-        while not all(run.is_done for run in runs.values()):
+        while not all(each.is_done for each in pending.values()):
             # `consume` waits until it has as many records as requested: request one, then those that are already
             # fetched.
             records = self._consumer.consume(1, 0.1)
@@ -144,55 +148,57 @@ class PayloadReader:
             if records:
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since > self._timeout_s:
-                left = sum(run.left for run in runs.values())
+                left = sum(each.left for each in pending.values())
                 message = (
                     f"cannot read messages back from {self._topic}: got none of {left} within {self._timeout_s:g} s; "
                     "check the broker and whether a transaction hangs (kafka-transactions.sh find-hanging), or raise "
                     "[kafka] timeout_ms"
                 )
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-            yield from self._take(runs, records)
-            self._seek_far(runs)
+            yield from self._add(pending, records)
+            self._seek_far(pending)
 
-    def _take(self, runs: dict[int, Run], records: list[Message]) -> Iterator[Stretch]:
+    def _add(self, pending: dict[int, WantedOffsets], records: list[Message]) -> Iterator[PayloadSlice]:
         for partition, group in groupby(records, Message.partition):
-            run = runs.get(-1 if partition is None else partition)
+            own = pending.get(-1 if partition is None else partition)
             # Client events (end of partition, errors) are between the records, in log order.
             for is_event, neighbours in groupby(group, _is_event):
                 if is_event:
                     for event in neighbours:
-                        yield from self._heed(runs, run, event)
-                elif run is not None:
-                    yield from run.take(list(neighbours))
+                        yield from self._handle_event(pending, own, event)
+                elif own is not None:
+                    yield from own.add(list(neighbours))
 
-    def _heed(self, runs: dict[int, Run], run: Run | None, event: Message) -> Iterator[Stretch]:
+    def _handle_event(
+        self, pending: dict[int, WantedOffsets], own: WantedOffsets | None, event: Message
+    ) -> Iterator[PayloadSlice]:
         error = event.error()
         if error is None:
             return
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
-            if run is not None:
+            if own is not None:
                 # Only offsets below the event's own are gone: a lagging replica reports an end that is below the end of
                 # the log.
-                yield from run.drop_below(event.offset() or 0)
+                yield from own.drop_below(event.offset() or 0)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
             # Retention removed the position while we read: report what is gone and continue at the beginning of the
             # log.
-            yield from self._skip_removed(runs)
-            for each in runs.values():
+            yield from self._skip_removed(pending)
+            for each in pending.values():
                 if not each.is_done:
                     self._consumer.seek(each.position())
         elif not error.retriable() and error.code() != KafkaError._TRANSPORT:  # noqa: SLF001  # as above
             raise KafkaException(error)
 
-    def _skip_removed(self, runs: dict[int, Run]) -> Iterator[Stretch]:
-        for run in runs.values():
-            if run.is_done:
+    def _skip_removed(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
+        for each in pending.values():
+            if each.is_done:
                 continue
-            first, run.committed_end = self._bounds(self._consumer, run.partition)
-            yield from run.drop_below(first)
-            if not run.is_done and run.offsets[-1] >= run.committed_end:
-                end = self._ends[run.partition] = self._log_end(run.partition, run.offsets[-1])
-                yield from run.drop_from(end)
+            first, each.committed_end = self._bounds(self._consumer, each.partition)
+            yield from each.drop_below(first)
+            if not each.is_done and each.offsets[-1] >= each.committed_end:
+                end = self._ends[each.partition] = self._log_end(each.partition, each.offsets[-1])
+                yield from each.drop_from(end)
 
     def _log_end(self, partition: int, wanted: int) -> int:
         """Return the high watermark of a partition. Read it twice if *wanted* is at or past it."""
@@ -200,7 +206,7 @@ class PayloadReader:
             self._uncommitted = make_client(Consumer, {**self._config, "isolation.level": "read_uncommitted"})
         _, end = self._bounds(self._uncommitted, partition)
         if end <= wanted:
-            time.sleep(SECOND_LOOK_S)
+            time.sleep(END_RECHECK_S)
             _, end = self._bounds(self._uncommitted, partition)
         return end
 
@@ -224,11 +230,11 @@ class PayloadReader:
             return 0, 0
         return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
 
-    def _seek_far(self, runs: dict[int, Run]) -> None:
-        for run in runs.values():
-            if not run.is_done and run.offsets[run.cursor] - run.read_to > READ_THROUGH:
-                self._consumer.seek(run.position())
-                run.read_to = run.offsets[run.cursor]
+    def _seek_far(self, pending: dict[int, WantedOffsets]) -> None:
+        for each in pending.values():
+            if not each.is_done and each.offsets[each.cursor] - each.read_to > MAX_SKIPPED:
+                self._consumer.seek(each.position())
+                each.read_to = each.offsets[each.cursor]
 
 
 def _is_event(record: Message) -> bool:

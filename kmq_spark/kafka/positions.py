@@ -22,7 +22,7 @@ from confluent_kafka import TopicPartition
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.client_errors import until_answered
+from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.wire.marker_log import Signing
 from kmq_spark.wire.signature import new_key
@@ -63,23 +63,23 @@ class Heartbeat(NamedTuple):
 
     def metadata(self) -> dict[str, object]:
         """Return the heartbeat as fields of a commit's metadata."""
-        told: dict[str, object] = {"at": self.at_ms, "in_flight": self.in_flight, "due_at": self.due_at_ms}
+        fields: dict[str, object] = {"at": self.at_ms, "in_flight": self.in_flight, "due_at": self.due_at_ms}
         if self.snapshot_lag:
-            told["snapshot_lag"] = self.snapshot_lag
-        return told | {"stopped": True} if self.is_stopped else told
+            fields["snapshot_lag"] = self.snapshot_lag
+        return fields | {"stopped": True} if self.is_stopped else fields
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> Heartbeat | None:
         """Return the committed heartbeat; None if there is none, or a tracker of an older version committed."""
         try:
-            told = json.loads(committed.metadata or "{}")
-            due_at_ms = told.get("due_at")
+            fields = json.loads(committed.metadata or "{}")
+            due_at_ms = fields.get("due_at")
             return cls(
-                int(told["at"]),
-                int(told.get("in_flight", 0)),
+                int(fields["at"]),
+                int(fields.get("in_flight", 0)),
                 None if due_at_ms is None else int(due_at_ms),
-                bool(told.get("stopped", False)),
-                int(told.get("snapshot_lag", 0)),
+                bool(fields.get("stopped", False)),
+                int(fields.get("snapshot_lag", 0)),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -93,12 +93,12 @@ class ConsumerOffsets(NamedTuple):
         topic_id: Topic id of the queue topic: it changes if the topic is deleted and created again. Empty if unknown.
         by_suffix: Committed offset in the queue partition of the same number, by the suffix that the consumer group's
             name has after the name of the queue's own group.
-        is_refused: Whether the tracker is not authorized to read or commit the offsets of a group.
+        is_unauthorized: Whether the tracker is not authorized to read or commit the offsets of a group.
     """
 
     topic_id: str = ""
     by_suffix: Mapping[str, int] = MappingProxyType({})
-    is_refused: bool = False
+    is_unauthorized: bool = False
 
     def metadata(self) -> dict[str, object]:
         """Return the copy as fields of a commit's metadata, without positions that would exceed `MAX_KEPT_CHARS`."""
@@ -108,7 +108,7 @@ class ConsumerOffsets(NamedTuple):
             if size <= MAX_KEPT_CHARS:
                 kept[suffix] = offset
         fields: dict[str, object] = {"consumers": kept, "queue_topic": self.topic_id}
-        return fields | {"consumers_refused": True} if self.is_refused else fields
+        return fields | {"consumers_refused": True} if self.is_unauthorized else fields
 
     @classmethod
     def from_topic_partition(cls, committed: TopicPartition) -> ConsumerOffsets | None:
@@ -129,7 +129,8 @@ class Position(NamedTuple):
         next_offset: First marker offset that is not folded yet.
         needed_offset: First marker offset that a rebuild of the state must read.
         tracker_id: Id of the tracker that committed the position; empty if unknown.
-        aside_offset: Unreadable records below this offset were set aside, if it is greater than `next_offset`; else 0.
+        set_aside_offset: Unreadable records below this offset were set aside, if it is greater than `next_offset`;
+            else 0.
         rules: The queue's rules in force at `needed_offset`, for a rebuild; None if the queue has no rules of its own.
         signing: How the queue's trackers sign in this partition.
         topic_id: Topic id of the markers topic: it changes if the topic is deleted and created again. Empty if unknown.
@@ -141,7 +142,7 @@ class Position(NamedTuple):
     next_offset: int
     needed_offset: int
     tracker_id: str = ""
-    aside_offset: int = 0
+    set_aside_offset: int = 0
     rules: QueueRules | None = None
     signing: Signing = Signing()
     topic_id: str = ""
@@ -151,7 +152,7 @@ class Position(NamedTuple):
     @property
     def set_aside_to(self) -> int:
         """First marker offset that was not checked for unreadable records; those below were set aside."""
-        return max(self.next_offset, self.aside_offset)
+        return max(self.next_offset, self.set_aside_offset)
 
     def to_topic_partition(
         self,
@@ -170,8 +171,8 @@ class Position(NamedTuple):
             metadata |= heartbeat.metadata()
         if consumers is not None:
             metadata |= consumers.metadata()
-        if self.aside_offset > self.next_offset:
-            metadata["aside"] = self.aside_offset
+        if self.set_aside_offset > self.next_offset:
+            metadata["aside"] = self.set_aside_offset
         if self.rules is not None:
             metadata["rules"] = self.rules.to_dict()
         if self.clock != ClockStart():
@@ -187,7 +188,7 @@ class Position(NamedTuple):
             return None
         try:
             metadata = json.loads(committed.metadata or "{}")
-            aside_offset = int(metadata.get("aside", 0))
+            set_aside_offset = int(metadata.get("aside", 0))
             rules = QueueRules.from_dict(metadata["rules"]) if metadata.get("rules") else None
             signing = Signing(bytes.fromhex(metadata.get("key", "")), int(metadata.get("key_since", 0)))
             needed_offset, tracker_id = int(metadata["needed"]), str(metadata["by"])
@@ -195,7 +196,15 @@ class Position(NamedTuple):
             ahead_ms, appended_at_ms = metadata.get("clock") or ClockStart()
             clock = ClockStart(int(ahead_ms), int(appended_at_ms))
             return cls(
-                committed.offset, needed_offset, tracker_id, aside_offset, rules, signing, topic_id, is_after_gap, clock
+                committed.offset,
+                needed_offset,
+                tracker_id,
+                set_aside_offset,
+                rules,
+                signing,
+                topic_id,
+                is_after_gap,
+                clock,
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls(committed.offset, 0)
@@ -213,13 +222,14 @@ class ResumePoint:
             are below it, and the fold must know them first.
         removed: Markers that retention removed before any tracker folded them, by partition: offset of the first one,
             and offset after the last one.
-        is_anew: Whether no partition has a committed offset, except one with `is_after_gap`. Kafka deletes committed
-            offsets together with a topic, and those of a group that has not committed for `offsets.retention.minutes`.
-        is_another: Whether a tracker has committed offsets for another topic of this name: its topic id differs, or it
-            was longer.
+        has_no_position: Whether no partition has a committed offset, except one with `is_after_gap`. Kafka deletes
+            committed offsets together with a topic, and those of a group that has not committed for
+            `offsets.retention.minutes`.
+        is_other_topic: Whether a tracker has committed offsets for another topic of this name: its topic id differs, or
+            it was longer.
         topic_id: Topic id of the markers topic; empty if the broker does not return one.
-        unexplained: First marker to read in each partition with `is_after_gap`: markers below it were removed and there
-            is no proof that a tracker had read them.
+        unproven_gaps: First marker to read in each partition with `is_after_gap`: markers below it were removed and
+            there is no proof that a tracker had read them.
         consumers: Earlier trackers' copy of the consumers' committed offsets, by partition.
     """
 
@@ -227,10 +237,10 @@ class ResumePoint:
     starting_offsets: Mapping[int, int]
     decide_from: Mapping[int, int]
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    is_anew: bool = False
-    is_another: bool = False
+    has_no_position: bool = False
+    is_other_topic: bool = False
     topic_id: str = ""
-    unexplained: Mapping[int, int] = field(default_factory=dict)
+    unproven_gaps: Mapping[int, int] = field(default_factory=dict)
     consumers: Mapping[int, ConsumerOffsets] = field(default_factory=dict)
 
     @property
@@ -282,13 +292,13 @@ class ResumePoint:
             KmqError: Markers were removed before a tracker folded them, or there is no proof that it did. The message
                 describes how to continue without them.
         """
-        if self.unexplained and not has_checkpoint:
-            places = ", ".join(f"[{p}] at {first}" for p, first in sorted(self.unexplained.items()))
+        if self.unproven_gaps and not has_checkpoint:
+            places = ", ".join(f"[{p}] at {first}" for p, first in sorted(self.unproven_gaps.items()))
             raise KmqError(
                 f"{topic} does not begin at offset 0 and the tracker's group has no committed offset: its first "
                 f"markers are {places}; a message that was started before them and whose consumer died is not "
                 "redelivered. The group's offsets expired (offsets.retention.minutes of the brokers), or no tracker "
-                "has run since the topic was created. To go on with what is left, run once with "
+                "has run since the topic was created. To continue with the remaining markers, run once with "
                 "KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
             )
         if not self.removed:
@@ -296,8 +306,9 @@ class ResumePoint:
         places = ", ".join(f"[{p}] {first} to {end - 1}" for p, (first, end) in sorted(self.removed.items()))
         raise KmqError(
             f"markers of {topic} were removed before a tracker read them: {places}; a message that was started there "
-            "and whose consumer died is not redelivered. Raise retention.ms above lease and outage; to go on with what "
-            "is left, run once with KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
+            "and whose consumer died is not redelivered. Raise retention.ms above the longest lease plus the "
+            "longest outage. To continue with the remaining markers, run once with "
+            "KMQ_TRACKER__FAIL_ON_REMOVED_MARKERS=false"
         )
 
 
@@ -325,7 +336,7 @@ class TrackerPositions:
 
     def committed(self) -> dict[int, Position]:
         """Return the committed positions; partitions without one are left out."""
-        return _positions(self._places())
+        return _positions(self._committed())
 
     def resume_point(self) -> ResumePoint:
         """
@@ -338,29 +349,29 @@ class TrackerPositions:
         """
         first, end = self._offsets(EARLIEST), self._offsets(LATEST)
         topic_id = topic_id_of(self._admin, self._topic, self._timeout_s)
-        places = self._places()
+        places = self._committed()
         committed = _positions(places)
         consumers = {each.partition: ConsumerOffsets.from_topic_partition(each) for each in places}
-        positions, starting_offsets, removed, unexplained = {}, {}, {}, {}
-        is_another = False
+        positions, starting_offsets, removed, unproven_gaps = {}, {}, {}, {}
+        is_other_topic = False
         for partition in self._partitions:
             position = committed.get(partition)
-            if position is not None and (reason := _another(position, topic_id, end[partition])):
+            if position is not None and (reason := _why_other_topic(position, topic_id, end[partition])):
                 logger.error(
-                    "%s was deleted and created anew: %s in partition %d; reading it from its beginning",
+                    "topic %s was deleted and created again: %s in partition %d; reading it from its beginning",
                     self._topic, reason, partition, extra={"action": "topic_anew"},
                 )  # fmt: skip
-                position, is_another = None, True
+                position, is_other_topic = None, True
             if position is None:
                 position = Position(first[partition], first[partition], is_after_gap=first[partition] > 0)
             if position.is_after_gap:
-                unexplained[partition] = max(position.next_offset, first[partition])
+                unproven_gaps[partition] = max(position.next_offset, first[partition])
             elif position.next_offset < first[partition]:
                 removed[partition] = (position.next_offset, first[partition])
             elif position.needed_offset < first[partition]:
                 # The position is usually not at the beginning of the log. Warn: the state cannot be fully rebuilt.
                 logger.warning(
-                    "retention removed markers %d to %d of %s[%d] that a rebuild would need; raise its retention.ms",
+                    "retention removed markers %d to %d of %s[%d], needed to rebuild the state; raise retention.ms",
                     position.needed_offset, first[partition] - 1, self._topic, partition,
                 )  # fmt: skip
             positions[partition] = position._replace(topic_id=topic_id)
@@ -370,16 +381,16 @@ class TrackerPositions:
             starting_offsets,
             end,
             removed,
-            is_anew=all(position.is_after_gap for position in committed.values()),
-            is_another=is_another,
+            has_no_position=all(position.is_after_gap for position in committed.values()),
+            is_other_topic=is_other_topic,
             topic_id=topic_id,
-            unexplained=unexplained,
+            unproven_gaps=unproven_gaps,
             consumers={partition: kept for partition, kept in consumers.items() if kept is not None},
         )
 
-    def _places(self) -> list[TopicPartition]:
+    def _committed(self) -> list[TopicPartition]:
         wanted = [TopicPartition(self._topic, partition) for partition in self._partitions]
-        return until_answered(
+        return retry_until_answered(
             lambda: self._consumer.committed(wanted, timeout=self._timeout_s),
             f"cannot read the committed offsets of {self._topic}",
             self._timeout_s,
@@ -396,10 +407,10 @@ def _positions(places: list[TopicPartition]) -> dict[int, Position]:
     return {partition: position for partition, position in positions.items() if position is not None}
 
 
-def _another(position: Position, topic_id: str, end: int) -> str:
+def _why_other_topic(position: Position, topic_id: str, end: int) -> str:
     """Return why a position belongs to another topic of this name; empty if it belongs to this one."""
     if position.topic_id and topic_id and position.topic_id != topic_id:
-        return f"the topic's id is {topic_id}, the tracker's group stands in {position.topic_id}"
+        return f"its topic id is {topic_id}, the tracker's group has offsets of topic id {position.topic_id}"
     if position.next_offset > end:
-        return f"the log ends at {end}, the tracker's group stands at {position.next_offset}"
+        return f"its log ends at {end}, the tracker's group has committed offset {position.next_offset}"
     return ""

@@ -63,13 +63,13 @@ RULE_NAMES = (
 
 MAX_RECORD_BYTES = 65_536
 
-LEASE_LOOK_MS = 3_000
+LEASE_READ_TIMEOUT_MS = 3_000
 """Maximum time that a consumer waits at its start for the rules of its queue."""
 
 
 class FullRecord(NamedTuple):
     """
-    The record that marks a queue as full, see `tracker/full_sign.py`.
+    The record that marks a queue as full, see `tracker/full_record.py`.
 
     Attributes:
         offset: Offset in the topic.
@@ -144,7 +144,7 @@ def checked_version(name: str, found: StoredRules | None, expected: int | None =
     if expected is not None and version != expected:
         message = (
             f"the rules of {name} have another version: got version {version}, expected {expected}; "
-            "look at the change again and repeat it"
+            "review the change against that version and repeat it"
         )
         raise ConfigError(message)
     return version
@@ -180,17 +180,17 @@ def checked_rules(values: Mapping[str, Any]) -> QueueSettings:
 
 class RulesReader:
     """
-    Reads the rules of one queue repeatedly. `look` opens the client, also after `close`.
+    Reads the rules of one queue repeatedly. `refresh` opens the client, also after `close`.
 
     Args:
         topics: Names of the queue, or of one of its groups.
         config: librdkafka settings of a reader, see `settings.reader_config`.
-        timeout_ms: Maximum time for one `look`.
+        timeout_ms: Maximum time for one `refresh`.
         local: Settings of this process. A rule that they set explicitly to another value is logged.
 
     Attributes:
-        is_refused: Whether the last `look` was not authorized to read the topic.
-        has_topic: Whether the last `look` found the topic.
+        is_unauthorized: Whether the last `refresh` was not authorized to read the topic.
+        has_topic: Whether the last `refresh` found the topic.
         full: The record that marks the queue as full; None if there is none.
     """
 
@@ -206,7 +206,7 @@ class RulesReader:
         self._timeout_s = timeout_ms / 1000
         self._next = 0
         self._found: dict[str, StoredRules] = {}
-        self.is_refused = self.has_topic = False
+        self.is_unauthorized = self.has_topic = False
         self.full: FullRecord | None = None
 
     @property
@@ -216,10 +216,10 @@ class RulesReader:
 
     @property
     def newest(self) -> StoredRules | None:
-        """The rules that the last `look` found."""
+        """The rules that the last `refresh` found."""
         return self._newest()
 
-    def look(self) -> StoredRules | None:
+    def refresh(self) -> StoredRules | None:
         """
         Read new records and return the newest rules; None if the queue has none or this client may not read the topic.
 
@@ -233,12 +233,12 @@ class RulesReader:
             first, end = consumer.get_watermark_offsets(TopicPartition(RULES_TOPIC, 0), timeout=self._timeout_s)
         except KafkaException as error:
             name = error.args[0].name()
-            self.is_refused = NOT_ALLOWED in name
+            self.is_unauthorized = NOT_ALLOWED in name
             self.has_topic = False
-            if self.is_refused or name in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}:
+            if self.is_unauthorized or name in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}:
                 return self._newest()
             raise client_error(error, f"cannot read {RULES_TOPIC}") from error
-        self.is_refused, self.has_topic = False, True
+        self.is_unauthorized, self.has_topic = False, True
         if end < self._next:
             # The topic was deleted and created again.
             self._next, self._found, self.full = 0, {}, None
@@ -266,18 +266,18 @@ class RulesReader:
                     raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
                 error = record.error()
                 if error is None:
-                    self._take(record)
+                    self._store(record)
                     self._next = (record.offset() or 0) + 1
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
                     self._next = max(self._next, record.offset() or 0)
                 elif NOT_ALLOWED in error.name():
-                    self.is_refused = True
+                    self.is_unauthorized = True
                     return
                 # Other errors are temporary. If not, the time-out above reports them.
         finally:
             consumer.unassign()
 
-    def _take(self, record: Message) -> None:
+    def _store(self, record: Message) -> None:
         # The type stub also allows what may be sent; what was read is always bytes.
         key: Any = record.key() or b""
         value: Any = record.value()
@@ -295,14 +295,14 @@ class RulesReader:
             stored = self._found[name] = _stored_of(name, value)
         except (ValueError, KmqError) as error:
             logger.warning(
-                "record %d of %s is ignored, its rules cannot be read: %s", offset, RULES_TOPIC, error,
+                "ignoring record %d of %s, its rules cannot be read: %s", offset, RULES_TOPIC, error,
                 extra={"action": "rules_ignored", "queue": name},
             )  # fmt: skip
             return
         differing = stored.differing(self._local) if self._local is not None else []
         if differing:
             logger.warning(
-                "the rules of %s (version %d) go before the settings of this process: %s; remove these settings, or "
+                "the rules of %s (version %d) override the settings of this process: %s; remove these settings, or "
                 "change the rules with `kmq queue alter`",
                 name, stored.version, ", ".join(differing), extra={"action": "rules_differ", "queue": name},
             )  # fmt: skip
@@ -311,10 +311,13 @@ class RulesReader:
 def _stored_of(name: str, value: bytes) -> StoredRules:
     values = json.loads(value[:MAX_RECORD_BYTES])
     if not isinstance(values, dict):
-        raise ConfigError(f"the rules of a queue are a JSON object: got {type(values).__name__}; write them anew")
+        raise ConfigError(
+            f"the rules of a queue must be a JSON object: got {type(values).__name__}; "
+            "write them with `kmq queue alter`"
+        )
     stored = StoredRules(name, int(values.get("version", 0)), checked_rules(values))
     if fault := stored.rules.fault():
-        raise ConfigError(f"the rules of a queue are not allowed: {fault}; write them anew")
+        raise ConfigError(f"the rules of a queue are not valid: {fault}; write them with `kmq queue alter`")
     return stored
 
 
@@ -344,7 +347,7 @@ def read_rules(
     config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
     reader = RulesReader(topics, config, timeout_ms, local)
     try:
-        return reader.look()
+        return reader.refresh()
     finally:
         reader.close()
 
@@ -374,13 +377,15 @@ def lease_of(
     # A consumer does not need the other rules.
     lease_alone = {"lease_ms": local.lease_ms} if "lease_ms" in local.model_fields_set else {}
     own_settings = checked_queue_settings(lease_alone, "[queue]")
-    timeout_ms = min(timeout_ms, LEASE_LOOK_MS)
+    timeout_ms = min(timeout_ms, LEASE_READ_TIMEOUT_MS)
     try:
         stored = read_rules(
             str(topics), bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra, local=own_settings
         )
     except KafkaClientError as error:
-        logger.warning("cannot read the lease of %s, the consumer's own is used: %s", topics, error)
+        logger.warning(
+            "cannot read the lease of queue %s, using the lease of this consumer's settings: %s", topics, error
+        )
         stored = None
     own = None if stored is None else stored.to_dict()["lease_ms"]
     return local.lease_ms if own is None else int(own)

@@ -43,8 +43,8 @@ def replication_findings(name: str, settings: Mapping[str, str], replicas: int) 
     in_sync = int(settings.get("min.insync.replicas", QUORUM))
     if replicas >= REPLICAS_OF_A_QUORUM and in_sync < QUORUM:
         what = (
-            f"has min.insync.replicas={in_sync} with {replicas} replicas, must be at least {QUORUM}: a record that one "
-            "broker has counts as written and is lost with it"
+            f"has min.insync.replicas={in_sync} with {replicas} replicas, must be at least {QUORUM}: a record that "
+            "only one broker has is acknowledged, and lost with that broker"
         )
         yield what, alter_command(name, "min.insync.replicas", str(QUORUM))
     if replicas > 1 and settings.get("unclean.leader.election.enable", "false") != "false":

@@ -43,7 +43,7 @@ Client = TypeVar("Client")
 MAX_MESSAGE_BYTES = 1_048_576
 """Default for the largest message (key, value, headers) of a producer; about Kafka's own default."""
 
-REQUIRED: dict[str, tuple[str, ...]] = {
+REQUIRED_VALUES: dict[str, tuple[str, ...]] = {
     # A retried batch must not be duplicated or reordered.
     "enable.idempotence": ("true",),
     # A START that only one broker has may be lost with that broker, after its message was handed out.
@@ -59,7 +59,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 """Settings on which the guarantees depend, with their allowed values."""
 
-OURS = frozenset(
+OWN_KEYS = frozenset(
     {
         "bootstrap.servers",
         "client.id",
@@ -73,7 +73,7 @@ OURS = frozenset(
 )
 """Settings that have a parameter of their own, or whose value our code depends on."""
 
-LOADS_CODE = frozenset({"plugin.library.paths", "ssl.engine.location"})
+LIBRARY_KEYS = frozenset({"plugin.library.paths", "ssl.engine.location"})
 """
 Settings that make librdkafka load a shared library. They are rejected, as are Java class names, which librdkafka does
 not know.
@@ -100,13 +100,13 @@ def check_extra(extra: Mapping[str, str]) -> None:
                 "[kafka.extra], or give one file for both with --command-config"
             )
             raise ConfigError(message)
-        if key in LOADS_CODE:
+        if key in LIBRARY_KEYS:
             message = f"setting {key} is not allowed: it loads a library into the process; remove it from [kafka.extra]"
             raise ConfigError(message)
-        if key in OURS:
+        if key in OWN_KEYS:
             message = f"setting {key} is not allowed in [kafka.extra]: kmq-spark sets it itself; remove it"
             raise ConfigError(message)
-        allowed = REQUIRED.get(key)
+        allowed = REQUIRED_VALUES.get(key)
         if allowed is not None and str(value).lower() not in allowed:
             message = (
                 f"setting {key} would break a guarantee: got {value!r}, allowed {allowed[0]!r}; "
@@ -120,7 +120,7 @@ def new_client_id(role: str) -> str:
     return f"kmq-{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def _base(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
+def _base_of_client(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     if not bootstrap_servers:
         message = "bootstrap_servers is empty: got '', at least one host:port; set [kafka] bootstrap_servers"
         raise ConfigError(message)
@@ -136,7 +136,7 @@ def _base(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     }
 
 
-def _finish(config: dict[str, Any], extra: Mapping[str, str] | None) -> dict[str, Any]:
+def _with_extra(config: dict[str, Any], extra: Mapping[str, str] | None) -> dict[str, Any]:
     given = dict(extra or {})
     check_extra(given)
     return {**config, **given}
@@ -144,12 +144,12 @@ def _finish(config: dict[str, Any], extra: Mapping[str, str] | None) -> dict[str
 
 def admin_config(bootstrap_servers: str, client_id: str = "", extra: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the settings of an admin client."""
-    return _finish(_base(bootstrap_servers, client_id or new_client_id("admin")), extra)
+    return _with_extra(_base_of_client(bootstrap_servers, client_id or new_client_id("admin")), extra)
 
 
-def _durable_producer(bootstrap_servers: str, client_id: str, max_message_bytes: int) -> dict[str, Any]:
+def _base_of_producer(bootstrap_servers: str, client_id: str, max_message_bytes: int) -> dict[str, Any]:
     return {
-        **_base(bootstrap_servers, client_id),
+        **_base_of_client(bootstrap_servers, client_id),
         "enable.idempotence": True,
         "acks": "all",
         "allow.auto.create.topics": False,
@@ -182,13 +182,13 @@ def producer_config(
         ConfigError: *extra* would break a guarantee.
     """
     config = {
-        **_durable_producer(bootstrap_servers, client_id or new_client_id("producer"), max_message_bytes),
+        **_base_of_producer(bootstrap_servers, client_id or new_client_id("producer"), max_message_bytes),
         # At 10,000 messages/s and more, 5 ms fill a batch. Below that rate, 5 ms are small against the broker's round
         # trip.
         "linger.ms": 5,
         "delivery.timeout.ms": delivery_timeout_ms,
     }
-    return _finish(config, extra)
+    return _with_extra(config, extra)
 
 
 def marker_producer_config(
@@ -212,7 +212,7 @@ def marker_producer_config(
         ConfigError: *extra* would break a guarantee.
     """
     config = {
-        **_durable_producer(bootstrap_servers, client_id or new_client_id("markers"), MAX_MESSAGE_BYTES),
+        **_base_of_producer(bootstrap_servers, client_id or new_client_id("markers"), MAX_MESSAGE_BYTES),
         # The receive call waits for its START; ENDs are already batched.
         "linger.ms": 0,
         # Responses between leader and follower are small. With Nagle's algorithm, a single START would wait for a
@@ -220,7 +220,7 @@ def marker_producer_config(
         "socket.nagle.disable": True,
         "delivery.timeout.ms": delivery_timeout_ms,
     }
-    return _finish(config, extra)
+    return _with_extra(config, extra)
 
 
 def transactional_producer_config(
@@ -239,9 +239,9 @@ def transactional_producer_config(
     return {**config, "transactional.id": transactional_id, "transaction.timeout.ms": transaction_timeout_ms}
 
 
-def _reading(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
+def _base_of_reader(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     return {
-        **_base(bootstrap_servers, client_id),
+        **_base_of_client(bootstrap_servers, client_id),
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -273,8 +273,8 @@ def reader_config(
     bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the settings of a consumer that assigns its partitions itself, joins no group and commits nothing."""
-    config = {**_reading(bootstrap_servers, client_id or new_client_id("reader")), "group.id": group}
-    return _finish(config, {key: value for key, value in (extra or {}).items() if key not in MEMBER_KEYS})
+    config = {**_base_of_reader(bootstrap_servers, client_id or new_client_id("reader")), "group.id": group}
+    return _with_extra(config, {key: value for key, value in (extra or {}).items() if key not in MEMBER_KEYS})
 
 
 GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -328,7 +328,7 @@ def consumer_config(
         message = f"group_protocol is not allowed: got {group_protocol!r}, allowed {allowed}; correct the call"
         raise ConfigError(message)
     config = {
-        **_reading(bootstrap_servers, client_id or new_client_id("consumer")),
+        **_base_of_reader(bootstrap_servers, client_id or new_client_id("consumer")),
         "group.id": group,
         # The first consumer of a queue receives the messages that were sent before it started.
         "auto.offset.reset": "earliest",
@@ -336,7 +336,7 @@ def consumer_config(
         "topic.metadata.refresh.interval.ms": 30_000,
         **GROUP_PROTOCOLS[group_protocol],
     }
-    return _finish(config, extra)
+    return _with_extra(config, extra)
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:
@@ -363,7 +363,7 @@ def _explain(error: Exception, config: Mapping[str, Any]) -> str:
     # The name from the settings or, if the setting has two names, librdkafka's first one.
     key = named.group(1) if named else ""
     if "No such configuration property" in text:
-        close = difflib.get_close_matches(key, sorted({*REQUIRED, *config} - {key}), n=1)
+        close = difflib.get_close_matches(key, sorted({*REQUIRED_VALUES, *config} - {key}), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see librdkafka's CONFIGURATION.md for the names"
         return f"unknown Kafka client setting: got {key!r} in [kafka.extra]; {hint}"
     if (unusable := re.search(r"(ssl\.[a-z.]+) failed: (.*)", text)) is not None:
@@ -373,5 +373,5 @@ def _explain(error: Exception, config: Mapping[str, Any]) -> str:
             "readable PEM file in [kafka.extra]"
         )
     if key:
-        return f"Kafka client setting {key} is not allowed: librdkafka refuses its value; correct it in [kafka.extra]"
-    return f"cannot make a Kafka client: {text}; correct [kafka.extra]"
+        return f"Kafka client setting {key} is not allowed: librdkafka rejects its value; correct it in [kafka.extra]"
+    return f"cannot create a Kafka client: {text}; correct [kafka.extra]"

@@ -112,8 +112,8 @@ def config_warnings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]
     key, wanted, name = "message.timestamp.type", "LogAppendTime", topics.queue_topic
     if (got := configs.get(name, {}).get(key, wanted)) != wanted:
         yield (
-            f"topic {name!r} has {key}={got}: delays and times to live of its messages follow the clocks of their "
-            f"senders, not the broker's; run `{alter_command(name, key, wanted)}`"
+            f"topic {name!r} has {key}={got}: delays and times to live of its messages follow the clocks of the "
+            f"producers, not the broker's clock; run `{alter_command(name, key, wanted)}`"
         )
 
 

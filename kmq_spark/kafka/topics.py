@@ -280,7 +280,7 @@ def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap
     made = _wait_until_known(admin, topics, {name}, bootstrap_servers, timeout_ms)
     if name not in made:
         message = (
-            f"topic {name!r} was just created and the broker does not show it within {timeout_ms} ms; "
+            f"topic {name!r} was created, but the broker does not list it within {timeout_ms} ms; "
             "check the broker, or grant Describe on it as `kmq acls` lists"
         )
         raise TopicError(message)
@@ -356,7 +356,7 @@ def _check_partitions(topics: QueueTopics, has: int, wanted: int) -> None:
     if has == wanted:
         return
     if wanted < has:
-        hint = f"leave out --partitions: Kafka cannot take partitions away from {topics.queue!r}"
+        hint = f"leave out --partitions: Kafka cannot remove partitions from {topics.queue!r}"
     else:
         grow = " and then ".join(
             f"`kafka-topics.sh --alter --topic {topic} --partitions {wanted}`"

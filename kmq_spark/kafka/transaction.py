@@ -26,8 +26,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.bounded_calls import aborting, in_a_thread
-from kmq_spark.kafka.client_errors import PASSING_NAMES, advice_on
+from kmq_spark.kafka.bounded_calls import call_in_thread, start_abort
+from kmq_spark.kafka.client_errors import TEMPORARY_NAMES, advice_on
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ class TransactionalProducer:
         self._name = str(config["transactional.id"])
         self._producer = make_client(Producer, config)
         self._failed: KafkaError | None = None
-        self._on_report = self._report
-        self._is_given_up = False
-        self._is_commit_asked = False
-        self._ended_by: KafkaClientError | FencedError | None = None
+        self._on_delivery_report = self._note_failure
+        self._is_abandoned = False
+        self._is_commit_requested = False
+        self._final_error: KafkaClientError | FencedError | None = None
         self._tracker_failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
         self._tracker_failpoint("tracker.fenced-older")
@@ -106,17 +106,17 @@ class TransactionalProducer:
         return self._producer
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether this producer has ended and cannot write any more: create a new one."""
-        return self._ended_by is not None
+        return self._final_error is not None
 
     @property
-    def may_be_committed(self) -> bool:
+    def is_possibly_committed(self) -> bool:
         """
         Whether the latest transaction is possibly committed. If False, it is not, and a new producer aborts it if it is
         open.
         """
-        return self._is_commit_asked
+        return self._is_commit_requested
 
     def send(self, record: OutgoingRecord, on_delivery: OnDelivery | None = None) -> None:
         """
@@ -129,7 +129,10 @@ class TransactionalProducer:
         Raises:
             KafkaException: The client rejects the record; `run` handles this error.
         """
-        self._produce(record, self._on_report if on_delivery is None else partial(self._report_to, on_delivery))
+        self._produce(
+            record,
+            self._on_delivery_report if on_delivery is None else partial(self._note_failure_and_call, on_delivery),
+        )
         self._producer.poll(0)
 
     def send_all(self, records: Iterable[Record | None], on_delivery: OnEachDelivery) -> None:
@@ -145,7 +148,7 @@ class TransactionalProducer:
         Raises:
             KafkaException: The client rejects a record; `run` handles this error.
         """
-        report = self._report_of
+        report = self._note_failure_and_call_with_index
         for number, record in enumerate(records):
             if record is not None:
                 self._produce(record, partial(report, on_delivery, number))
@@ -178,7 +181,7 @@ class TransactionalProducer:
 
     def _produce(self, record: Record, report: OnDelivery | None) -> None:
         topic, partition, key, value, headers = record
-        is_asked = False
+        is_refreshed = False
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
@@ -186,10 +189,10 @@ class TransactionalProducer:
                 # librdkafka's send buffer is full: wait for deliveries.
                 self._producer.poll(POLL_S)
             except KafkaException as error:
-                if is_asked or error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
+                if is_refreshed or error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
                     raise
                 # The topic has new partitions: the client refreshes its metadata only every five minutes.
-                is_asked = True
+                is_refreshed = True
                 self._producer.list_topics(topic, timeout=self._timeout_s)
             else:
                 return
@@ -220,10 +223,10 @@ class TransactionalProducer:
             FencedError: A newer producer with this transactional id exists, or the broker aborted this transaction.
             KafkaClientError: The transaction failed; its outcome may be unknown.
         """
-        if self._ended_by is not None:
+        if self._final_error is not None:
             # Without this, another caller of this producer would get the error of an open transaction. Raise the error
             # that ended the producer instead.
-            raise self._ended_by
+            raise self._final_error
         attempt, known = 1, progress()
         while True:
             try:
@@ -234,11 +237,12 @@ class TransactionalProducer:
                     continue
                 if attempt == ATTEMPTS:
                     message = (
-                        f"cannot commit a transaction of {self._name}: {error}, {ATTEMPTS} times; check the broker"
+                        f"cannot commit a transaction of {self._name}: "
+                        f"{error}, in {ATTEMPTS} attempts; check the broker"
                     )
                     raise KafkaClientError(message, code="_ABORTED", retriable=True) from error
                 logger.warning(
-                    "transaction of %s aborted, trying again: %s", self._name, error, extra={"action": "txn_aborted"}
+                    "transaction of %s aborted, retrying: %s", self._name, error, extra={"action": "txn_aborted"}
                 )
                 time.sleep(_backoff_s(attempt))
                 attempt += 1
@@ -247,7 +251,7 @@ class TransactionalProducer:
 
     def close(self) -> None:
         """Discard the records that are not sent yet. A transaction that is not committed by now never will be."""
-        if self._is_given_up:
+        if self._is_abandoned:
             return
         # Do not flush: after a fatal error, flush of confluent-kafka raises SystemError, and there is nothing to wait
         # for.
@@ -271,7 +275,7 @@ class TransactionalProducer:
                 self._abort()
                 raise
         except (KafkaClientError, FencedError) as error:
-            self._ended_by = error
+            self._final_error = error
             raise
 
     def _attempt(
@@ -281,7 +285,7 @@ class TransactionalProducer:
         group: object,
         check: Callable[[], None],
     ) -> None:
-        self._failed, self._is_commit_asked = None, False
+        self._failed, self._is_commit_requested = None, False
         self._call(lambda _: self._producer.begin_transaction(), "begin a transaction")
         try:
             work()
@@ -300,30 +304,30 @@ class TransactionalProducer:
                 self._abort()
             raise
         self._tracker_failpoint("tracker.before-commit")
-        self._is_commit_asked = True
+        self._is_commit_requested = True
         try:
             self._call(self._producer.commit_transaction, "commit a transaction")
         except _AbortableError:
-            self._is_commit_asked = False  # librdkafka guarantees that such a transaction was not committed
+            self._is_commit_requested = False  # librdkafka guarantees that such a transaction was not committed
             raise
         self._tracker_failpoint("tracker.committed")
 
     def _add_offsets(self, positions: list[TopicPartition], group: object) -> None:
         """
-        Add offsets to the transaction. Give the producer up if the call does not return.
+        Add offsets to the transaction. Abandon the producer if the call does not return.
 
         While the group's coordinator is unavailable, librdkafka ignores the time-out, and a repeated call may never
-        return. Therefore the call has its own thread. A producer that was given up commits nothing: no caller asks it
+        return. Therefore the call has its own thread. An abandoned producer commits nothing: no caller asks it
         to, and the next producer fences it.
         """
-        answer = in_a_thread(
+        answer = call_in_thread(
             "kmq-transaction-offsets",
             partial(self._producer.send_offsets_to_transaction, positions, group, self._timeout_s),
         )
         try:
             answer.result(self._timeout_s)
         except TimeoutError as error:
-            self._is_given_up = True
+            self._is_abandoned = True
             message = (
                 f"cannot add offsets to a transaction as {self._name}: got no answer within {self._timeout_s:g} s; "
                 "check the broker, or raise [kafka] timeout_ms"
@@ -346,16 +350,18 @@ class TransactionalProducer:
         if self._failed is not None:
             raise KafkaException(self._failed)
 
-    def _report(self, error: KafkaError | None, _: Message) -> None:
+    def _note_failure(self, error: KafkaError | None, _: Message) -> None:
         if error is not None and self._failed is None:
             self._failed = error
 
-    def _report_to(self, on_delivery: OnDelivery, error: KafkaError | None, record: Message) -> None:
+    def _note_failure_and_call(self, on_delivery: OnDelivery, error: KafkaError | None, record: Message) -> None:
         if error is not None and self._failed is None:
             self._failed = error
         on_delivery(error, record)
 
-    def _report_of(self, on_delivery: OnEachDelivery, number: int, error: KafkaError | None, record: Message) -> None:
+    def _note_failure_and_call_with_index(
+        self, on_delivery: OnEachDelivery, number: int, error: KafkaError | None, record: Message
+    ) -> None:
         if error is not None and self._failed is None:
             self._failed = error
         on_delivery(number, error, record)
@@ -366,17 +372,17 @@ class TransactionalProducer:
 
     def _abort(self) -> None:
         """
-        Abort the open transaction. Give the producer up if this takes too long.
+        Abort the open transaction. Abandon the producer if this takes too long.
 
         The call waits for requests that have no response yet, up to their time-out, and it may never return. A new
         producer with the same transactional id aborts the transaction at once.
         """
         self._tracker_failpoint("tracker.aborting")
-        answer = aborting(self._producer, ABORT_WAIT_S)
+        answer = start_abort(self._producer, ABORT_WAIT_S)
         try:
             answer.result(0)
         except TimeoutError as error:
-            self._is_given_up = True
+            self._is_abandoned = True
             message = (
                 f"cannot abort a transaction as {self._name}: got no answer within {ABORT_WAIT_S:g} s; "
                 "a new producer aborts it"
@@ -390,7 +396,7 @@ class TransactionalProducer:
                 message = f"cannot abort a transaction as {self._name}: {failure}; a new producer aborts it"
                 raise KafkaClientError(message, code=error.args[0].name(), retriable=True) from error
 
-    def _call(self, call: Callable[[float], object], what: str) -> None:
+    def _call(self, call: Callable[[float], object], operation: str) -> None:
         """Call with the remaining time in seconds. Repeat it while the error is retriable and time remains."""
         deadline_s = time.monotonic() + self._timeout_s
         attempt = 1
@@ -399,20 +405,20 @@ class TransactionalProducer:
                 call(max(deadline_s - time.monotonic(), POLL_S))
             except KafkaException as error:
                 kafka_error = error.args[0]
-                passing = kafka_error.retriable() and not kafka_error.txn_requires_abort() and not kafka_error.fatal()
-                if not passing or time.monotonic() > deadline_s:
-                    self._raise_translated(error, what)
+                must_end = kafka_error.fatal() or kafka_error.txn_requires_abort() or not kafka_error.retriable()
+                if must_end or time.monotonic() > deadline_s:
+                    self._raise_translated(error, operation)
                 time.sleep(_backoff_s(attempt))
                 attempt += 1
             else:
                 return
 
-    def _raise_translated(self, error: KafkaException, what: str, *, produced: bool = False) -> None:
+    def _raise_translated(self, error: KafkaException, operation: str, *, produced: bool = False) -> None:
         """Raise our error for *error*. With *produced*, a record was rejected, and an abort is enough to recover."""
         kafka_error = error.args[0]
         if kafka_error.code() in _FENCED_CODES:
             message = (
-                f"cannot {what} as {self._name}: {kafka_error.str()}; "
+                f"cannot {operation} as {self._name}: {kafka_error.str()}; "
                 f"a newer {self._role} has taken over, stop this one"
             )
             raise FencedError(message) from error
@@ -420,10 +426,10 @@ class TransactionalProducer:
             raise _AbortableError(f"{kafka_error.name()}: {kafka_error.str()}") from error
         code = kafka_error.name()
         advice = advice_on(code) or "check the broker at its bootstrap servers"
-        message = f"cannot {what} as {self._name}: {kafka_error.str()} ({code}); {advice}"
+        message = f"cannot {operation} as {self._name}: {kafka_error.str()} ({code}); {advice}"
         # The error is fatal for this producer, not for the queue: a new producer starts from the log.
-        may_pass = kafka_error.fatal() or kafka_error.retriable() or code in PASSING_NAMES
-        raise KafkaClientError(message, code=code, retriable=may_pass) from error
+        is_temporary = kafka_error.fatal() or kafka_error.retriable() or code in TEMPORARY_NAMES
+        raise KafkaClientError(message, code=code, retriable=is_temporary) from error
 
 
 def _backoff_s(attempt: int) -> float:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from kmq_spark.ledger.reader import connect
     from kmq_spark.ledger.tables import create_tables, upgrade_tables
-    from kmq_spark.ledger.views import ask, open_ledger
+    from kmq_spark.ledger.views import open_ledger, read_view
 
 _NAMES = {
     "maintenance": ("Maintained", "maintain"),
@@ -46,7 +46,7 @@ _NAMES = {
     ),
     "reader": ("connect",),
     "tables": ("create_tables", "upgrade_tables"),
-    "views": ("ask", "open_ledger"),
+    "views": ("open_ledger", "read_view"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
@@ -54,7 +54,6 @@ __all__ = [
     "VIEWS",
     "Location",
     "Maintained",
-    "ask",
     "connect",
     "create_tables",
     "deliveries",
@@ -63,6 +62,7 @@ __all__ = [
     "maintain",
     "of_queue",
     "open_ledger",
+    "read_view",
     "redeliveries_by_hour",
     "slowest_handlers",
     "story",

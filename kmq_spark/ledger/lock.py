@@ -36,13 +36,13 @@ def exclusive(location: Location) -> Iterator[None]:
         handle = (folder / "_lock").open("w")
     except OSError as error:
         raise LedgerError(
-            f"cannot write the ledger at {location}: got {error.strerror}; correct --ledger-dir or its rights"
+            f"cannot write the ledger at {location}: got {error.strerror}; correct --ledger-dir or its access rights"
         ) from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LedgerError(
-                f"the ledger at {location} is in use: another process writes or maintains it; stop that one first"
+                f"the ledger at {location} is in use: another process writes or maintains it; stop that process first"
             ) from error
         yield

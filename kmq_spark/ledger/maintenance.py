@@ -54,7 +54,7 @@ def maintain(spark: SparkSession, location: Location, *, keep_days: int, vacuum_
         except PySparkException as error:
             first = str(error).strip().splitlines()[0]
             raise LedgerError(
-                f"cannot maintain the ledger at {location}: got {first}; run it again, nothing is lost"
+                f"cannot maintain the ledger at {location}: got {first}; run it again, no row is lost"
             ) from error
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
 from kmq_spark.ledger.queries import queue_and_group
-from kmq_spark.ledger.views import ask
+from kmq_spark.ledger.views import read_view
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def deliveries(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return each lease of a queue, or of all queues: start, end, outcome, duration and consumer."""
-    return of_queue(ask(spark, "deliveries"), queue)
+    return of_queue(read_view(spark, "deliveries"), queue)
 
 
 def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataFrame:
@@ -38,7 +38,7 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
         empty if the ledger does not contain the message.
     """
     name, group = queue_and_group(queue)
-    messages = ask(spark, "messages")
+    messages = read_view(spark, "messages")
     origin = (
         messages.where((F.col("queue") == name) & (F.col("queue_partition") == partition))
         .where(F.col("message_offset") == offset)
@@ -46,7 +46,7 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
         .first()
     )
     first = (origin["origin_partition"], origin["origin_offset"]) if origin is not None else (partition, offset)
-    events = ask(spark, "message_story").where(
+    events = read_view(spark, "message_story").where(
         (F.col("queue") == name) & (F.col("origin_partition") == first[0]) & (F.col("origin_offset") == first[1])
     )
     if group is not None:
@@ -56,32 +56,32 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
 
 def slowest_handlers(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return the consumers by the duration of their handlers, the slowest first."""
-    return of_queue(ask(spark, "slowest_handlers"), queue)
+    return of_queue(read_view(spark, "slowest_handlers"), queue)
 
 
 def hottest_poison(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return the messages whose deliveries fail repeatedly, the worst first."""
-    return of_queue(ask(spark, "hottest_poison"), queue)
+    return of_queue(read_view(spark, "hottest_poison"), queue)
 
 
 def redeliveries_by_hour(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return how many messages were redelivered in each hour, why, and how late; the newest hour first."""
-    return of_queue(ask(spark, "redeliveries_by_hour"), queue)
+    return of_queue(read_view(spark, "redeliveries_by_hour"), queue)
 
 
 def stuck_now(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return the messages that are overdue, or in flight for more than an hour; the oldest first."""
-    return of_queue(ask(spark, "stuck_now"), queue)
+    return of_queue(read_view(spark, "stuck_now"), queue)
 
 
 def in_flight(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return the messages that are started and not ended."""
-    return of_queue(ask(spark, "in_flight"), queue)
+    return of_queue(read_view(spark, "in_flight"), queue)
 
 
 def totals(spark: SparkSession, queue: str = "") -> DataFrame:
     """Return one row per queue and group: number of started messages and of each result. The numbers must add up."""
-    return of_queue(ask(spark, "totals"), queue)
+    return of_queue(read_view(spark, "totals"), queue)
 
 
 def of_queue(rows: DataFrame, queue: str) -> DataFrame:

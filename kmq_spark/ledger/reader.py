@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from kmq_spark.errors import LedgerError, SetupError
 from kmq_spark.ledger.queries import VIEWS, known_view, queue_and_group, view_sql
-from kmq_spark.ledger.schema import TABLES, VERSION_PROPERTY, Location, check_columns, check_version, nothing_there
+from kmq_spark.ledger.schema import (
+    TABLES,
+    VERSION_PROPERTY,
+    Location,
+    check_columns,
+    check_version,
+    missing_table_error,
+)
 
 try:
     import duckdb
@@ -53,7 +60,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 _TYPES = {"integer": "int", "long": "bigint"}
 """Delta's type names whose SQL names differ."""
 
-_LEFT_OUT_OF_A_STORY = "queue, origin_partition, origin_offset, step"
+_OMITTED_FROM_HISTORY = "queue, origin_partition, origin_offset, step"
 """Columns that have the same value in all rows of one message's history, or only define their order."""
 
 
@@ -100,7 +107,7 @@ def read_rows(
     connection = _connect(location)
     try:
         if message is not None:
-            return _rows(connection, *_story(connection, queue, message, limit))
+            return _rows(connection, *_history_query(connection, queue, message, limit))
         # Read tables as they are stored: keys remain bytes.
         source = f"{view}_as_stored" if view in TABLES else view
         where, values = _of_queue(queue)
@@ -135,7 +142,7 @@ def _dataset(location: Location, table: str) -> Any:  # noqa: ANN401  # pyarrow'
         )
     name = location.sql_name(table)
     if not (folder / table / "_delta_log").is_dir():
-        raise nothing_there(location, table)
+        raise missing_table_error(location, table)
     try:
         found = DeltaTable(folder / table)
         properties = found.metadata().configuration
@@ -172,7 +179,7 @@ def _of_queue(queue: str) -> tuple[str, list[str]]:
     return ("queue = ?", [name]) if group is None else ("queue = ? AND group_name = ?", [name, group])
 
 
-def _story(
+def _history_query(
     connection: duckdb.DuckDBPyConnection, queue: str, message: MessageId, limit: int
 ) -> tuple[str, Sequence[object]]:
     """
@@ -192,7 +199,7 @@ def _story(
         where, values = f"{where} AND (group_name IS NULL OR group_name = ?)", [*values, group]
     # `at` is a keyword in DuckDB.
     order = f'ORDER BY "at", message_offset, step LIMIT {limit:d}'
-    return f"SELECT * EXCLUDE ({_LEFT_OUT_OF_A_STORY}) FROM message_story WHERE {where} {order}", values  # noqa: S608  # ours
+    return f"SELECT * EXCLUDE ({_OMITTED_FROM_HISTORY}) FROM message_story WHERE {where} {order}", values  # noqa: S608  # ours
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:

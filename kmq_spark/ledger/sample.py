@@ -34,11 +34,11 @@ MAX_DELIVERIES = 5
 HANDLERS_OF_A_WORKER = 3
 MESSAGES_A_SECOND, IN_THE_BURST = 1.2, 6.0
 BURST_MS = (33 * MINUTE_MS, 35 * MINUTE_MS)
-TRACKER_AWAY_MS = (44 * MINUTE_MS, 46 * MINUTE_MS)
+TRACKER_DOWN_MS = (44 * MINUTE_MS, 46 * MINUTE_MS)
 DEAD_WORKER, DEAD_MS = "worker-2", (20 * MINUTE_MS, 26 * MINUTE_MS)
 WORKERS = {"worker-1": 1_300, "worker-2": 1_500, "worker-3": 3_800}
 """Median duration of each worker's handlers, milliseconds."""
-REASONS = ("no such customer", "no such customer", "amount is no number", "country not served")
+REASONS = ("no such customer", "no such customer", "amount is not a number", "country not served")
 POISON = ("x-kind", b"poison")
 POISON_NUMBERS = frozenset({180, 900, 2_400})
 REJECTED, FAILED, HANGS = 0.012, 0.045, 0.052
@@ -107,7 +107,7 @@ class _Simulation:
 
     def __init__(self, seed: int) -> None:
         self.hour = SampleHour()
-        self._luck = random.Random(seed)  # noqa: S311  # a simulation, not a secret
+        self._random = random.Random(seed)  # noqa: S311  # a simulation, not a secret
         self._events: list[tuple[int, int, str, Any]] = []
         self._ready: list[tuple[SampleRecord, int]] = []
         self._free = dict.fromkeys(WORKERS, HANDLERS_OF_A_WORKER)
@@ -127,14 +127,14 @@ class _Simulation:
         heapq.heappush(self._events, (at_ms, self._number, what, about))
 
     def _arrive(self, now_ms: int, _: None) -> None:
-        key = f"customer-{self._luck.randrange(400)}".encode()
-        value = bytes(self._luck.randrange(80, 2_000))
+        key = f"customer-{self._random.randrange(400)}".encode()
+        value = bytes(self._random.randrange(80, 2_000))
         self._arrived += 1
         headers: Headers = [POISON] if self._arrived in POISON_NUMBERS else []
-        partition = self._luck.randrange(PARTITIONS)
+        partition = self._random.randrange(PARTITIONS)
         self._ready.append((self.hour.append(MESSAGES, partition, now_ms, value, key=key, headers=headers), 1))
         rate = IN_THE_BURST if BURST_MS[0] <= now_ms < BURST_MS[1] else MESSAGES_A_SECOND
-        self._at(now_ms + 1 + int(self._luck.expovariate(rate) * 1_000), "arrive", None)
+        self._at(now_ms + 1 + int(self._random.expovariate(rate) * 1_000), "arrive", None)
 
     def _hand_out(self, now_ms: int) -> None:
         for worker in WORKERS:
@@ -146,29 +146,29 @@ class _Simulation:
     def _start(self, now_ms: int, worker: str, message: SampleRecord, count: int) -> None:
         delivery = _Delivery(message, count, worker, now_ms + LEASE_MS)
         self._mark(now_ms, delivery, MarkerType.START, redeliver_after_ms=LEASE_MS, delivery_count=count)
-        took_ms = int(WORKERS[worker] * self._luck.lognormvariate(0, 0.7)) + 20
-        luck = self._luck.random()
+        took_ms = int(WORKERS[worker] * self._random.lognormvariate(0, 0.7)) + 20
+        draw = self._random.random()
         dies = worker == DEAD_WORKER and now_ms < DEAD_MS[0] <= now_ms + took_ms
         if dies or POISON in message.headers:
-            luck = 1.0
-        if luck == 1.0 or FAILED < luck < HANGS:
+            draw = 1.0
+        if draw == 1.0 or FAILED < draw < HANGS:
             # No marker follows: the process died, or the handler hangs and nothing renews the lease.
             back_ms = DEAD_MS[1] if dies else now_ms + 2 * LEASE_MS
             self._at(back_ms, "freed", worker)
-        elif luck < REJECTED:
+        elif draw < REJECTED:
             self._at(now_ms + took_ms, "reject", delivery)
-        elif luck < FAILED:
+        elif draw < FAILED:
             self._at(now_ms + took_ms, "fail", delivery)
         else:
             self._at(now_ms + took_ms, "ack", delivery)
-        self._at(now_ms + LEASE_MS // 2, "renew", delivery) if took_ms > LEASE_MS // 2 and luck >= HANGS else None
+        self._at(now_ms + LEASE_MS // 2, "renew", delivery) if took_ms > LEASE_MS // 2 and draw >= HANGS else None
         self._at(self._decided_at(delivery.deadline_ms), "due", delivery)
 
     def _decided_at(self, deadline_ms: int) -> int:
         """Return when the tracker decides after a deadline: a little later, or when it is running again."""
-        late_ms = 120 + int(self._luck.gammavariate(2.5, 90))
-        away_ms, back_ms = TRACKER_AWAY_MS
-        return max(deadline_ms, back_ms) + late_ms if away_ms <= deadline_ms < back_ms else deadline_ms + late_ms
+        late_ms = 120 + int(self._random.gammavariate(2.5, 90))
+        down_ms, back_ms = TRACKER_DOWN_MS
+        return max(deadline_ms, back_ms) + late_ms if down_ms <= deadline_ms < back_ms else deadline_ms + late_ms
 
     def _freed(self, _: int, worker: str) -> None:
         self._free[worker] += 1
@@ -183,7 +183,7 @@ class _Simulation:
         self._free[delivery.worker] += 1
         if delivery.is_open:
             delivery.is_open = False
-            reason = self._luck.choice(REASONS)
+            reason = self._random.choice(REASONS)
             self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.REJECTED, reason=reason)
             self._at(self._decided_at(now_ms), "bury", (delivery, reason))
 
@@ -229,8 +229,8 @@ class _Simulation:
     def _mark(self, now_ms: int, delivery: _Delivery, kind: MarkerType, **values: Any) -> None:  # noqa: ANN401  # of Marker
         partition, offset = delivery.message.partition, delivery.message.offset
         by_tracker = values.get("outcome") in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
-        who = "kmq-tracker" if by_tracker else delivery.worker
-        marker = Marker(kind, partition, (OffsetRange(offset, 1),), consumer_id=who, **values)
+        writer_id = "kmq-tracker" if by_tracker else delivery.worker
+        marker = Marker(kind, partition, (OffsetRange(offset, 1),), consumer_id=writer_id, **values)
         self.hour.append(MARKERS, partition, now_ms, encode_marker(marker))
 
 

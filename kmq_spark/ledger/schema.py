@@ -160,11 +160,11 @@ class Location:
         return ".".join(f"`{part}`" for part in (*self.catalog.split("."), name))
 
 
-def nothing_there(location: Location, table: str) -> LedgerError:
+def missing_table_error(location: Location, table: str) -> LedgerError:
     """Return the error for a table that does not exist."""
     return LedgerError(
         f"no ledger at {location}: got no Delta table {location.sql_name(table)}; correct --ledger-dir or --catalog, "
-        "or make one with `kmq ledger run QUEUE`"
+        "or create one with `kmq ledger run QUEUE`"
     )
 
 
@@ -182,8 +182,8 @@ def check_version(name: str, version: str | None, *, may_be_older: bool = False)
     """
     if version is None or not version.isdecimal():
         raise LedgerError(
-            f"ledger table is not one of ours: {name} has no property {VERSION_PROPERTY}; use another --ledger-dir or "
-            "--catalog, nothing there is touched"
+            f"table is not part of a ledger: {name} has no property {VERSION_PROPERTY}; use another --ledger-dir or "
+            "--catalog, this table is not changed"
         )
     if int(version) > VERSION:
         raise LedgerError(
@@ -212,8 +212,8 @@ def missing_columns(table: str, name: str, found: Mapping[str, str]) -> list[str
     for column, kind in COLUMNS[table].items():
         if found.get(column, kind) != kind:
             raise LedgerError(
-                f"ledger table has another schema: got column {column} {found[column]} in {name}, {kind} is "
-                "written; use another ledger, this one is no table of ours"
+                f"ledger table has another schema: got column {column} {found[column]} in {name}, must be {kind}; "
+                "use another --ledger-dir or --catalog, this table is not changed"
             )
     return [column for column in COLUMNS[table] if column not in found]
 
@@ -228,5 +228,5 @@ def check_columns(table: str, name: str, found: Mapping[str, str]) -> None:
     if missing := missing_columns(table, name, found):
         raise LedgerError(
             f"ledger table is of an older schema: {name} has no column {', '.join(missing)}; "
-            "run `kmq ledger maintain --upgrade`, rows that are there read as null in it"
+            "run `kmq ledger maintain --upgrade`, existing rows then have null in it"
         )

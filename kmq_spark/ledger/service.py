@@ -46,7 +46,12 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 30.0
 POLL_S = 0.1
 
-REMOVED_MARKS = ("KAFKA_DATA_LOSS", "offset was changed from", "Some data may have been lost", "may have been aged out")
+DATA_LOSS_TEXTS = (
+    "KAFKA_DATA_LOSS",
+    "offset was changed from",
+    "Some data may have been lost",
+    "may have been aged out",
+)
 """
 Texts in errors of Spark's Kafka source if records were removed before they were read, or the topic was created again.
 """
@@ -82,7 +87,7 @@ def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
     for layout in layouts:
         topics, count = layout.topics, layout.partition_count
         queue, group = topics.queue, topics.group
-        whose = {"queue": queue, "group_name": group}
+        owner = {"queue": queue, "group_name": group}
         for stream in (
             Stream(
                 f"messages/{queue}", MESSAGES, topics.queue_topic, count, ("queue_partition", "message_offset"),
@@ -90,11 +95,11 @@ def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
             ),
             Stream(
                 f"markers/{topics}", MARKERS, topics.markers_topic, count, ("marker_partition", "marker_offset"),
-                whose, partial(marker_rows, queue=queue, group=group),
+                owner, partial(marker_rows, queue=queue, group=group),
             ),
             Stream(
                 f"dead_letters/{topics}", DEAD_LETTERS, topics.dead_letter_topic, layout.dead_letter_partition_count,
-                ("dead_letter_partition", "dead_letter_offset"), whose,
+                ("dead_letter_partition", "dead_letter_offset"), owner,
                 partial(dead_letter_rows, queue=queue, group=group),
             ),
         ):  # fmt: skip
@@ -109,7 +114,7 @@ class _Run:
     stream: Stream
     query: StreamingQuery | None = None
     failures: int = 0
-    rests: int = 0
+    polls_to_wait: int = 0
     is_done: bool = field(default=False)
 
 
@@ -197,14 +202,14 @@ class LedgerService:
             for run in runs:
                 if run.is_done or (run.query is not None and run.query.isActive):
                     continue
-                if run.rests > 0:
-                    run.rests -= 1
+                if run.polls_to_wait > 0:
+                    run.polls_to_wait -= 1
                     continue
                 self._step(run)
             if not is_ready and all(run.query is not None for run in runs):
                 is_ready = True
                 logger.info(
-                    "ledger %s is ready: %d queries of %s, the first rows come with their first batches",
+                    "ledger %s is ready: %d queries of %s are running, rows are written with their first batches",
                     self.location, len(runs), ", ".join(self._queues),
                     extra={"action": "ready"},
                 )  # fmt: skip
@@ -223,20 +228,21 @@ class LedgerService:
             ended.awaitTermination()
             run.is_done = True
         except (PySparkException, Py4JError, ConnectionError) as error:
-            self._failed(run, error)
+            self._handle_failure(run, error)
         else:
             run.query = ended
 
-    def _failed(self, run: _Run, error: Exception) -> None:
+    def _handle_failure(self, run: _Run, error: Exception) -> None:
         if self._stopping.is_set():
             return
         limit, run.failures = self._settings.ledger.restart_limit, run.failures + 1
         line = _first_line(error)
-        if any(mark in str(error) for mark in REMOVED_MARKS):
+        if any(text in str(error) for text in DATA_LOSS_TEXTS):
             raise LedgerError(
-                f"records of {run.stream.topic} were removed before the ledger read them, or the topic was made anew: "
-                f"got {line}; to go on with what is left, run once with KMQ_LEDGER__FAIL_ON_REMOVED=false; for a topic "
-                f"made anew, move {self._checkpoints}/{run.stream.name} away and begin another ledger"
+                f"records of {run.stream.topic} were removed before the ledger read them, or the topic was deleted and "
+                f"created again: got {line}; to continue with the remaining records, run once with "
+                "KMQ_LEDGER__FAIL_ON_REMOVED=false; for a topic that was created again, move "
+                f"{self._checkpoints}/{run.stream.name} away and start a new ledger"
             ) from error
         if run.failures > limit or isinstance(error, ConnectionError):
             raise LedgerError(
@@ -244,10 +250,10 @@ class LedgerService:
                 "the cause and start the ledger again, no row is lost or written twice"
             ) from error
         backoff_s = min(FIRST_BACKOFF_S * 2 ** (run.failures - 1), LONGEST_BACKOFF_S)
-        run.rests = int(backoff_s / POLL_S)
+        run.polls_to_wait = int(backoff_s / POLL_S)
         self.restarts += 1
         logger.warning(
-            "query %s of the ledger failed, starting again in %g s (%d of %d): %s",
+            "query %s of the ledger failed, restarting in %g s (%d of %d): %s",
             run.stream.name, backoff_s, run.failures, limit, line, extra={"action": "restart"},
         )  # fmt: skip
 

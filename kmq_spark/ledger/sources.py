@@ -197,8 +197,8 @@ _MAX_INSTANT_MS = 253_402_300_799_999
 
 def _text(name: str) -> Column:
     """Return the last header with a name as text; null if there is none. Bytes that are not UTF-8 become U+FFFD."""
-    mine = F.filter("headers", lambda header: header["key"] == name)
-    return F.make_valid_utf8(F.try_element_at(mine, F.lit(-1))["value"].cast("string"))
+    matching = F.filter("headers", lambda header: header["key"] == name)
+    return F.make_valid_utf8(F.try_element_at(matching, F.lit(-1))["value"].cast("string"))
 
 
 def _number(name: str) -> Column:

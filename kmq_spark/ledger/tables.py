@@ -26,7 +26,7 @@ from kmq_spark.ledger.schema import (
     check_columns,
     check_version,
     missing_columns,
-    nothing_there,
+    missing_table_error,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check_tables(spark: SparkSession, location: Location) -> None:
     """
     for table in TABLES:
         if not _exists(spark, location, table):
-            raise nothing_there(location, table)
+            raise missing_table_error(location, table)
         _check_version(spark, location, table)
         check_columns(table, location.sql_name(table), _columns(spark, location, table))
 
@@ -85,7 +85,7 @@ def upgrade_tables(spark: SparkSession, location: Location) -> list[str]:
     added = []
     for table in TABLES:
         if not _exists(spark, location, table):
-            raise nothing_there(location, table)
+            raise missing_table_error(location, table)
         missing = missing_columns(table, location.sql_name(table), _columns(spark, location, table))
         _check_version(spark, location, table, may_be_older=True)
         name = location.sql_name(table)
@@ -106,8 +106,8 @@ def _exists(spark: SparkSession, location: Location, table: str) -> bool:
         return True
     if _has_files(spark, path):
         raise LedgerError(
-            f"ledger path is no Delta table: got other files in {path!r}; choose another --ledger-dir, nothing there "
-            "is touched"
+            f"ledger path is not a Delta table: got other files in {path!r}; choose another --ledger-dir, these files "
+            "are not changed"
         )
     return False
 
@@ -137,5 +137,5 @@ def _run(spark: SparkSession, location: Location, statement: str) -> None:
     except PySparkException as error:
         first = str(error).strip().splitlines()[0]
         raise LedgerError(
-            f"cannot write the ledger at {location}: got {first}; correct the place or its rights"
+            f"cannot write the ledger at {location}: got {first}; correct the location or its access rights"
         ) from error

@@ -48,7 +48,7 @@ def create_catalog_views(spark: SparkSession, location: Location) -> None:
         spark.sql(f"CREATE OR REPLACE VIEW {names[view]} AS {view_sql(view, names)}")
 
 
-def ask(spark: SparkSession, view: str) -> DataFrame:
+def read_view(spark: SparkSession, view: str) -> DataFrame:
     """
     Return a view or a table of the ledger that was opened last.
 

@@ -165,7 +165,7 @@ class _Collector:
             if metric.kind == "histogram":
                 family: Any = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
                 for labels, histogram in histograms:
-                    family.add_metric(labels, histogram.cumulated(), histogram.total)
+                    family.add_metric(labels, histogram.cumulative(), histogram.total)
                 if histograms:
                     yield family
             elif name in values:

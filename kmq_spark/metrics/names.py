@@ -62,65 +62,83 @@ class Metric:
 METRICS: dict[Name, Metric] = {
     "kmq_messages_ready": Metric("gauge", ("queue",), "Messages that no consumer has started."),
     "kmq_messages_in_flight": Metric(
-        "gauge", ("queue", "partition"), "Messages started and not ended, those that wait for their time included."
+        "gauge", ("queue", "partition"), "Messages started and not ended, deferred messages included."
     ),
     "kmq_decisions_unconfirmed": Metric(
-        "gauge", ("queue", "partition"), "Messages decided whose END was not read back; stays up where sending fails."
+        "gauge",
+        ("queue", "partition"),
+        "Messages decided whose END was not read back yet; stays above 0 while sending fails.",
     ),
     "kmq_oldest_in_flight_age_seconds": Metric(
         "gauge",
         ("queue",),
-        "Age of the oldest lease; absent where nothing is in flight, or where it waits for its time.",
+        "Age of the oldest lease; absent if nothing is in flight, or if the oldest is a deferral.",
     ),
     "kmq_oldest_ready_age_seconds": Metric(
-        "gauge", ("queue",), "Age of the oldest message that no consumer has started; absent where there is none."
+        "gauge", ("queue",), "Age of the oldest message that no consumer has started; absent if there is none."
     ),
     "kmq_deliveries_total": Metric(
-        "counter", ("queue", "component"), "Messages handed out: by the log (tracker), by this process (worker)."
+        "counter",
+        ("queue", "component"),
+        "Messages handed out: according to the log (tracker), or by this process (worker).",
     ),
     "kmq_acks_total": Metric(
-        "counter", ("queue", "component"), "Messages acknowledged: by the log (tracker), by this process (worker)."
+        "counter",
+        ("queue", "component"),
+        "Messages acknowledged: according to the log (tracker), or by this process (worker).",
     ),
     "kmq_redeliveries_total": Metric(
-        "counter", ("queue", "reason"), "Messages sent again: lease_over, or given_back (released, deferred)."
+        "counter", ("queue", "reason"), "Messages redelivered: lease_over, or given_back (released, deferred)."
     ),
     "kmq_dead_lettered_total": Metric(
-        "counter", ("queue", "reason"), "Dead letters: delivery_limit, rejected, expired, unreadable (no marker)."
+        "counter",
+        ("queue", "reason"),
+        "Dead letters: delivery_limit, rejected, expired, unreadable (not a valid marker).",
     ),
-    "kmq_dlq_depth": Metric("gauge", ("queue",), "Dead letters neither redriven nor purged."),
+    "kmq_dlq_depth": Metric("gauge", ("queue",), "Dead letters that were neither redriven nor purged."),
     "kmq_redelivery_lateness_seconds": Metric(
         "histogram",
         ("queue",),
-        "Append time of the message sent again, less its deadline; broker's clock on both sides.",
+        "Append time of the redelivered message minus its deadline; both on the broker's clock.",
     ),
-    "kmq_tracker_batch_duration_seconds": Metric("gauge", ("queue",), "How long the newest batch took."),
-    "kmq_tracker_state_bytes": Metric("gauge", ("queue",), "Size of the folded state, over all markers partitions."),
-    "kmq_tracker_marker_lag": Metric("gauge", ("queue", "partition"), "Markers that the tracker has not folded."),
-    "kmq_markers_unreadable_total": Metric("counter", ("queue",), "Records of the markers topic that are no markers."),
+    "kmq_tracker_batch_duration_seconds": Metric("gauge", ("queue",), "Duration of the latest batch."),
+    "kmq_tracker_state_bytes": Metric("gauge", ("queue",), "Size of the folded state of all markers partitions."),
+    "kmq_tracker_marker_lag": Metric("gauge", ("queue", "partition"), "Markers that the tracker has not folded yet."),
+    "kmq_markers_unreadable_total": Metric(
+        "counter", ("queue",), "Records of the markers topic that are not valid markers."
+    ),
     "kmq_markers_untrusted_total": Metric(
-        "counter", ("queue",), "Markers that only a tracker writes, without a signature of the queue: ignored."
+        "counter", ("queue",), "Markers that only a tracker may write, but without the queue's signature; ignored."
     ),
     "kmq_starts_nonexistent_total": Metric(
-        "counter", ("queue",), "Started and taken out again: at or past the end of the queue topic is no message."
+        "counter",
+        ("queue",),
+        "Messages started and removed again, because their offset is at or past the end of the queue topic.",
     ),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
-        "gauge", ("queue",), "When the tracker last committed, by its host's clock: every five seconds, idle or not."
+        "gauge",
+        ("queue",),
+        "Time of the tracker's last commit, clock of its host; it commits every five seconds, also when idle.",
     ),
     "kmq_tracker_batches_since_snapshot": Metric(
-        "gauge", ("queue",), "Batches since a snapshot of the state was uploaded; the query fails at some 860."
+        "gauge",
+        ("queue",),
+        "Batches since the last snapshot of the state was uploaded; the query fails after about 860.",
     ),
     "kmq_tracker_tick_delay_seconds": Metric(
-        "gauge", ("queue",), "For how long something is due and no TICK was written; 0 where none is missing."
+        "gauge", ("queue",), "How long messages have been due without a TICK in the log; 0 if no TICK is missing."
     ),
     "kmq_queue_full": Metric(
-        "gauge", ("queue",), "1 while a markers partition holds more than `max_in_flight` and consumers fetch nothing."
+        "gauge",
+        ("queue",),
+        "1 while a markers partition has more than `max_in_flight` messages in flight and consumers fetch nothing.",
     ),
     "kmq_producer_messages_total": Metric(
         "counter", ("queue",), "Messages that this producer with an id has committed."
     ),
-    "kmq_producer_uncommitted": Metric("gauge", ("queue",), "Messages given to this producer and not committed."),
+    "kmq_producer_uncommitted": Metric("gauge", ("queue",), "Messages given to this producer and not committed yet."),
     "kmq_producer_last_commit_timestamp_seconds": Metric(
-        "gauge", ("queue",), "When this producer last committed, by its host's clock; its start counts as one."
+        "gauge", ("queue",), "Time of this producer's last commit, clock of its host; its start counts as a commit."
     ),
 }
 

@@ -52,7 +52,7 @@ class Histogram:
         self.counts[bisect_left(LATENESS_BUCKETS, value)] += 1
         self.total += value
 
-    def cumulated(self) -> list[tuple[str, float]]:
+    def cumulative(self) -> list[tuple[str, float]]:
         """Return each upper bound with the cumulative count, as Prometheus defines it."""
         found, so_far = [], 0
         for bound, count in zip((*map(str, LATENESS_BUCKETS), "+Inf"), self.counts, strict=True):

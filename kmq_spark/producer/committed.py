@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.client_errors import until_answered
+from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.settings import make_client
 
@@ -58,7 +58,7 @@ def extents_of(config: Mapping[str, Any], topic: str, partitions: Iterable[int],
     client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
     try:
         return {
-            number: until_answered(
+            number: retry_until_answered(
                 partial(_extent, client, TopicPartition(topic, number), timeout_s),
                 f"cannot read the offsets of {topic}",
                 timeout_s,

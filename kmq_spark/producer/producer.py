@@ -124,7 +124,7 @@ class QueueProducer:
         self._max_message_bytes = max_message_bytes
         self._pid = os.getpid()
         self._errors: list[KmqError] = []
-        self._sent = 0
+        self._sent_count = 0
         self._closed = threading.Event()
         self._is_closed = False
         self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
@@ -251,9 +251,9 @@ class QueueProducer:
             raise ConfigError(message)
         pairs = checked_headers(headers) if headers else None
         if not (queue is None and delay is None and at is None and ttl is None):
-            asked = option_headers(queue=queue, delay=delay, at=at, ttl=ttl)
+            options = option_headers(queue=queue, delay=delay, at=at, ttl=ttl)
             self._retentions.check(self._topic, wait_ms(delay, at, time.time()))
-            pairs = [*(pairs or ()), *asked]
+            pairs = [*(pairs or ()), *options]
         if self._resuming is not None:
             self._resuming.send(
                 value, key=key, partition=partition, headers=pairs, on_delivery=on_delivery, position=position
@@ -261,10 +261,10 @@ class QueueProducer:
             return
         if position is not None:
             raise self._no_id("a position")
-        report = self._on_report if on_delivery is None else _Report(on_delivery, self._topic)
+        report = self._on_report if on_delivery is None else _DeliveryReport(on_delivery, self._topic)
         self._produce(value, key, -1 if partition is None else partition, pairs, report)
-        self._sent += 1
-        if self._sent % SERVE_EVERY == 0:
+        self._sent_count += 1
+        if self._sent_count % SERVE_EVERY == 0:
             self._producer.poll(0)
 
     @property
@@ -275,7 +275,7 @@ class QueueProducer:
         Raises:
             UsageError: The producer has no *producer_id*.
         """
-        return self._committed("a position").position
+        return self._committed_state("a position").position
 
     @property
     def sequence(self) -> int:
@@ -285,7 +285,7 @@ class QueueProducer:
         Raises:
             UsageError: The producer has no *producer_id*.
         """
-        return self._committed("a sequence").sequence
+        return self._committed_state("a sequence").sequence
 
     @property
     def generation(self) -> int:
@@ -295,7 +295,7 @@ class QueueProducer:
         Raises:
             UsageError: The producer has no *producer_id*.
         """
-        return self._committed("a generation").generation
+        return self._committed_state("a generation").generation
 
     def commit(self, *, position: SourcePosition = None, timeout: float = 30.0) -> None:
         """
@@ -378,7 +378,7 @@ class QueueProducer:
         self._is_closed = True
         self._closed.set()
 
-    def _committed(self, what: str) -> ProducerState:
+    def _committed_state(self, what: str) -> ProducerState:
         if self._resuming is None:
             raise self._no_id(what)
         return self._resuming.state
@@ -405,22 +405,22 @@ class QueueProducer:
                 until = until or time.monotonic() + self._timeout_s
                 if time.monotonic() > until:
                     message = (
-                        f"cannot send to {self._topic}: the client's queue is full for {self._timeout_s:g} s; "
+                        f"cannot send to {self._topic}: the client's send buffer was full for {self._timeout_s:g} s; "
                         "check the broker, or send more slowly"
                     )
                     raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True) from error
                 self._producer.poll(0.05)
             except KafkaException as error:
-                raise self._refused(error, value) from error
+                raise self._send_error(error, value) from error
             else:
                 return
 
-    def _refused(self, error: KafkaException, value: bytes | str | None) -> KmqError:
+    def _send_error(self, error: KafkaException, value: bytes | str | None) -> KmqError:
         if error.args[0].name() == "MSG_SIZE_TOO_LARGE":
             size = len(value) if value is not None else 0
             return KafkaClientError(
-                f"message is too large: got a value of {size} bytes, {self._max_message_bytes} with key and headers; "
-                "send a reference to where the content is kept, or raise max_message_bytes of queue and producer",
+                f"message is too large: got a value of {size} bytes, maximum {self._max_message_bytes} with key and "
+                "headers; send a reference to the content, or raise max_message_bytes of queue and producer",
                 code="MSG_SIZE_TOO_LARGE",
             )
         return client_error(error, f"cannot send to {self._topic}")
@@ -433,29 +433,29 @@ class QueueProducer:
         if self._errors:
             errors, self._errors = self._errors, []
             if len(errors) > 1:
-                logger.error("%d messages to %s have failed", len(errors), self._topic, extra={"action": "send_failed"})
+                logger.error("%d messages to %s failed", len(errors), self._topic, extra={"action": "send_failed"})
             raise errors[0]
 
     def _serve_while_idle(self) -> None:
         seen = -1
         while not self._closed.wait(IDLE_S):
-            is_idle, seen = seen == self._sent, self._sent
+            is_idle, seen = seen == self._sent_count, self._sent_count
             if is_idle and len(self._producer):
                 self._producer.poll(IDLE_S)
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             message = (
-                f"producer belongs to another process: got a call in {os.getpid()}, it was made in {self._pid}; "
-                "make one after the fork"
+                f"producer belongs to another process: got a call in process {os.getpid()}, it was created in process "
+                f"{self._pid}; create one after the fork"
             )
             raise UsageError(message)
         if self._closed.is_set():
-            message = "producer is closed: got a call after close; make a new one"
+            message = "producer is closed: got a call after close; create a new one"
             raise UsageError(message)
 
 
-class _Report:
+class _DeliveryReport:
     """Delivery report of one message, passed to the callback of its sender."""
 
     __slots__ = ("_on_delivery", "_topic")
@@ -472,7 +472,7 @@ class _Report:
                 self._on_delivery(MessageId(record.partition() or 0, record.offset() or 0), None)
         except Exception:
             # Uncaught, it would be raised in the call that serves the report, which may be for another message.
-            logger.exception("delivery callback raised", extra={"action": "callback_failed"})
+            logger.exception("delivery callback raised an exception", extra={"action": "callback_failed"})
 
 
 def checked_headers(headers: Headers) -> list[tuple[str, bytes | str | None]]:
@@ -491,6 +491,6 @@ def checked_headers(headers: Headers) -> list[tuple[str, bytes | str | None]]:
             )
             raise ConfigError(message)
         if name.startswith(PREFIX):
-            message = f"header name is reserved: got {name!r}, {PREFIX}* is kmq-spark's own; rename it"
+            message = f"header name is reserved: got {name!r}, names that begin with {PREFIX} are reserved; rename it"
             raise ConfigError(message)
     return pairs

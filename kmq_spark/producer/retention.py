@@ -92,7 +92,7 @@ def shortest_retention(
         KafkaClientError: The broker does not answer within *timeout_ms*.
     """
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    found = settings_of(admin, topics, timeout_ms / 1000, where_we_can=True)
+    found = settings_of(admin, topics, timeout_ms / 1000, skip_errors=True)
     # A missing value and -1 both mean: no known limit.
     texts = {topic: settings.get("retention.ms", "") for topic, settings in found.items()}
     return min((Retention(int(text), topic) for topic, text in texts.items() if text.isdecimal()), default=Retention())

@@ -42,7 +42,7 @@ def option_headers(
         ConfigError: A value is not allowed, or both *delay* and *at* are set.
     """
     if delay is not None and at is not None:
-        message = f"message has two times: got delay={delay!r} and at={at!r}, one of them; leave one out"
+        message = f"message has two delivery times: got delay={delay!r} and at={at!r}, one is allowed; leave one out"
         raise ConfigError(message)
     headers: list[tuple[str, bytes | str | None]] = []
     if queue is not None:
@@ -56,7 +56,9 @@ def option_headers(
     if ttl is not None:
         ttl_ms = milliseconds("ttl", ttl, most_ms=MAX_DUE_AT_MS)
         if ttl_ms == 0:
-            message = f"ttl is out of bounds: got {ttl!r}, more than 0 seconds; leave it out for a message that stays"
+            message = (
+                f"ttl is out of bounds: got {ttl!r}, more than 0 seconds; leave it out for a message that never expires"
+            )
             raise ConfigError(message)
         headers.append((TTL_MS, b"%d" % ttl_ms))
     return headers

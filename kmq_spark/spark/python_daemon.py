@@ -14,14 +14,14 @@ from typing import TextIO
 
 from pyspark import daemon
 
-HEADS = (
+FIRST_LINES = (
     "Traceback (most recent call last)",
     "PySpark daemon failed to flush the output to the worker process:",
     "Exception ignored in",
 )
 """How the first line of such a traceback begins."""
 
-LINKS = ("", "During handling of the above exception, another exception occurred:")
+SEPARATOR_LINES = ("", "During handling of the above exception, another exception occurred:")
 """Lines that the daemon prints between two such tracebacks."""
 
 
@@ -44,7 +44,7 @@ class QuietStderr:
         """Take a text. A line is passed on as soon as it cannot belong to such a traceback."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._take(line)
+            self._handle_line(line)
         return len(text)
 
     def flush(self) -> None:
@@ -55,12 +55,12 @@ class QuietStderr:
         """Return any other attribute of the stream."""
         return getattr(self._stream, name)
 
-    def _take(self, line: str) -> None:
-        if line.startswith(HEADS) or (self._held and line.startswith(" ")):
+    def _handle_line(self, line: str) -> None:
+        if line.startswith(FIRST_LINES) or (self._held and line.startswith(" ")):
             self._held.append(line)
         elif self._held and line.startswith("BrokenPipeError"):
             self._held, self._has_dropped = [], True
-        elif self._has_dropped and line in LINKS:
+        elif self._has_dropped and line in SEPARATOR_LINES:
             pass
         else:
             self._stream.writelines(f"{each}\n" for each in (*self._held, line))

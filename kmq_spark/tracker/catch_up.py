@@ -1,7 +1,7 @@
 """
 Log the progress of a starting tracker through the part of the markers topic that it reads before it decides anything.
 
-Rule 1: One log line every `TELL_EVERY_S` while markers are left to read, and one when the tracker is ready.
+Rule 1: One log line every `LOG_INTERVAL_S` while markers are left to read, and one when the tracker is ready.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TELL_EVERY_S = 2.0
+LOG_INTERVAL_S = 2.0
 
 
 class CatchUp:
@@ -40,7 +40,7 @@ class CatchUp:
         self._decide_from = decide_from
         self._read_to: dict[int, int] = {}
         self._in_flight: dict[int, int] = {}
-        self._told_at_s = time.monotonic()
+        self._logged_at_s = time.monotonic()
         self.is_over = False
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
@@ -55,9 +55,9 @@ class CatchUp:
             for partition, read_to in self._read_to.items()
             if read_to < self._decide_from.get(partition, 0)
         )
-        if left and time.monotonic() - self._told_at_s > TELL_EVERY_S:
-            self._told_at_s = time.monotonic()
-            self._tell(f"{left:,} markers left to read before anything is decided")
+        if left and time.monotonic() - self._logged_at_s > LOG_INTERVAL_S:
+            self._logged_at_s = time.monotonic()
+            self._log_progress(left)
         elif not left and self._decide_from.keys() <= self._read_to.keys():
             self.is_over = True
             count, in_flight = len(self._decide_from), sum(self._in_flight.values())
@@ -67,9 +67,10 @@ class CatchUp:
                 extra={"action": "ready", "queue": self._queue},
             )  # fmt: skip
 
-    def _tell(self, what: str) -> None:
+    def _log_progress(self, left: int) -> None:
         in_flight = sum(self._in_flight.values())
         logger.info(
-            "tracker of %s: %s, %s messages in flight", self._queue, what, f"{in_flight:,}",
+            "tracker of %s is catching up: %s markers left to read before it decides anything, %s messages in flight",
+            self._queue, f"{left:,}", f"{in_flight:,}",
             extra={"action": "catching_up", "queue": self._queue},
         )  # fmt: skip

@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from kmq_spark.failpoints import failpoint
+from kmq_spark.tracker.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +55,7 @@ class CheckpointFolder:
                 return file.read_text().strip() if file.exists() else ""
             return _HadoopFolder(self._path, self._spark).read(TOPIC_ID_FILE).strip()
         except (OSError, UnicodeDecodeError, Py4JError, PySparkException) as error:
-            logger.warning("cannot read %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, _first_line(error))
+            logger.warning("cannot read %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, one_line(error))
             return ""
 
     def has_batches(self) -> bool:
@@ -64,10 +65,10 @@ class CheckpointFolder:
                 return any(file.name.isdigit() for file in (self._local / "commits").glob("*"))
             return _HadoopFolder(self._path, self._spark).has_files("commits")
         except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot look into checkpoint %s: %s", self._path, _first_line(error))
+            logger.warning("cannot list the commits of checkpoint %s: %s", self._path, one_line(error))
             return False
 
-    def note_topic_id(self, topic_id: str) -> None:
+    def write_topic_id(self, topic_id: str) -> None:
         """Write the id of the markers topic to which the checkpoint belongs from now on; empty: write nothing."""
         if not topic_id or self.topic_id() == topic_id:
             return
@@ -78,9 +79,9 @@ class CheckpointFolder:
             else:
                 _HadoopFolder(self._path, self._spark).write(TOPIC_ID_FILE, topic_id)
         except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot write %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, _first_line(error))
+            logger.warning("cannot write %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, one_line(error))
 
-    def put_aside(self) -> str | None:
+    def rename_damaged(self) -> str | None:
         """
         Rename the folder, so that the next start begins with an empty one.
 
@@ -88,18 +89,18 @@ class CheckpointFolder:
             The new name; None where the folder does not exist or cannot be renamed.
         """
         try:
-            aside = self._renamed()
+            aside = self._rename()
         except (Py4JError, PySparkException) as error:
             logger.error(  # noqa: TRY400  # a JVM stack trace would add nothing
-                "checkpoint %s cannot be used and cannot be renamed: %s; move it away and start the tracker again: "
-                "the state is rebuilt from the markers topic",
-                self._path, _first_line(error), extra={"action": "checkpoint_damaged"},
+                "checkpoint %s cannot be used and cannot be renamed: %s; move it away and restart the tracker, which "
+                "then rebuilds its state from the markers topic",
+                self._path, one_line(error), extra={"action": "checkpoint_damaged"},
             )  # fmt: skip
             return None
         if aside is not None:
             failpoint("tracker.checkpoint-renamed")
             logger.error(
-                "checkpoint %s cannot be used: it is now %s, and the state is rebuilt from the markers topic",
+                "checkpoint %s cannot be used and was renamed to %s; rebuilding the state from the markers topic",
                 self._path, aside, extra={"action": "checkpoint_damaged"},
             )  # fmt: skip
         return aside
@@ -108,9 +109,9 @@ class CheckpointFolder:
     def _is_local(scheme: str) -> bool:
         return scheme in ("", "file")
 
-    def _renamed(self) -> str | None:
+    def _rename(self) -> str | None:
         if self._local is None:
-            return _HadoopFolder(self._path, self._spark).put_aside()
+            return _HadoopFolder(self._path, self._spark).rename_damaged()
         if not self._local.exists():
             return None
         number = 1
@@ -125,7 +126,7 @@ class _HadoopFolder:
 
     def __init__(self, path: str, spark: SparkSession | None) -> None:
         if spark is None or spark.sparkContext._jvm is None:  # noqa: SLF001  # no other way to Hadoop's file systems
-            message = "no JVM is at hand that knows this file system"
+            message = "there is no JVM that can access this file system"
             raise Py4JError(message)
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # as above
         self._path_of = jvm.org.apache.hadoop.fs.Path
@@ -151,7 +152,7 @@ class _HadoopFolder:
         stream.write(bytearray(text.encode()))
         stream.close()
 
-    def put_aside(self) -> str | None:
+    def rename_damaged(self) -> str | None:
         if not self._files.exists(self._path_of(self._address)):
             return None
         number = 1
@@ -161,7 +162,3 @@ class _HadoopFolder:
             message = f"the file system refused to rename it to {aside}"
             raise Py4JError(message)
         return aside
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DAMAGE_MARKS = (
+DAMAGE_TEXTS = (
     # Spark's error classes for a state store that cannot be loaded, and for logs of a checkpoint that cannot be read.
     "CANNOT_LOAD_STATE_STORE",
     "STATE_STORE_",
@@ -42,7 +42,7 @@ DAMAGE_MARKS = (
 """Texts in the error of a query whose checkpoint is damaged. The error of a lost broker connection contains none."""
 
 
-READERS = (
+CHECKPOINT_READERS = (
     "HDFSMetadataLog",
     "OffsetSeqLog",
     "CommitLog",
@@ -60,27 +60,27 @@ often it has none.
 TOPIC_SHRANK = "offset was changed from"
 """Text of the error of Spark's Kafka source when a partition ends before the offset in the checkpoint."""
 
-FRAMES = 12
+SEARCHED_FRAMES = 12
 """Stack frames searched for such a class: the exception may be thrown this many calls below it."""
 
 
 def is_damaged(error: BaseException) -> bool:
     """Return whether the error of a query means that its checkpoint cannot be read."""
-    seen: BaseException | None = error
-    while seen is not None:
-        texts = [f"{type(seen).__name__}: {seen}", *_told_by_java(seen)]
-        if any(mark in text for text in texts for mark in DAMAGE_MARKS):
+    cause: BaseException | None = error
+    while cause is not None:
+        texts = [f"{type(cause).__name__}: {cause}", *_java_texts(cause)]
+        if any(damage in text for text in texts for damage in DAMAGE_TEXTS):
             return True
-        seen = seen.__cause__
-    return any(reader in frame for frame in _deepest_frames(error) for reader in READERS)
+        cause = cause.__cause__
+    return any(reader in frame for frame in _deepest_frames(error) for reader in CHECKPOINT_READERS)
 
 
 def is_of_another_topic(error: BaseException) -> bool:
     """Return whether the topic is shorter than the checkpoint states: the topic was deleted and created again."""
-    return any(TOPIC_SHRANK in text for text in (str(error), *_told_by_java(error)))
+    return any(TOPIC_SHRANK in text for text in (str(error), *_java_texts(error)))
 
 
-def _told_by_java(error: BaseException) -> list[str]:
+def _java_texts(error: BaseException) -> list[str]:
     """Return the texts of the Java exceptions behind an error of PySpark; empty where there are none."""
     return [str(throwable.toString()) for throwable in _throwables(error)]
 
@@ -90,7 +90,7 @@ def _deepest_frames(error: BaseException) -> list[str]:
     throwables = _throwables(error)
     if not throwables:
         return []
-    return [str(frame.getClassName()) for frame in list(throwables[-1].getStackTrace())[:FRAMES]]
+    return [str(frame.getClassName()) for frame in list(throwables[-1].getStackTrace())[:SEARCHED_FRAMES]]
 
 
 def _throwables(error: BaseException) -> list[Any]:

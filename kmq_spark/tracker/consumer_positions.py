@@ -6,7 +6,7 @@ start at the oldest message and receive acknowledged messages again. A commit be
 that: for a classic group the time counts from the moment the last member left, not from the last commit.
 
 Rule 1: The tracker keeps a copy of the offsets in the metadata of its own offset commits. It commits the copy for a
-group that has lost its offset. The group is without an offset for `LOOK_INTERVAL_S` at most.
+group that has lost its offset. The group is without an offset for `CHECK_INTERVAL_S` at most.
 Rule 2: The copy contains only offsets that the group itself committed for this topic (same topic id). Every message
 below such an offset was started, so a restored offset loses no message. An offset that exists is never changed. A copy
 that a tracker made before the group's last commits expires before the group's own offsets do, so it is never used.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 5.0
+CHECK_INTERVAL_S = 5.0
 """Between two checks of the offsets of the groups."""
 
 GROUPS_INTERVAL_S = 60.0
@@ -91,34 +91,34 @@ class ConsumerPositions:
         self._admin = make_client(AdminClient, admin_config(bootstrap_servers, new_client_id("positions"), extra))
         self._groups_at_s = self._warned_at_s = float("-inf")
         self._topic_id = ""
-        self._kept: dict[str, dict[int, int]] = {}
+        self._copies: dict[str, dict[int, int]] = {}
         self._by_partition: dict[int, ConsumerOffsets] = {}
         self._refused_groups: set[str] = set()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def load(self, kept: Mapping[int, ConsumerOffsets]) -> None:
+    def load(self, copied: Mapping[int, ConsumerOffsets]) -> None:
         """
         Take over the copy that earlier trackers kept.
 
         Args:
-            kept: Offsets by queue partition, from the metadata of the tracker group's offsets.
+            copied: Offsets by queue partition, from the metadata of the tracker group's offsets.
         """
-        self._topic_id = next((each.topic_id for each in kept.values() if each.topic_id), "")
-        self._kept = {}
-        for partition, offsets in kept.items():
+        self._topic_id = next((each.topic_id for each in copied.values() if each.topic_id), "")
+        self._copies = {}
+        for partition, offsets in copied.items():
             if offsets.topic_id == self._topic_id:
                 for suffix, offset in offsets.by_suffix.items():
-                    self._kept.setdefault(self._topics.consumer_group + suffix, {})[partition] = offset
-        self._publish()
+                    self._copies.setdefault(self._topics.consumer_group + suffix, {})[partition] = offset
+        self._arrange_by_partition()
 
     def of(self, partition: int) -> ConsumerOffsets:
         """Return the copy for a partition, for the metadata of the tracker's offset commit. Thread-safe."""
-        kept = self._by_partition.get(partition, ConsumerOffsets(self._topic_id))
-        return kept._replace(is_refused=bool(self._refused_groups))
+        copied = self._by_partition.get(partition, ConsumerOffsets(self._topic_id))
+        return copied._replace(is_unauthorized=bool(self._refused_groups))
 
     def start(self) -> None:
-        """Start a thread that calls `look` every `LOOK_INTERVAL_S` until `stop`."""
+        """Start a thread that calls `check` every `CHECK_INTERVAL_S` until `stop`."""
         self._thread = threading.Thread(target=self._run, name=f"kmq-positions-{self._topics}", daemon=True)
         self._thread.start()
 
@@ -131,31 +131,34 @@ class ConsumerPositions:
             while self._groups:
                 self._groups.popitem()[1].close()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Read and copy the offsets of every group, and commit missing ones again. Failures are logged, not raised."""
         try:
-            self._look()
+            self._check()
         except KafkaException as error:
-            self._warn(client_error(error, f"cannot keep the offsets of consumer groups of {self._topics}"))
+            self._warn(client_error(error, f"cannot copy the offsets of consumer groups of {self._topics}"))
         except KmqError as error:
             self._warn(error)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.look()
+                self.check()
             except Exception as error:
-                logger.exception("cannot keep the offsets of consumer groups of %s", self._topics, exc_info=error)
+                logger.exception(
+                    "stopped copying the offsets of consumer groups of %s; restart the tracker to resume it",
+                    self._topics, exc_info=error,
+                )  # fmt: skip
                 return
-            self._stopping.wait(LOOK_INTERVAL_S)
+            self._stopping.wait(CHECK_INTERVAL_S)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         topic = self._topics.queue_topic
         topic_id = topic_id_of(self._admin, topic, self._timeout_s)
         if topic_id != self._topic_id:
             # The topic was deleted and created again. Kafka deleted the groups' offsets with it; the copy refers to
             # deleted messages.
-            self._topic_id, self._kept = topic_id, {}
+            self._topic_id, self._copies = topic_id, {}
         partitions = tuple(self._admin.list_topics(topic, timeout=self._timeout_s).topics[topic].partitions)
         if time.monotonic() - self._groups_at_s > GROUPS_INTERVAL_S:
             self._find_groups()
@@ -165,19 +168,19 @@ class ConsumerPositions:
         for group in self._groups.values():
             if self._stopping.is_set():
                 break
-            self._look_at(group, partitions)
-        self._publish()
+            self._check_group(group, partitions)
+        self._arrange_by_partition()
 
     def _find_groups(self) -> None:
         """Find the groups of logical queues, among those that this tracker may see."""
         listed = self._admin.list_consumer_groups(request_timeout=self._timeout_s).result().valid
         prefix = self._topics.logical_group_prefix
         names = {each.group_id for each in listed if each.group_id.startswith(prefix)}
-        for name in sorted(({self._topics.consumer_group} | names | self._kept.keys()) - self._groups.keys()):
+        for name in sorted(({self._topics.consumer_group} | names | self._copies.keys()) - self._groups.keys()):
             config = reader_config(self._bootstrap_servers, name, new_client_id("positions"), self._extra)
             self._groups[name] = _Group(name, config)
 
-    def _look_at(self, group: _Group, partitions: Sequence[int]) -> None:
+    def _check_group(self, group: _Group, partitions: Sequence[int]) -> None:
         began_s = time.monotonic()
         topic = self._topics.queue_topic
         try:
@@ -185,20 +188,20 @@ class ConsumerPositions:
         except KafkaException as error:
             if NOT_ALLOWED not in error.args[0].name():
                 raise
-            self._refused(group.name)
+            self._note_refused(group.name)
             return
-        kept = self._kept.get(group.name, {})
+        copied = self._copies.get(group.name, {})
         missing = {
-            partition: at for partition, at in kept.items() if partition not in found and partition not in unknown
+            partition: at for partition, at in copied.items() if partition not in found and partition not in unknown
         }
-        self._kept[group.name] = {**kept, **found}
+        self._copies[group.name] = {**copied, **found}
         # Without a topic id the topic may have been deleted and created again: the copy may be of the old one.
         if not missing or not self._topic_id:
             return
         first = offsets_of(self._admin, topic, missing, EARLIEST, self._timeout_s)
         for partition in [partition for partition, at in missing.items() if at <= first[partition]]:
             # Retention deleted every message below this offset, so the group cannot receive one of them again.
-            del missing[partition], self._kept[group.name][partition]
+            del missing[partition], self._copies[group.name][partition]
         if missing and time.monotonic() - began_s < LONGEST_STALE_S:
             self._restore(group, missing)
 
@@ -208,7 +211,7 @@ class ConsumerPositions:
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
         errors = group.commit(wanted, self._timeout_s)
         if any(NOT_ALLOWED in name for name in errors):
-            self._refused(group.name)
+            self._note_refused(group.name)
         elif errors:
             # UNKNOWN_MEMBER_ID: the group has members by now, and commits its own offsets.
             logger.info(
@@ -218,9 +221,9 @@ class ConsumerPositions:
         else:
             places = ", ".join(f"[{place.partition}] {place.offset}" for place in wanted)
             logger.warning(
-                "consumer group %s had no committed offsets of %s any more: they expired while it had no members "
+                "consumer group %s has lost its committed offsets of %s: they expired while it had no members "
                 "(offsets.retention.minutes of the brokers) or were deleted; committed them again: %s. To deliver "
-                "messages again, reset the group's offsets instead of deleting them",
+                "messages again, reset the offsets of the group instead of deleting them",
                 group.name, topic, places, extra={"action": "offsets_restored", "queue": str(self._topics)},
             )  # fmt: skip
 
@@ -228,11 +231,11 @@ class ConsumerPositions:
         """Check whether this tracker has the right to commit for a group, long before it must."""
         errors = group.commit([TopicPartition(self._topics.queue_topic, NO_PARTITION, 0)], self._timeout_s)
         if any(NOT_ALLOWED in name for name in errors):
-            self._refused(group.name)
+            self._note_refused(group.name)
         elif "UNKNOWN_TOPIC_OR_PART" in errors:
             self._refused_groups.discard(group.name)
 
-    def _refused(self, group: str) -> None:
+    def _note_refused(self, group: str) -> None:
         if group not in self._refused_groups:
             logger.warning(
                 "the tracker of %s may not commit for consumer group %s: if the group has no members for longer than "
@@ -242,10 +245,10 @@ class ConsumerPositions:
             )  # fmt: skip
         self._refused_groups.add(group)
 
-    def _publish(self) -> None:
+    def _arrange_by_partition(self) -> None:
         """Arrange the copy by partition, for the metadata of the tracker's commits."""
         by_partition: dict[int, dict[str, int]] = {}
-        for group, offsets in sorted(self._kept.items()):
+        for group, offsets in sorted(self._copies.items()):
             for partition, offset in offsets.items():
                 by_partition.setdefault(partition, {})[group.removeprefix(self._topics.consumer_group)] = offset
         self._by_partition = {

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 WARN_INTERVAL_S = 60.0
 
 
-class Watched(Protocol):
+class TrackerView(Protocol):
     """The part of a tracker that the metrics use."""
 
     on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None
@@ -72,7 +72,7 @@ class TrackerMetrics:
         settings: Broker addresses and the interval of the checks.
     """
 
-    def __init__(self, trackers: Sequence[Watched], settings: Settings) -> None:
+    def __init__(self, trackers: Sequence[TrackerView], settings: Settings) -> None:
         """Register with the trackers; send no request to the broker yet."""
         self._trackers = trackers
         self._settings = settings
@@ -83,7 +83,7 @@ class TrackerMetrics:
         self._warned_at_s = float("-inf")
         self._starts: dict[tuple[str, int], tuple[int, float | None]] = {}
         for tracker in trackers:
-            tracker.on_batch = self._adding(tracker.queue)
+            tracker.on_batch = self._batch_callback(tracker.queue)
 
     def samples(self) -> list[Sample]:
         """Return all samples except the histogram."""
@@ -122,7 +122,7 @@ class TrackerMetrics:
             while not self._stopping.is_set():
                 for queue, inspector in inspectors.items():
                     try:
-                        self.look(queue, inspector)
+                        self.check_topics(queue, inspector)
                     except KmqError as error:
                         self._warn(queue, error)
                 self._stopping.wait(self._settings.metrics.interval_ms / 1000)
@@ -131,7 +131,7 @@ class TrackerMetrics:
         """Request that `watch` ends."""
         self._stopping.set()
 
-    def look(self, queue: str, inspector: QueueInspector) -> None:
+    def check_topics(self, queue: str, inspector: QueueInspector) -> None:
         """
         Read from the topics the numbers that the tracker does not know, and store them.
 
@@ -161,7 +161,7 @@ class TrackerMetrics:
             numbers.oldest_ready_at_s = None if ready.oldest_at_ms is None else ready.oldest_at_ms / 1000
             numbers.oldest_in_flight_at_s = oldest_s
 
-    def _adding(self, queue: str) -> Callable[[Sequence[PartitionOutcome], Sent], None]:
+    def _batch_callback(self, queue: str) -> Callable[[Sequence[PartitionOutcome], Sent], None]:
         def add(outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
             with self._lock:
                 self._numbers[queue].add(outcomes, sent.lateness_ms)
@@ -200,7 +200,7 @@ class TrackerMetrics:
 
 
 @contextmanager
-def serving_metrics(trackers: Sequence[Watched], settings: Settings) -> Iterator[TrackerMetrics | None]:
+def serving_metrics(trackers: Sequence[TrackerView], settings: Settings) -> Iterator[TrackerMetrics | None]:
     """
     Serve the metrics of trackers over HTTP inside a `with` block. Does nothing if no port is set.
 

@@ -66,8 +66,8 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
         if settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(layout.topics.markers_topic)
         if sender.consumer_positions is not None:
-            sender.consumer_positions.look()
-        _tick(settings, layout, resume.key)
+            sender.consumer_positions.check()
+        _write_ticks(settings, layout, resume.key)
         stats = _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
         is_done = True
     finally:
@@ -75,7 +75,7 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
     return stats
 
 
-def _tick(settings: Settings, layout: QueueLayout, key: bytes) -> None:
+def _write_ticks(settings: Settings, layout: QueueLayout, key: bytes) -> None:
     """Write a TICK to every markers partition, at which messages that are overdue on the broker's clock are decided."""
     ticker = ticker_of(settings, layout, key)
     ticker.start()
@@ -95,16 +95,16 @@ def _fold_and_send(
     while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
         outcomes = []
         for partition in sorted({_partition(record) for record in batch}):
-            own = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
-            mine = [record for record in batch if _partition(record) == partition]
+            partition_rules = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
+            partition_records = [record for record in batch if _partition(record) == partition]
             log = MarkerLog(topics.markers_topic, partition, resume.signing.get(partition, Signing()))
-            for record in mine:
+            for record in partition_records:
                 log.read(record.offset() or 0, record.timestamp()[1], record.value())
             before = states.get(partition)
             if before is None:
                 rules_at_start, clock = resume.rules.get(partition), resume.clocks.get(partition, ClockStart())
                 before = PartitionState.rebuilding(rules_at_start, clock, log.markers)
-            states[partition], outcome = _folded(log, before, own)
+            states[partition], outcome = _fold_partition(log, before, partition_rules)
             outcomes.append(outcome)
         failpoint("tracker.batch")
         stats.add(outcomes, sender.deliver(outcomes))
@@ -112,7 +112,7 @@ def _fold_and_send(
     return stats
 
 
-def _folded(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
+def _fold_partition(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
     """Fold the markers of one partition, as the tracker's state function does; return the new state and the outcome."""
     result = fold(before, log.markers, rules)
     unreadable = tuple(UnreadableRecord(*each) for each in log.unreadable)

@@ -15,7 +15,7 @@ from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_client_id, reader_config
 from kmq_spark.tracker.consumer_positions import ConsumerPositions
-from kmq_spark.tracker.full_sign import FullSign
+from kmq_spark.tracker.full_record import FullRecordWriter
 from kmq_spark.tracker.queue_ends import QueueEnds
 from kmq_spark.tracker.sender.redelivery import RedeliverySender, SenderLimits
 from kmq_spark.tracker.ticker import Ticker
@@ -44,10 +44,12 @@ def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> Rule
     return RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue))
 
 
-def full_sign_of(settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader) -> FullSign:
-    """Return the object that publishes whether a queue is full. It does not call `look` of the reader."""
+def full_record_writer_of(
+    settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader
+) -> FullRecordWriter:
+    """Return the object that publishes whether a queue is full. It does not call `refresh` of the reader."""
     kafka, limit = settings.kafka, settings.for_queue(queue).max_in_flight
-    return FullSign(layout.topics, rules_reader, limit, kafka.bootstrap_servers, plain(kafka.extra))
+    return FullRecordWriter(layout.topics, rules_reader, limit, kafka.bootstrap_servers, plain(kafka.extra))
 
 
 def sender_of(

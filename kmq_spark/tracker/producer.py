@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEW_PRODUCERS = 3
+MAX_REPLACEMENTS = 3
 """Most replacement producers for one transaction. Each one needs a broker that answers."""
 
-CLAIM_WAIT_S = 2.0
+SIGNATURE_WAIT_S = 2.0
 """How long a fenced producer waits for a newer tracker to sign the group's offsets."""
 
 
@@ -56,7 +56,7 @@ class TrackerProducer:
         tracker_id: str,
         queue: str,
     ) -> None:
-        """Store the settings; `take` connects."""
+        """Store the settings; `open` connects."""
         self._config = config
         self._timeout_ms = timeout_ms
         self._positions = positions
@@ -67,7 +67,7 @@ class TrackerProducer:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a producer: `take` was called, and `close` was not called after it."""
+        """Whether there is a producer: `open` was called, and `close` was not called after it."""
         return self._producer is not None
 
     @property
@@ -86,7 +86,7 @@ class TrackerProducer:
         """Add the ids of trackers that had the queue before this one."""
         self._older_ids |= set(tracker_ids)
 
-    def take(self, known_ids: Collection[str]) -> None:
+    def open(self, known_ids: Collection[str]) -> None:
         """
         Create a producer, which fences older ones and aborts their open transactions.
 
@@ -100,7 +100,7 @@ class TrackerProducer:
         """
         if self._producer is not None:
             self._producer.close()
-        newer = self._newer_than(known_ids) if known_ids else frozenset()
+        newer = self._newer_tracker_ids(known_ids) if known_ids else frozenset()
         if newer:
             raise self._fenced_by(newer)
         self._producer = TransactionalProducer(self._config, self._timeout_ms)
@@ -130,28 +130,28 @@ class TrackerProducer:
             FencedError: A newer tracker has taken over.
             KafkaClientError: The transaction failed, or its outcome is unknown.
         """
-        for left in reversed(range(NEW_PRODUCERS + 1)):
+        for left in reversed(range(MAX_REPLACEMENTS + 1)):
             producer = self.current
             failure: KmqError
             try:
                 producer.run(work, positions, group, progress)
             except FencedError as error:
-                failure = self._by_whom(error)
-                if isinstance(failure, FencedError) or producer.may_be_committed or not left:
+                failure = self._fencing_error(error)
+                if isinstance(failure, FencedError) or producer.is_possibly_committed or not left:
                     raise failure from error
             except KafkaClientError as error:
-                if not error.retriable or not producer.is_over or producer.may_be_committed or not left:
+                if not error.retriable or not producer.has_ended or producer.is_possibly_committed or not left:
                     raise
                 failure = error
             else:
                 return
             logger.warning(
-                "the transactional producer of %s is replaced, and its transaction sent again: %s",
+                "replacing the transactional producer of %s and sending its transaction again: %s",
                 self._tracker_id, failure, extra={"action": "producer_replaced", "queue": self._queue},
             )  # fmt: skip
-            self.take(self.known_ids)
+            self.open(self.known_ids)
 
-    def _by_whom(self, error: FencedError) -> KmqError:
+    def _fencing_error(self, error: FencedError) -> KmqError:
         """
         Distinguish fencing by a newer tracker from a transaction that the broker aborted; return the error to raise.
 
@@ -159,21 +159,21 @@ class TrackerProducer:
         itself, and the producer gets the same error. A tracker that takes over first signs the group's offsets, so a
         new signature means fencing.
         """
-        deadline_s = time.monotonic() + CLAIM_WAIT_S
+        deadline_s = time.monotonic() + SIGNATURE_WAIT_S
         while time.monotonic() < deadline_s:
-            newer = self._newer_than(self.known_ids)
+            newer = self._newer_tracker_ids(self.known_ids)
             if newer:
                 return self._fenced_by(newer)
             time.sleep(0.2)
-        message = f"the broker gave up a transaction of {self._tracker_id}: {error}; opening a new one"
+        message = f"the broker aborted a transaction of {self._tracker_id}: {error}; opening a new producer"
         return KafkaClientError(message, code="INVALID_PRODUCER_EPOCH", retriable=True)
 
-    def _newer_than(self, known_ids: Collection[str]) -> frozenset[str]:
+    def _newer_tracker_ids(self, known_ids: Collection[str]) -> frozenset[str]:
         return frozenset({at.tracker_id for at in self._positions.committed().values()}).difference(known_ids)
 
     def _fenced_by(self, newer: Collection[str]) -> FencedError:
         message = (
             f"tracker {self._tracker_id} of {self._queue} was fenced: "
-            f"{', '.join(sorted(newer))} has taken over; stop this one"
+            f"newer tracker {', '.join(sorted(newer))} has taken over; this one ends"
         )
         return FencedError(message)

@@ -52,15 +52,15 @@ def batches_since_snapshot(query: StreamingQuery, first_batch: int) -> int:
     return max(0, progress.batchId + 1 - newest)
 
 
-def batch_s(query: StreamingQuery, rests_s: Mapping[int, float]) -> float | None:
+def batch_s(query: StreamingQuery, pauses_s: Mapping[int, float]) -> float | None:
     """
     Return the duration of the newest batch without its pause, seconds; None before the first batch.
 
     Args:
         query: The tracker's query.
-        rests_s: Pauses at the end of the newest batches, seconds by batch number.
+        pauses_s: Pauses at the end of the newest batches, seconds by batch number.
     """
     progress = query.lastProgress
     if progress is None:
         return None
-    return max(0.0, progress.durationMs.get("triggerExecution", 0) / 1000 - rests_s.get(progress.batchId, 0.0))
+    return max(0.0, progress.durationMs.get("triggerExecution", 0) / 1000 - pauses_s.get(progress.batchId, 0.0))

@@ -34,10 +34,11 @@ from kmq_spark.tracker.catch_up import CatchUp
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
 from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic
 from kmq_spark.tracker.fold_rows import FoldSettings
-from kmq_spark.tracker.pacing import rest_s
-from kmq_spark.tracker.parts import full_sign_of, rules_of, rules_reader_of, sender_of, ticker_of
+from kmq_spark.tracker.pacing import pause_s
+from kmq_spark.tracker.parts import full_record_writer_of, rules_of, rules_reader_of, sender_of, ticker_of
 from kmq_spark.tracker.progress import SNAPSHOT_LATE_BATCHES, batch_s, batches_since_snapshot, read_to
 from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
+from kmq_spark.tracker.spark_errors import is_stop_timeout, one_line
 from kmq_spark.tracker.stats import TrackerStats
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
-    from kmq_spark.tracker.full_sign import FullSign
+    from kmq_spark.tracker.full_record import FullRecordWriter
     from kmq_spark.tracker.sender.redelivery import RedeliverySender, Sent
     from kmq_spark.tracker.ticker import Ticker
 
@@ -57,8 +58,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
-_JVM_IS_GONE = (Py4JNetworkError, ConnectionError)
+_JVM_CONNECTION_ERRORS = (Py4JNetworkError, ConnectionError)
 """What py4j raises when the JVM does not answer. Kafka's client raises neither."""
+
+_JVM_IS_LOST = "lost the connection to Spark's JVM"
 
 SNAPSHOT_WARN_INTERVAL_S = 60.0
 
@@ -89,17 +92,17 @@ class QueueTracker:
         self._checkpoint = f"{settings.tracker.checkpoint_dir.rstrip('/')}/{queue}"
         self._stopping = threading.Event()
         self._ready = threading.Event()
-        self._batch_gate = threading.Lock()
+        self._batch_lock = threading.Lock()
         self._failure: BaseException | None = None
-        self._upkeep_failure: Exception | None = None
+        self._periodic_work_failure: Exception | None = None
         self._failures_in_a_row = 0
         self._known_ids: frozenset[str] = frozenset()
         self._batch_began_s = time.monotonic()
-        self._rests_s: dict[int, float] = {}
+        self._pauses_s: dict[int, float] = {}
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
         self._ticker: Ticker | None = None
-        self._full_sign: FullSign | None = None
+        self._full_record_writer: FullRecordWriter | None = None
         self._first_batch = -1
         self._snapshot_warned_at_s = -SNAPSHOT_WARN_INTERVAL_S
         self.snapshot_lag = 0
@@ -124,12 +127,12 @@ class QueueTracker:
     @property
     def is_full(self) -> bool | None:
         """Whether a markers partition is full (more than `max_in_flight`); None before the first start."""
-        return None if self._full_sign is None else self._full_sign.is_full
+        return None if self._full_record_writer is None else self._full_record_writer.is_full
 
     @property
     def batch_s(self) -> float | None:
         """Duration of the newest batch without its pause, seconds; None before the first batch."""
-        return None if self._query is None else batch_s(self._query, self._rests_s)
+        return None if self._query is None else batch_s(self._query, self._pauses_s)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the first batch is carried out; return whether it was within *timeout_s* seconds."""
@@ -156,18 +159,18 @@ class QueueTracker:
                 raise
             except (KmqError, PySparkException, Py4JError, ConnectionError) as error:
                 if self._stopping.is_set():
-                    logger.warning("tracker of %s failed while it stopped: %s", self._queue, _first_line(error))
+                    logger.warning("tracker of %s failed while stopping: %s", self._queue, _stop_failure(error))
                     return
                 self._failures_in_a_row += 1
-                if not self._may_pass(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
-                    raise self._told(error) from error.__cause__
+                if not self._is_transient(error) or self._failures_in_a_row > self._settings.tracker.restart_limit:
+                    raise self._final_error(error) from error.__cause__
                 if is_damaged(error) or is_of_another_topic(error):
-                    CheckpointFolder(self._checkpoint, self._spark).put_aside()
-                self._rest(error)
+                    CheckpointFolder(self._checkpoint, self._spark).rename_damaged()
+                self._back_off(error)
             else:
                 return
 
-    def _may_pass(self, error: Exception) -> bool:
+    def _is_transient(self, error: Exception) -> bool:
         """Return whether the error may be transient, so that a restart may help."""
         if isinstance(error, KafkaClientError):
             return error.retriable and bool(self._known_ids)
@@ -175,48 +178,53 @@ class QueueTracker:
             return bool(self._known_ids)
         if isinstance(error, KmqError):
             return error.retriable
-        return not isinstance(error, _JVM_IS_GONE)
+        return not isinstance(error, _JVM_CONNECTION_ERRORS)
 
-    def _told(self, error: Exception) -> KmqError:
+    def _final_error(self, error: Exception) -> KmqError:
         """Return the error to raise when the tracker ends. Log the original error at level DEBUG."""
-        logger.debug("the tracker of %s ends", self._queue, exc_info=error)
+        logger.debug("the tracker of %s ends with an error", self._queue, exc_info=error)
         if isinstance(error, KmqError):
             return error
-        if isinstance(error, _JVM_IS_GONE):
-            return KmqError(f"the JVM of Spark is gone: got {_first_line(error)}; start the tracker again")
+        if isinstance(error, _JVM_CONNECTION_ERRORS):
+            return KmqError(f"{_JVM_IS_LOST}: got {one_line(error)}; restart the tracker")
         return KmqError(
             f"the streaming query of {self._queue} failed {self._failures_in_a_row} times in a row: got "
-            f"{_first_line(error)}; correct the cause and start the tracker again, nothing is lost or sent twice"
+            f"{one_line(error)}; fix the cause and restart the tracker; no message is lost or sent twice"
         )
 
-    def _rest(self, error: Exception) -> None:
+    def _back_off(self, error: Exception) -> None:
         backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
         self.stats.restarts += 1
         logger.warning(
-            "tracker of %s failed, starting again in %g s (%d of %d): %s",
-            self._queue, backoff_s, self._failures_in_a_row, self._settings.tracker.restart_limit, _first_line(error),
+            "tracker of %s failed; restarting in %g s (restart %d of %d): %s",
+            self._queue, backoff_s, self._failures_in_a_row, self._settings.tracker.restart_limit, one_line(error),
             extra={"action": "restart", "queue": self._queue},
         )  # fmt: skip
         self._stopping.wait(FIRST_BACKOFF_S)
         # End the backoff as soon as the broker is back, so that redelivery does not wait longer.
-        was_away = isinstance(error, KafkaClientError) and error.code in UNREACHABLE_NAMES
-        wait_for_broker(self._stopping, backoff_s - FIRST_BACKOFF_S, was_away=was_away, **self._settings.kafka.reach())
+        is_unreachable = isinstance(error, KafkaClientError) and error.code in UNREACHABLE_NAMES
+        wait_for_broker(
+            self._stopping,
+            backoff_s - FIRST_BACKOFF_S,
+            is_unreachable=is_unreachable,
+            **self._settings.kafka.reach(),
+        )
 
     def _run_once(self) -> None:
         """Open the sender, start the ticker, run the query until it ends."""
         began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         reader = rules_reader_of(self._settings, self._queue, layout)
-        self._full_sign = full_sign_of(self._settings, self._queue, layout, reader)
+        self._full_record_writer = full_record_writer_of(self._settings, self._queue, layout, reader)
         sender = sender_of(self._settings, self._queue, layout, reader)
         self._sender = sender
         is_done = False
         try:
             resume = sender.open(self._known_ids)
             self._known_ids |= sender.known_ids
-            self._check(resume, sender.topics.markers_topic)
+            self._check_checkpoint(resume, sender.topics.markers_topic)
             logger.info(
-                "tracker %s of %s decides from markers %s",
+                "tracker %s of %s started; decides from marker offsets %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
@@ -228,7 +236,7 @@ class QueueTracker:
         finally:
             sender.close(is_stopped=is_done)
 
-    def _check(self, resume: ResumePoint, markers_topic: str) -> None:
+    def _check_checkpoint(self, resume: ResumePoint, markers_topic: str) -> None:
         """
         Rename the checkpoint if it belongs to another topic.
 
@@ -237,25 +245,25 @@ class QueueTracker:
         """
         folder = CheckpointFolder(self._checkpoint, self._spark)
         known_id = folder.topic_id()
-        is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_another
+        is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
         if self._settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
-        if not is_of_topic and (known_id or resume.is_another or resume.is_anew):
+        if not is_of_topic and (known_id or resume.is_other_topic or resume.has_no_position):
             # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
             # if it is longer, Spark skips the markers below the checkpoint's offset.
-            folder.put_aside()
-        folder.note_topic_id(resume.topic_id)
+            folder.rename_damaged()
+        folder.write_topic_id(resume.topic_id)
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:
-        self._failure = self._upkeep_failure = None
+        self._failure = self._periodic_work_failure = None
         self._first_batch = -1
         ticker.start()
         try:
             if self._settings.tracker.trigger == "available-now":
                 ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
             query = self._query = self._start_query(sender, ticker, resume, began_s)
-            ticker.on_pause = lambda: self._keep_up(sender, query)
-            self._await(query, ticker)
+            ticker.periodic_work = lambda: self._do_periodic_work(sender, query)
+            self._wait_for_end(query, ticker)
         finally:
             ticker.stop()
 
@@ -292,18 +300,18 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._delivering(sender, ticker, CatchUp(self._queue, resume.decide_from, began_s)),
+            self._deliver_function(sender, ticker, CatchUp(self._queue, resume.decide_from, began_s)),
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
         )
         return writer.start()
 
-    def _delivering(
+    def _deliver_function(
         self, sender: RedeliverySender, ticker: Ticker, catch_up: CatchUp
     ) -> Callable[[int, list[PartitionOutcome]], None]:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
-            with self._batch_gate:
+            with self._batch_lock:
                 if self._first_batch < 0:
                     self._first_batch = batch_id
                 try:
@@ -320,9 +328,9 @@ class QueueTracker:
                 if self.on_batch is not None:
                     self.on_batch(outcomes, sent)
                 catch_up.observe(outcomes)
-                if self._full_sign is not None:
-                    self._full_sign.observe(outcomes)
-                    self._full_sign.is_ready = catch_up.is_over
+                if self._full_record_writer is not None:
+                    self._full_record_writer.observe(outcomes)
+                    self._full_record_writer.is_ready = catch_up.is_over
                 self._failures_in_a_row = 0
                 self._ready.set()
             ticker.batch_ends()
@@ -332,53 +340,53 @@ class QueueTracker:
                     batch_id, self._queue, sent.redelivered, sent.dead_lettered, sent.expired,
                     extra={"action": "redelivered", "queue": self._queue},
                 )  # fmt: skip
-            self._rest_after(batch_id, ticker, catch_up)
+            self._pause_after(batch_id, ticker, catch_up)
 
         return deliver
 
-    def _rest_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
+    def _pause_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
         """
         Pause while nothing is due, to leave the processor to other processes.
 
         Without a pause batch follows batch, since consumers write markers all the time.
         """
         tracker, ended_s = self._settings.tracker, time.monotonic()
-        longest_s = rest_s(ended_s - self._batch_began_s, tracker.rest_ms)
+        longest_s = pause_s(ended_s - self._batch_began_s, tracker.rest_ms)
         if longest_s and catch_up.is_over and tracker.trigger != "available-now":
-            ticker.rest(longest_s)
+            ticker.pause(longest_s)
         self._batch_began_s = time.monotonic()
         # Keep two: Spark's newest progress report may be of this batch or of the one before it.
-        before_s = self._rests_s.get(batch_id - 1, 0.0)
-        self._rests_s = {batch_id - 1: before_s, batch_id: self._batch_began_s - ended_s}
+        before_s = self._pauses_s.get(batch_id - 1, 0.0)
+        self._pauses_s = {batch_id - 1: before_s, batch_id: self._batch_began_s - ended_s}
 
-    def _keep_up(self, sender: RedeliverySender, query: StreamingQuery) -> None:
+    def _do_periodic_work(self, sender: RedeliverySender, query: StreamingQuery) -> None:
         """
         Do the periodic work that must not wait for a batch: look for rules, publish `full`, commit the positions.
 
-        An idle queue has no batch that would report a failure, so a failure here is kept, and `_await` raises it.
+        An idle queue has no batch that would report a failure, so a failure is kept, and `_wait_for_end` raises it.
         """
         try:
-            sender.look_for_rules()
-            if self._full_sign is not None:
-                self._full_sign.keep()
+            sender.refresh_rules()
+            if self._full_record_writer is not None:
+                self._full_record_writer.refresh()
             sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
-            self._warn_of_snapshots()
+            self._warn_if_snapshot_is_late()
             sender.commit_read_to(read_to(query))
-        except Exception as error:  # noqa: BLE001  # the ticker's thread: `_await` raises it in the tracker's thread
-            self._upkeep_failure = error
+        except Exception as error:  # noqa: BLE001  # the ticker's thread: `_wait_for_end` raises it in the tracker's thread
+            self._periodic_work_failure = error
 
-    def _warn_of_snapshots(self) -> None:
+    def _warn_if_snapshot_is_late(self) -> None:
         now_s = time.monotonic()
         if self.snapshot_lag > SNAPSHOT_LATE_BATCHES and now_s - self._snapshot_warned_at_s > SNAPSHOT_WARN_INTERVAL_S:
             self._snapshot_warned_at_s = now_s
             logger.warning(
-                "the state of %s has no snapshot for %d batches: Spark cannot upload it to %s, and the query fails "
-                "after some 860; look at the log of its driver and at the file system",
+                "the state of %s has had no snapshot for %d batches: Spark cannot upload one to %s; the query will "
+                "fail after about 860 batches; check the log of the Spark driver and the file system",
                 self._queue, self.snapshot_lag, self._checkpoint,
                 extra={"action": "snapshot_late", "queue": self._queue},
             )  # fmt: skip
 
-    def _await(self, query: StreamingQuery, ticker: Ticker) -> None:
+    def _wait_for_end(self, query: StreamingQuery, ticker: Ticker) -> None:
         """Wait for the end of the query. Stop it between two batches after `stop`, or when a helper thread failed."""
         try:
             while query.isActive and not self._stopping.is_set() and self._helper_failure(ticker) is None:
@@ -394,12 +402,12 @@ class QueueTracker:
             raise
 
     def _helper_failure(self, ticker: Ticker) -> Exception | None:
-        """Return the failure of the ticker or of `_keep_up`; None if there is none. A restart replaces both."""
-        failure = self._upkeep_failure or ticker.failure
+        """Return the failure of the ticker or of the periodic work; None if there is none. A restart replaces both."""
+        failure = self._periodic_work_failure or ticker.failure
         if failure is None or isinstance(failure, (KmqError, PySparkException, Py4JError, ConnectionError)):
             return failure
         helper_error = KafkaClientError(
-            f"the ticker of {self._queue} ended: got {type(failure).__name__}: {failure}; it is started again",
+            f"the ticker of {self._queue} failed: got {type(failure).__name__}: {failure}; restarting the tracker",
             code="_FAIL",
             retriable=True,
         )
@@ -411,9 +419,14 @@ class QueueTracker:
         while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
             time.sleep(0.01)
         # While this thread holds the gate no batch sends, so a batch that `query.stop()` interrupts has sent nothing.
-        with self._batch_gate:
+        with self._batch_lock:
             query.stop()
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _stop_failure(error: Exception) -> str:
+    """Return what failed while the tracker stopped, in one line."""
+    if is_stop_timeout(error):
+        return "Spark did not end the running batch in time; the next tracker runs it again"
+    if isinstance(error, _JVM_CONNECTION_ERRORS):
+        return f"{_JVM_IS_LOST}: {one_line(error)}"
+    return one_line(error)

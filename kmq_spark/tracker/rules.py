@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 3.0
+CHECK_INTERVAL_S = 3.0
 """Time between two reads of the queue's rules."""
 
-RULES_AGAIN_S = 30.0
+REWRITE_AFTER_S = 30.0
 """How long a tracker waits after it wrote RULES until it writes them again if other rules are in force in the log."""
 
 
 class TrackerRules:
     """
-    Follows the rules of one queue for its tracker. The caller holds the sender's lock, except for `look`.
+    Follows the rules of one queue for its tracker. The caller holds the sender's lock, except for `check`.
 
     Args:
         topics: Topic names of the queue.
@@ -52,8 +52,8 @@ class TrackerRules:
         self._local = local
         self._reader = reader
         self._newest: QueueRules | None = None
-        self._ruled: dict[int, QueueRules] = {}  # the rules that this tracker wrote last, by markers partition
-        self._ruled_at_s = self._looked_at_s = 0.0
+        self._written: dict[int, QueueRules] = {}  # the rules that this tracker wrote last, by markers partition
+        self._written_at_s = self._checked_at_s = 0.0
 
     @property
     def in_force(self) -> Rules:
@@ -65,7 +65,7 @@ class TrackerRules:
         """
         return self._local.under(self._newest)
 
-    def take(self, resume: ResumePoint) -> None:
+    def load(self, resume: ResumePoint) -> None:
         """
         Read the rules of the queue when the sender opens. Without a record, use the newest known rules from the log.
 
@@ -75,40 +75,40 @@ class TrackerRules:
         Raises:
             KafkaClientError: The broker cannot be reached.
         """
-        self._ruled = {}
+        self._written = {}
         known = [rules for rules in resume.rules.values() if rules is not None]
         self._newest = max(known, key=lambda rules: rules.version, default=None)
         if self._reader is None:
             return
-        stored = self._reader.look()
-        self._looked_at_s = time.monotonic()
+        stored = self._reader.refresh()
+        self._checked_at_s = time.monotonic()
         if stored is not None:
             self._newest = stored.rules
-        elif self._reader.is_refused:
+        elif self._reader.is_unauthorized:
             logger.warning(
                 "the tracker of %s may not read %s: rules set with `kmq queue alter` are not applied; grant Read and "
                 "Describe, see `kmq acls`",
                 self._topics, RULES_TOPIC, extra={"action": "rules_refused", "queue": str(self._topics)},
             )  # fmt: skip
 
-    def look(self) -> QueueRules | None:
+    def check(self) -> QueueRules | None:
         """
-        Read the rules of the queue, at most every `LOOK_INTERVAL_S`. If the broker does not answer, try again later.
+        Read the rules of the queue, at most every `CHECK_INTERVAL_S`. If the broker does not answer, try again later.
 
         Returns:
             The rules, to be passed to `adopt`; None if there are none, or the interval is not over.
         """
-        if self._reader is None or time.monotonic() - self._looked_at_s <= LOOK_INTERVAL_S:
+        if self._reader is None or time.monotonic() - self._checked_at_s <= CHECK_INTERVAL_S:
             return None
-        self._looked_at_s = time.monotonic()
+        self._checked_at_s = time.monotonic()
         try:
-            stored = self._reader.look()
+            stored = self._reader.refresh()
         except KafkaClientError as error:
-            logger.warning("cannot look for the rules of %s, asking again later: %s", self._topics, error)
+            logger.warning("cannot read the rules of %s, trying again later: %s", self._topics, error)
             return None
         if stored is not None and stored.rules != self._newest:
             logger.info(
-                "rules of %s: version %d is in force from now on: %s",
+                "rules of %s changed to version %d: %s",
                 self._topics, stored.version, json.dumps(stored.to_dict()),
                 extra={"action": "rules_changed", "queue": str(self._topics)},
             )  # fmt: skip
@@ -132,25 +132,25 @@ class TrackerRules:
         return [
             rules_record(rules, self._topics.markers_topic, partition, self._tracker_id, key)
             for partition in partitions
-            if self._ruled.get(partition) != rules
+            if self._written.get(partition) != rules
         ]
 
-    def written(self, partitions: Iterable[int]) -> None:
+    def note_written(self, partitions: Iterable[int]) -> None:
         """Note that the records from `records` are committed."""
         if self._newest is not None:
-            self._ruled = dict.fromkeys(partitions, self._newest)
-            self._ruled_at_s = time.monotonic()
+            self._written = dict.fromkeys(partitions, self._newest)
+            self._written_at_s = time.monotonic()
 
-    def note(self, outcome: PartitionOutcome) -> None:
+    def observe(self, outcome: PartitionOutcome) -> None:
         """
         Have the rules written again if other rules are in force after a batch: a client copied an older RULES marker.
 
-        This applies only `RULES_AGAIN_S` after the last write. Before that, the batch of a tracker that is catching up
-        may not have reached the marker yet.
+        This applies only `REWRITE_AFTER_S` after the last write. Before that, the batch of a tracker that is catching
+        up may not have reached the marker yet.
         """
-        is_settled = time.monotonic() - self._ruled_at_s > RULES_AGAIN_S
+        is_settled = time.monotonic() - self._written_at_s > REWRITE_AFTER_S
         if is_settled and self._newest is not None and outcome.status.rules != self._newest:
-            self._ruled.pop(outcome.marker_partition, None)
+            self._written.pop(outcome.marker_partition, None)
 
     def close(self) -> None:
         """Close the client."""

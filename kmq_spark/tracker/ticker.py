@@ -90,7 +90,7 @@ WARN_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
-class _Clockwork:
+class _PartitionTicks:
     """The state of one markers partition."""
 
     next_deadline_at_ms: int | None = None
@@ -99,13 +99,13 @@ class _Clockwork:
     broker_ahead_ms: float | None = None  # broker's epoch milliseconds minus our monotonic ones; leaders' clocks differ
     last_tick_s: float = -1e9
     written_s: float = -1e9
-    most_ticks: float = math.inf  # until the next `observe` or `batch_ends`
+    max_ticks: float = math.inf  # until the next `observe` or `batch_ends`
     ticks_left: float = math.inf
     read_to: int = 0
     """First marker offset that the newest batch did not read."""
-    ticked_at: int = -1
+    newest_tick: int = -1
     """Marker offset of the newest TICK with a delivery report, -1 for none."""
-    worth_reading: int = -1
+    newest_deciding_tick: int = -1
     """Marker offset of the newest TICK that may decide something. A TICK that only carries end offsets can wait."""
     wanted_since_s: float | None = None  # when a TICK became due, monotonic; None if it is in the log, or none is due
     starts: int = 0
@@ -114,8 +114,8 @@ class _Clockwork:
     """Marker offset below which all these STARTs are."""
     checked_below: int = 0
     """Marker offset below which STARTs were compared with the end offsets of the queue topic."""
-    asked_as_of: int = -1
-    """`ticked_at` at the time of the running request for end offsets; -1 if it is not for this partition."""
+    ends_requested_as_of: int = -1
+    """`newest_tick` at the time of the running request for end offsets; -1 if it is not for this partition."""
     queue_ends: tuple[int, ...] = ()
     """End offsets for the next TICK."""
     ends_as_of: int = 0
@@ -127,28 +127,28 @@ class _Clockwork:
         return self.in_flight > 0 and self.checked_below < self.started_below
 
     @property
-    def has_its_tick(self) -> bool:
+    def is_newest_tick_logged(self) -> bool:
         """Whether the newest TICK is in the log, and no other one is due."""
-        return self.ticked_at >= 0 and not self.wants_tick and self.wanted_since_s is None
+        return self.newest_tick >= 0 and not self.wants_tick and self.wanted_since_s is None
 
-    def learn(self, broker_ahead_ms: float) -> None:
+    def raise_estimate(self, broker_ahead_ms: float) -> None:
         """Raise the estimate of the broker's clock to a lower bound: a record that was read has that append time."""
         if self.broker_ahead_ms is not None:
             self.broker_ahead_ms = max(self.broker_ahead_ms, broker_ahead_ms)
 
 
-def _most_ticks(outcome: PartitionOutcome) -> float:
+def _max_ticks(outcome: PartitionOutcome) -> float:
     """Return how many TICKs a partition may get until the next `observe` or `batch_ends`."""
     if len(outcome.decisions) >= MANY_DECISIONS:
         return 1
     return 2 if outcome.status.in_flight >= MANY_IN_FLIGHT else math.inf
 
 
-def _until_due_s(clockwork: _Clockwork, deadline_at_ms: int, now_s: float) -> float:
+def _until_due_s(ticks: _PartitionTicks, deadline_at_ms: int, now_s: float) -> float:
     """Return the seconds until the broker's clock is past a deadline; 0 where the broker's clock is not known."""
-    if clockwork.broker_ahead_ms is None:
+    if ticks.broker_ahead_ms is None:
         return 0.0
-    return (deadline_at_ms + AIM_PAST_DEADLINE_MS - clockwork.broker_ahead_ms) / 1000 - now_s
+    return (deadline_at_ms + AIM_PAST_DEADLINE_MS - ticks.broker_ahead_ms) / 1000 - now_s
 
 
 class Ticker(threading.Thread):
@@ -164,7 +164,7 @@ class Ticker(threading.Thread):
         ends: Reads the end offsets of the queue topic; None for TICKs without end offsets.
 
     Attributes:
-        on_pause: Called about once a second from this thread, for periodic work that must not wait for a batch.
+        periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
     """
 
@@ -185,8 +185,8 @@ class Ticker(threading.Thread):
         self._fatal: KafkaError | None = None
         self._topic = markers_topic
         self._interval_s = interval_ms / 1000
-        self._partitions = {partition: _Clockwork() for partition in range(partition_count)}
-        self.on_pause: Callable[[], None] | None = None
+        self._partitions = {partition: _PartitionTicks() for partition in range(partition_count)}
+        self.periodic_work: Callable[[], None] | None = None
         self.failure: Exception | None = None
         self._lock = threading.Lock()
         self._ticked = threading.Condition(self._lock)
@@ -194,9 +194,9 @@ class Ticker(threading.Thread):
         self._stopping = threading.Event()
         self._key = key
         self._ends = ends
-        self._ends_asked_s = -ENDS_INTERVAL_S
+        self._ends_requested_at_s = -ENDS_INTERVAL_S
         self._warned_at_s = self._replaced_at_s = -WARN_INTERVAL_S
-        self._first_reported: set[int] = set()
+        self._reported_partitions: set[int] = set()
         self._all_reported = threading.Event()
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
@@ -204,37 +204,37 @@ class Ticker(threading.Thread):
         now_ms = time.monotonic() * 1000
         with self._lock:
             for outcome in outcomes:
-                clockwork = self._partitions.setdefault(outcome.marker_partition, _Clockwork())
-                clockwork.in_flight = outcome.status.in_flight
-                clockwork.behind_ms = outcome.status.behind_ms
+                ticks = self._partitions.setdefault(outcome.marker_partition, _PartitionTicks())
+                ticks.in_flight = outcome.status.in_flight
+                ticks.behind_ms = outcome.status.behind_ms
                 # If the broker's clock was set forward by an hour while nothing was in flight, no TICK has reported it.
                 # Without this update the next deadline would be decided an hour late.
-                clockwork.learn(outcome.status.appended_at_ms - now_ms)
-                clockwork.next_deadline_at_ms = outcome.status.next_deadline_at_ms
-                clockwork.most_ticks = clockwork.ticks_left = _most_ticks(outcome)
-                clockwork.read_to = outcome.status.next_marker_offset
+                ticks.raise_estimate(outcome.status.appended_at_ms - now_ms)
+                ticks.next_deadline_at_ms = outcome.status.next_deadline_at_ms
+                ticks.max_ticks = ticks.ticks_left = _max_ticks(outcome)
+                ticks.read_to = outcome.status.next_marker_offset
                 counters = outcome.status.counters
                 starts = counters.get("started", 0) + counters.get("renewed", 0)
-                if starts != clockwork.starts:
-                    clockwork.starts, clockwork.started_below = starts, clockwork.read_to
+                if starts != ticks.starts:
+                    ticks.starts, ticks.started_below = starts, ticks.read_to
         self._changed.set()
 
     def batch_ends(self) -> None:
         """Allow TICKs for what is due at once, without regard to the interval: the next batch is about to read them."""
         with self._lock:
-            for clockwork in self._partitions.values():
-                clockwork.last_tick_s = -1e9
-                clockwork.ticks_left = clockwork.most_ticks
+            for ticks in self._partitions.values():
+                ticks.last_tick_s = -1e9
+                ticks.ticks_left = ticks.max_ticks
         self._changed.set()
 
-    def rest(self, longest_s: float) -> None:
+    def pause(self, longest_s: float) -> None:
         """
         Wait until the log contains an unread TICK that may decide something, at most *longest_s* seconds.
 
         Nothing is decided between two TICKs, so a batch there costs as much as any other and decides nothing.
         """
         with self._ticked:
-            self._ticked.wait_for(self._may_go_on, longest_s)
+            self._ticked.wait_for(self._is_pause_over, longest_s)
 
     def wait_first_ticks(self, timeout_s: float) -> None:
         """
@@ -269,49 +269,53 @@ class Ticker(threading.Thread):
             self._run()
         except Exception as error:  # no caller could catch it: this is the thread's first function
             self.failure = error
-            logger.exception("the ticker of %s ended", self._topic, extra={"action": "ticker_ended"})
+            logger.exception(
+                "the ticker of %s failed and writes no more TICKs", self._topic, extra={"action": "ticker_ended"}
+            )
             with self._ticked:
                 self._ticked.notify_all()
 
     def _run(self) -> None:
-        paused_at_s = time.monotonic()
+        worked_at_s = time.monotonic()
         while not self._stopping.is_set():
             now_s = time.monotonic()
             if self._ends is not None:
-                self._look_at_ends(self._ends, now_s)
-            for partition in self._due(now_s):
+                self._update_ends(self._ends, now_s)
+            for partition in self._due_partitions(now_s):
                 self._write(partition)
             self._producer.poll(0)
             if self._fatal is not None:
                 self._replace_producer(self._fatal)
-            if self.on_pause is not None and now_s - paused_at_s > LONGEST_WAIT_S:
-                paused_at_s = now_s
-                self._upkeep(self.on_pause)
+            if self.periodic_work is not None and now_s - worked_at_s > LONGEST_WAIT_S:
+                worked_at_s = now_s
+                self._do_periodic_work(self.periodic_work)
             self._changed.wait(self._wait_s(time.monotonic()))
             self._changed.clear()
         if self._fatal is None:  # after a fatal error confluent-kafka's flush raises SystemError
             self._producer.flush(2)
 
-    def _look_at_ends(self, ends: QueueEnds, now_s: float) -> None:
+    def _update_ends(self, ends: QueueEnds, now_s: float) -> None:
         """Request the end offsets of the queue topic, or pass an answer on to the partitions that it is for."""
         if ends.is_asking:
             found = ends.take()
             if found is None:
                 return
             with self._lock:
-                for clockwork in self._partitions.values():
-                    if clockwork.asked_as_of >= 0:
-                        clockwork.queue_ends, clockwork.ends_as_of = found, clockwork.asked_as_of
-                        clockwork.wants_tick, clockwork.asked_as_of = True, -1
-        elif now_s - self._ends_asked_s >= ENDS_INTERVAL_S:
+                for ticks in self._partitions.values():
+                    if ticks.ends_requested_as_of >= 0:
+                        ticks.queue_ends, ticks.ends_as_of = found, ticks.ends_requested_as_of
+                        ticks.wants_tick, ticks.ends_requested_as_of = True, -1
+        elif now_s - self._ends_requested_at_s >= ENDS_INTERVAL_S:
             with self._lock:
                 # `core.fold` relies on this order: the TICK is in the log before the end offsets are requested.
-                unchecked = [each for each in self._partitions.values() if each.is_unchecked and each.has_its_tick]
-                for clockwork in unchecked:
-                    clockwork.asked_as_of = clockwork.ticked_at
+                unchecked = [
+                    each for each in self._partitions.values() if each.is_unchecked and each.is_newest_tick_logged
+                ]
+                for ticks in unchecked:
+                    ticks.ends_requested_as_of = ticks.newest_tick
                 partition_count = len(self._partitions)
             if unchecked:
-                self._ends_asked_s = now_s
+                self._ends_requested_at_s = now_s
                 ends.ask(partition_count)
 
     def _replace_producer(self, fatal: KafkaError) -> None:
@@ -319,7 +323,7 @@ class Ticker(threading.Thread):
         now_s = time.monotonic()
         if now_s - self._replaced_at_s > WARN_INTERVAL_S:
             logger.warning(
-                "the producer of TICKs to %s met a fatal error and is replaced: %s", self._topic, fatal.str(),
+                "replacing the producer of TICKs to %s after a fatal error: %s", self._topic, fatal.str(),
                 extra={"action": "producer_replaced"},
             )  # fmt: skip
         elif self._stopping.wait(REPLACE_PAUSE_S):
@@ -328,41 +332,41 @@ class Ticker(threading.Thread):
         self._producer.purge()
         self._producer, self._fatal = make_client(Producer, self._config), None
         with self._lock:
-            for clockwork in self._partitions.values():
+            for ticks in self._partitions.values():
                 # The partition's TICK may be among the failed records.
-                clockwork.wants_tick = clockwork.wants_tick or clockwork.wanted_since_s is not None
+                ticks.wants_tick = ticks.wants_tick or ticks.wanted_since_s is not None
 
-    def _may_go_on(self) -> bool:
+    def _is_pause_over(self) -> bool:
         if self._stopping.is_set() or self.failure is not None:
             return True
-        return any(each.worth_reading >= each.read_to for each in self._partitions.values())
+        return any(each.newest_deciding_tick >= each.read_to for each in self._partitions.values())
 
-    def _due(self, now_s: float) -> list[int]:
+    def _due_partitions(self, now_s: float) -> list[int]:
         """Return the partitions for which a TICK is due now, and update their state as if it were written."""
         with self._lock:
-            due = [p for p, clockwork in self._partitions.items() if self._due_in_s(clockwork, now_s) <= 0]
+            due = [p for p, ticks in self._partitions.items() if self._due_in_s(ticks, now_s) <= 0]
             for partition in due:
-                clockwork = self._partitions[partition]
-                clockwork.wanted_since_s = clockwork.wanted_since_s or now_s
+                ticks = self._partitions[partition]
+                ticks.wanted_since_s = ticks.wanted_since_s or now_s
                 self._partitions[partition].last_tick_s = now_s
                 self._partitions[partition].written_s = now_s
                 self._partitions[partition].ticks_left -= 1
                 self._partitions[partition].wants_tick = False
         return due
 
-    def _due_in_s(self, clockwork: _Clockwork, now_s: float) -> float:
+    def _due_in_s(self, ticks: _PartitionTicks, now_s: float) -> float:
         """Return the seconds until the partition's next TICK is due; infinity for never."""
-        rest_s = clockwork.last_tick_s + self._interval_s - now_s
-        if clockwork.wants_tick:
-            return rest_s
-        if clockwork.in_flight == 0 or clockwork.next_deadline_at_ms is None:
+        interval_left_s = ticks.last_tick_s + self._interval_s - now_s
+        if ticks.wants_tick:
+            return interval_left_s
+        if ticks.in_flight == 0 or ticks.next_deadline_at_ms is None:
             return math.inf
         aimed_s = math.inf
-        if clockwork.ticks_left >= 1:
-            aimed_s = max(rest_s, _until_due_s(clockwork, clockwork.next_deadline_at_ms, now_s))
-        if clockwork.behind_ms <= TOLERATED_BEHIND_MS:
+        if ticks.ticks_left >= 1:
+            aimed_s = max(interval_left_s, _until_due_s(ticks, ticks.next_deadline_at_ms, now_s))
+        if ticks.behind_ms <= TOLERATED_BEHIND_MS:
             return aimed_s
-        return min(aimed_s, clockwork.written_s + BEHIND_INTERVAL_S - now_s)
+        return min(aimed_s, ticks.written_s + BEHIND_INTERVAL_S - now_s)
 
     def _wait_s(self, now_s: float) -> float:
         with self._lock:
@@ -375,48 +379,48 @@ class Ticker(threading.Thread):
 
     def _write(self, partition: int) -> None:
         with self._lock:
-            clockwork = self._partitions[partition]
-            marker = tick_marker(clockwork.queue_ends, clockwork.ends_as_of)
-            clockwork.queue_ends = ()
+            ticks = self._partitions[partition]
+            marker = tick_marker(ticks.queue_ends, ticks.ends_as_of)
+            ticks.queue_ends = ()
         on_delivery = partial(self._report, time.monotonic(), marker.ends_as_of)
         tick = signed(encode_marker(marker), partition, self._key)
         try:
             self._producer.produce(self._topic, value=tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
             self._note_fatal(error.args[0])
-            self._ask_again(partition)
-            self._look_again(error)
+            self._request_tick(partition)
+            self._refresh_metadata(error)
         failpoint("ticker.tick-sent")
 
     def _report(self, sent_s: float, ends_as_of: int, error: KafkaError | None, tick: Message) -> None:
         """Update the estimate of the broker's clock from a delivered TICK; request another one if delivery failed."""
         if error is not None:
             self._note_fatal(error)
-            self._ask_again(tick.partition())
+            self._request_tick(tick.partition())
             self._warn(error)
             return
         _, appended_at_ms = tick.timestamp()
         with self._ticked:
-            clockwork = self._partitions.get(tick.partition() or 0)
-            if clockwork is not None:
+            ticks = self._partitions.get(tick.partition() or 0)
+            if ticks is not None:
                 # The broker appended between send and report. The midpoint is wrong by half a round trip at most.
-                clockwork.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
-                clockwork.ticked_at = max(clockwork.ticked_at, tick.offset() or 0)
-                next_ms = clockwork.next_deadline_at_ms
+                ticks.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
+                ticks.newest_tick = max(ticks.newest_tick, tick.offset() or 0)
+                next_ms = ticks.next_deadline_at_ms
                 if not ends_as_of or (next_ms is not None and next_ms < appended_at_ms):
-                    clockwork.worth_reading = clockwork.ticked_at
-                clockwork.checked_below = max(clockwork.checked_below, ends_as_of)
-                clockwork.wanted_since_s = None
+                    ticks.newest_deciding_tick = ticks.newest_tick
+                ticks.checked_below = max(ticks.checked_below, ends_as_of)
+                ticks.wanted_since_s = None
             self._ticked.notify_all()
-        self._first_reported.add(tick.partition() or 0)
-        if len(self._first_reported) >= len(self._partitions):
+        self._reported_partitions.add(tick.partition() or 0)
+        if len(self._reported_partitions) >= len(self._partitions):
             self._all_reported.set()
 
     def _note_fatal(self, error: object) -> None:
         if isinstance(error, KafkaError) and (error.fatal() or error.code() == KafkaError._FATAL):  # noqa: SLF001  # librdkafka's public name for it
             self._fatal = error
 
-    def _look_again(self, error: KafkaException | BufferError) -> None:
+    def _refresh_metadata(self, error: KafkaException | BufferError) -> None:
         """
         Refresh the topic's metadata after the error "unknown partition"; log any other error.
 
@@ -436,19 +440,19 @@ class Ticker(threading.Thread):
             self._warned_at_s = time.monotonic()
             text = cause.str() if isinstance(cause, KafkaError) else cause
             logger.warning(
-                "cannot write TICKs to %s: %s; nothing is redelivered until it can", self._topic, text,
+                "cannot write TICKs to %s: %s; no message is redelivered until this works", self._topic, text,
                 extra={"action": "tick_failed"},
             )  # fmt: skip
 
-    def _ask_again(self, partition: int | None) -> None:
+    def _request_tick(self, partition: int | None) -> None:
         with self._lock:
-            clockwork = self._partitions.get(-1 if partition is None else partition)
-            if clockwork is not None:
-                clockwork.wants_tick = True
+            ticks = self._partitions.get(-1 if partition is None else partition)
+            if ticks is not None:
+                ticks.wants_tick = True
 
-    def _upkeep(self, on_pause: Callable[[], None]) -> None:
+    def _do_periodic_work(self, periodic_work: Callable[[], None]) -> None:
         try:
-            on_pause()
+            periodic_work()
         except KmqError as error:
             # Not fatal: the next batch does the same work and fails if it cannot. This call is only for an idle queue.
-            logger.warning("upkeep of %s failed: %s", self._topic, error)
+            logger.warning("periodic work for %s failed: %s; trying again", self._topic, error)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message as KafkaMessage
 
-    from kmq_spark.consumer.poison.admission import Admission, Portion
+    from kmq_spark.consumer.poison.admission import Admission, BatchPlan
 
 
 def deferrals(
     records: Sequence[KafkaMessage],
     admissions: Sequence[Admission],
-    portion: Portion,
+    plan: BatchPlan,
     consumer_id: str,
     defer_ms: Callable[[int], int],
 ) -> list[Marker]:
@@ -35,18 +35,19 @@ def deferrals(
     Args:
         records: Fetched records.
         admissions: The verdict on each record.
-        portion: States which records are deferred, and which suspects are postponed.
+        plan: States which records are deferred, and which suspects are postponed.
         consumer_id: Written into the markers.
-        defer_ms: Returns the delay of the next postponed suspect, milliseconds; its argument is the suspect's `crowd`.
+        defer_ms: Returns the delay of the next postponed suspect, milliseconds; its argument is the
+            suspect's `group_limit`.
     """
     groups: dict[tuple[Any, ...], list[Any]] = {}
-    for index in portion.deferred:
+    for index in plan.deferred:
         record, admission = records[index], admissions[index]
         key = (record.partition(), admission.delivery_count, admission.due_at_ms, 0)
         groups.setdefault(key, []).append(record.offset())
-    for index in portion.postponed:
+    for index in plan.postponed:
         record, admission = records[index], admissions[index]
-        key = (record.partition(), admission.delivery_count, 0, defer_ms(admission.crowd))
+        key = (record.partition(), admission.delivery_count, 0, defer_ms(admission.group_limit))
         groups.setdefault(key, []).append(record.offset())
     return [
         Marker(

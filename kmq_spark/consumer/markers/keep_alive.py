@@ -44,8 +44,8 @@ class Renewal(NamedTuple):
                 before the renewal was written.
         """
         for lease in self.leases:
-            if not lease.fate and now <= lease.expires_at:
-                lease.expires_at = max(lease.expires_at, self.sent_at + self.duration)
+            if not lease.end_reason and now <= lease.ends_at:
+                lease.ends_at = max(lease.ends_at, self.sent_at + self.duration)
 
 
 def renewals(leases: Iterable[Lease], now: float) -> Iterator[Renewal]:
@@ -62,7 +62,7 @@ def renewals(leases: Iterable[Lease], now: float) -> Iterator[Renewal]:
     """
     alike: dict[tuple[int, float], list[Lease]] = {}
     for lease in leases:
-        if now + lease.duration_s <= lease.limit_at and now <= lease.expires_at:
+        if now + lease.duration_s <= lease.limit_at and now <= lease.ends_at:
             alike.setdefault((lease.queue_partition, lease.duration_s), []).append(lease)
     for (queue_partition, duration), found in alike.items():
         if any(now - lease.renewed_at >= duration * RENEW_AFTER for lease in found):

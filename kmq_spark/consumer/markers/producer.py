@@ -134,8 +134,8 @@ class MarkerProducer:
             raise errors[0]
         if left:
             message = (
-                f"cannot write the last markers to {self._topic}: got no answer for {left} within {timeout:g} s; "
-                "check the broker, what was settled may be delivered again"
+                f"cannot write the last markers to {self._topic}: got no response for {left} within {timeout:g} s; "
+                "check the broker, the settled messages may be delivered again"
             )
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
@@ -168,7 +168,7 @@ class MarkerProducer:
                 on_delivery=lambda error, record: self._on_delivery(pending, error, record),
             )
         except BufferError:
-            message = f"cannot write a marker to {self._topic}: the client's queue is full; check the broker"
+            message = f"cannot write a marker to {self._topic}: the client's send buffer is full; check the broker"
             self._report(pending, KafkaClientError(message, code="_QUEUE_FULL", retriable=True))
         except KafkaException as error:
             if is_first and error.args[0].name() == "_UNKNOWN_PARTITION" and self._learn_partitions():
@@ -211,7 +211,7 @@ class MarkerProducer:
 
     def _replace(self) -> None:
         """Replace the client after a fatal error. The old client's flush reports its undelivered markers as failed."""
-        logger.warning("the producer of markers failed for good and is replaced", extra={"action": "producer_replaced"})
+        logger.warning("the marker producer had a fatal error and is replaced", extra={"action": "producer_replaced"})
         old, self._producer = self._producer, make_client(Producer, self._config)
         old.purge()
         old.flush(1.0)

@@ -152,18 +152,21 @@ class TransactionalStarts:
     def _send(self, batch: Batch, markers: Sequence[Marker], owned: Collection[int], appended_at_ms: list[int]) -> None:
         lost = batch.next_offsets.keys() - set(owned)
         if lost:
-            raise self._given_up(f"partitions {sorted(lost)} went to another consumer meanwhile")
+            raise self._given_up(f"partitions {sorted(lost)} are no longer assigned")
         if self._producer is None:
             self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
         began_at = time.monotonic()
         try:
-            self._transact(self._producer, markers, _places(self._topic, batch.next_offsets), appended_at_ms)
-        except _TooOftenError:
-            raise self._given_up("the broker or the group refused it") from None
+            self._transact(self._producer, markers, _topic_partitions(self._topic, batch.next_offsets), appended_at_ms)
+        except _GivenUpError:
+            why = f"the transaction failed {ATTEMPTS} times or took longer than {self._timeout_ms / 1000:g} s"
+            raise self._given_up(why) from None
         except FencedError as error:
-            if time.monotonic() - began_at > int(self._config["transaction.timeout.ms"]) / 1000:
-                raise self._given_up("the broker gave up the transaction") from error
-            message = f"{error}; give each consumer a consumer_id of its own"
+            timeout_s = int(self._config["transaction.timeout.ms"]) / 1000
+            if time.monotonic() - began_at > timeout_s:
+                why = f"the broker aborted the transaction after transaction.timeout.ms ({timeout_s:g} s)"
+                raise self._given_up(why) from error
+            message = f"{error}; give each consumer its own consumer_id"
             raise FencedError(message) from error
 
     def _transact(
@@ -179,21 +182,21 @@ class TransactionalStarts:
             nonlocal attempts
             attempts += 1
             if attempts > ATTEMPTS:
-                raise _TooOftenError
+                raise _GivenUpError
             for index, marker in enumerate(markers):
                 record = OutgoingRecord(self._markers_topic, marker.queue_partition, None, encode_marker(marker), [])
-                producer.send(record, partial(_note_append_time, appended_at_ms, index))
+                producer.send(record, partial(_store_append_time, appended_at_ms, index))
             failpoint("consumer.start-tx-sent")
 
         def check() -> None:
             if time.monotonic() > until:
-                raise _TooOftenError
+                raise _GivenUpError
             failpoint("consumer.start-tx-before-commit")
 
         producer.run(work, positions, self._consumer.consumer_group_metadata(), check=check)
 
     def _given_up(self, why: str) -> KafkaClientError:
-        message = f"cannot start messages of {self._topic}: {why}; they are fetched again"
+        message = f"cannot start messages of {self._topic}: {why}; the messages are fetched again"
         return KafkaClientError(message, code="_ABORTED", retriable=True)
 
 
@@ -229,14 +232,14 @@ def transactional_starts(
     )
 
 
-def _note_append_time(appended_at_ms: list[int], index: int, error: KafkaError | None, record: Message) -> None:
+def _store_append_time(appended_at_ms: list[int], index: int, error: KafkaError | None, record: Message) -> None:
     if error is None:
         appended_at_ms[index] = record.timestamp()[1]
 
 
-class _TooOftenError(Exception):
+class _GivenUpError(Exception):
     """The batch reached its limit of attempts or time; its transaction is aborted."""
 
 
-def _places(topic: str, positions: Mapping[int, int]) -> list[TopicPartition]:
+def _topic_partitions(topic: str, positions: Mapping[int, int]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]

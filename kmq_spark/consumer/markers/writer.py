@@ -218,7 +218,7 @@ class MarkerWriter:
 
     def _sweep(self, now: float) -> None:
         """Remove ended leases, and renew the leases that are due."""
-        for lease in self._leases.expire(now):
+        for lease in self._leases.remove_ended(now):
             _log_lost(lease)
         if self._keep_alive:
             for renewal in renewals(self._leases.open_leases(), now):
@@ -248,7 +248,7 @@ class MarkerWriter:
                 if is_extension and left >= 0 and error.retriable:
                     # Try again: with keep-alive off, nothing else would. Until then the old lease end applies.
                     self._leases.outbox(renewal.queue_partition).extended.extend(
-                        [lease for lease in renewal.leases if lease.held and lease.expires_at > time.monotonic()]
+                        [lease for lease in renewal.leases if lease.held and lease.ends_at > time.monotonic()]
                     )
                 left = -1
             elif left == 0:
@@ -269,7 +269,7 @@ def _log_lost(lease: Lease) -> None:
     offsets = sorted(lease.held)
     if offsets:
         logger.warning(
-            "lease lost: %d message(s) of queue partition %d from offset %d on were held too long, "
+            "lease lost: %d message(s) of queue partition %d, the first at offset %d, were held too long; "
             "they will be redelivered",
             len(offsets),
             lease.queue_partition,

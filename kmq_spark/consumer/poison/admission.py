@@ -3,8 +3,8 @@ Admission policy: decide for each fetched record whether to deliver it, isolate 
 
 Rule 1: no clock, no Kafka client. The decision depends on the record's headers, its append time, and the consumer's
 logical queue and group.
-Rule 2: records are taken strictly in order. A portion is a prefix of the fetched records, so that one offset states
-what is done. The remaining records wait and are not started.
+Rule 2: records are taken strictly in order. A batch plan covers a prefix of the fetched records, so that one offset
+states what is done. The remaining records wait and are not started.
 Rule 3: a suspect is delivered only together with other suspects, and alone in its last `ALONE_DELIVERIES` deliveries.
 Rule 4: headers are untrusted. A header that cannot be read counts as absent.
 Rule 5: a batch in which no record has headers is not checked here, unless the consumer has a logical queue.
@@ -40,7 +40,7 @@ from kmq_spark.wire.headers import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-DUE_STEP_MS = 100
+DUE_ROUNDING_MS = 100
 """Due times are rounded up to a multiple of this, so that messages that fall due together share a marker."""
 
 ALONE_DELIVERIES = 2
@@ -49,7 +49,7 @@ Reserve the last two deliveries of a suspect for isolated processing. One protec
 the process; the second is spare.
 """
 
-CROWD = 32
+MAX_SUSPECT_GROUP = 32
 """
 Largest group of suspects that are delivered together before that: about the square root of the 1,000 messages that a
 worker may hold when it dies.
@@ -72,10 +72,10 @@ class Stamped(Protocol):
 class Verdict(Enum):
     """What the consumer does with a record."""
 
-    HAND_OUT = "hand out"
-    HAND_OUT_ALONE = "hand out alone"
+    DELIVER = "deliver"
+    ISOLATE = "isolate"
     DEFER = "defer"
-    PASS_OVER = "pass over"  # noqa: S105  # no secret
+    SKIP = "skip"
 
 
 class Admission(NamedTuple):
@@ -87,21 +87,22 @@ class Admission(NamedTuple):
         delivery_count: Count of deliveries, including this one.
         due_at_ms: For a deferral: when it falls due, epoch milliseconds, broker clock.
         expires_at_ms: When the message expires, epoch milliseconds, broker clock; None if it has no TTL.
-        crowd: For a suspect: largest group of suspects with the same value that may be delivered together; 1 for alone.
+        group_limit: For a suspect: largest group of suspects with the same value that may be delivered together; 1 for
+            alone.
     """
 
     verdict: Verdict
     delivery_count: int = 1
     due_at_ms: int = 0
     expires_at_ms: int | None = None
-    crowd: int = 1
+    group_limit: int = 1
 
 
-_PLAIN = Admission(Verdict.HAND_OUT)
-_NOT_OURS = Admission(Verdict.PASS_OVER)
+_PLAIN = Admission(Verdict.DELIVER)
+_NOT_OURS = Admission(Verdict.SKIP)
 
 
-class Door:
+class AdmissionPolicy:
     """
     The admission policy of a consumer.
 
@@ -118,7 +119,7 @@ class Door:
         self._isolate_after = isolate_after
 
     @property
-    def is_open(self) -> bool:
+    def accepts_plain_records(self) -> bool:
         """Whether a record without headers is delivered: true for a consumer without a logical queue."""
         return not self._queue
 
@@ -141,16 +142,17 @@ class Door:
         due_at_ms = _due_at_ms(ours, record)
         if due_at_ms is not None:
             return Admission(Verdict.DEFER, delivery_count, due_at_ms)
-        # The tracker writes both headers. A producer can forge them; `Isolation` limits the effect on other messages.
+        # The tracker writes both headers. A producer can forge them; `SuspectSchedule` limits the
+        # effect on other messages.
         silent_count = (ORIGIN in ours and read_number(ours.get(SILENT_COUNT))) or 0
-        ends_at_ms = expires_at_ms_of(ours, record.timestamp()[1])
+        expires_at_ms = expires_at_ms_of(ours, record.timestamp()[1])
         if not 0 < self._isolate_after <= silent_count:
-            return Admission(Verdict.HAND_OUT, delivery_count, expires_at_ms=ends_at_ms)
-        crowd = crowd_of(delivery_count, read_number(ours.get(MAX_DELIVERIES)) or 0)
-        return Admission(Verdict.HAND_OUT_ALONE, delivery_count, expires_at_ms=ends_at_ms, crowd=crowd)
+            return Admission(Verdict.DELIVER, delivery_count, expires_at_ms=expires_at_ms)
+        limit = suspect_group_limit(delivery_count, read_number(ours.get(MAX_DELIVERIES)) or 0)
+        return Admission(Verdict.ISOLATE, delivery_count, expires_at_ms=expires_at_ms, group_limit=limit)
 
 
-def crowd_of(delivery_count: int, max_deliveries: int) -> int:
+def suspect_group_limit(delivery_count: int, max_deliveries: int) -> int:
     """
     Return how many suspects like this one may be delivered together.
 
@@ -159,10 +161,10 @@ def crowd_of(delivery_count: int, max_deliveries: int) -> int:
         max_deliveries: Limit of deliveries; 0 if it is unknown or there is none.
 
     Returns:
-        `CROWD`; or 1 for the last `ALONE_DELIVERIES` deliveries. So a message does not become a dead letter because
-        another message crashes the process.
+        `MAX_SUSPECT_GROUP`; or 1 for the last `ALONE_DELIVERIES` deliveries. So a message does not become a dead
+        letter because another message crashes the process.
     """
-    return CROWD if max_deliveries - delivery_count >= ALONE_DELIVERIES else 1
+    return MAX_SUSPECT_GROUP if max_deliveries - delivery_count >= ALONE_DELIVERIES else 1
 
 
 def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
@@ -172,7 +174,7 @@ def _due_at_ms(ours: Mapping[str, bytes | None], record: Stamped) -> int | None:
         return None
     relative_ms = 0 if delay_ms is None else max(0, record.timestamp()[1]) + delay_ms
     due_at_ms = max(relative_ms, at_ms or 0)
-    return min(-(-due_at_ms // DUE_STEP_MS) * DUE_STEP_MS, MAX_DUE_AT_MS)
+    return min(-(-due_at_ms // DUE_ROUNDING_MS) * DUE_ROUNDING_MS, MAX_DUE_AT_MS)
 
 
 class Turn(Enum):
@@ -202,21 +204,21 @@ class Room(NamedTuple):
 
 
 @dataclass(slots=True)
-class Portion:
+class BatchPlan:
     """
     A prefix of the fetched records, and what to do with each record. The lists contain indexes of records.
 
     Attributes:
-        taken_count: Length of the prefix; the remaining records wait.
-        handed: Records to deliver now.
+        prefix_length: Length of the prefix; the remaining records wait.
+        to_deliver: Records to deliver now.
         deferred: Records to defer until they are due.
         postponed: Suspects to defer because it is not their turn.
         is_suspect: Whether the records to deliver are suspects.
         is_waiting: Whether a suspect is next and waits until nothing is held.
     """
 
-    taken_count: int = 0
-    handed: list[int] = field(default_factory=list)
+    prefix_length: int = 0
+    to_deliver: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
     postponed: list[int] = field(default_factory=list)
     is_suspect: bool = False
@@ -238,7 +240,7 @@ def count_that_fits(sizes: Sequence[int], room: Room) -> int:
     return max(fitting, 1) if room.is_empty else fitting
 
 
-def portion_of(admissions: Sequence[Admission], sizes: Sequence[int], room: Room, turn: Turn) -> Portion:
+def plan_batch(admissions: Sequence[Admission], sizes: Sequence[int], room: Room, turn: Turn) -> BatchPlan:
     """
     Return the prefix of the fetched records that forms one batch.
 
@@ -248,31 +250,37 @@ def portion_of(admissions: Sequence[Admission], sizes: Sequence[int], room: Room
         room: Room for messages.
         turn: What to do with a suspect.
     """
-    portion, left_bytes = Portion(), room.max_bytes
+    plan, left_bytes = BatchPlan(), room.max_bytes
     for index, (admission, size) in enumerate(zip(admissions, sizes, strict=True)):
         verdict = admission.verdict
         if verdict is Verdict.DEFER:
-            portion.deferred.append(index)
-        elif verdict is Verdict.HAND_OUT_ALONE and turn is Turn.DEFER:
-            portion.postponed.append(index)
-        elif verdict is not Verdict.PASS_OVER:
-            is_suspect = verdict is Verdict.HAND_OUT_ALONE
-            if is_suspect and not portion.handed and turn is not Turn.ALONE:
-                portion.is_waiting = True
-                return portion
-            is_first = room.is_empty and not portion.handed
-            fits = len(portion.handed) < room.max_messages and (size <= left_bytes or is_first)
-            if not fits or (portion.handed and not _go_together(admissions[portion.handed[-1]], admission, portion)):
-                return portion
-            portion.handed.append(index)
-            portion.is_suspect = is_suspect
+            plan.deferred.append(index)
+        elif verdict is Verdict.ISOLATE and turn is Turn.DEFER:
+            plan.postponed.append(index)
+        elif verdict is not Verdict.SKIP:
+            is_suspect = verdict is Verdict.ISOLATE
+            if is_suspect and not plan.to_deliver and turn is not Turn.ALONE:
+                plan.is_waiting = True
+                return plan
+            is_first = room.is_empty and not plan.to_deliver
+            fits = len(plan.to_deliver) < room.max_messages and (size <= left_bytes or is_first)
+            if not fits or (plan.to_deliver and not _may_share_batch(admissions[plan.to_deliver[-1]], admission, plan)):
+                return plan
+            plan.to_deliver.append(index)
+            plan.is_suspect = is_suspect
             left_bytes -= size
-        portion.taken_count = index + 1
-    return portion
+        plan.prefix_length = index + 1
+    return plan
 
 
-def _go_together(last: Admission, admission: Admission, portion: Portion) -> bool:
-    """Return whether a record may be delivered with the one before it. Suspects need an equal, unfilled `crowd`."""
+def _may_share_batch(last: Admission, admission: Admission, plan: BatchPlan) -> bool:
+    """
+    Return whether a record may be delivered with the one before it.
+
+    Suspects need an equal `group_limit` that is not reached.
+    """
     if last.verdict is not admission.verdict:
         return False
-    return not portion.is_suspect or (last.crowd == admission.crowd and len(portion.handed) < admission.crowd)
+    if not plan.is_suspect:
+        return True
+    return last.group_limit == admission.group_limit and len(plan.to_deliver) < admission.group_limit

@@ -75,7 +75,8 @@ class KnownTopics:
             raise TopicError(message)
         if partition >= count:
             message = (
-                f"cannot send a result: got partition {partition} of {topic!r}, 0 to {count - 1}; leave it to the key"
+                f"cannot send a result: got partition {partition} of {topic!r}, 0 to {count - 1}; correct it, or "
+                "leave it out so that the key selects it"
             )
             raise TopicError(message)
 
@@ -154,7 +155,8 @@ class Transaction:
             if self._size + size > MAX_TRANSACTION_BYTES or len(self.results) == MAX_TRANSACTION_RECORDS:
                 message = (
                     f"transaction is too large: got {self._size + size} bytes in {len(self.results) + 1} results, "
-                    f"{MAX_TRANSACTION_BYTES} bytes and {MAX_TRANSACTION_RECORDS} results; use several transactions"
+                    f"maximum {MAX_TRANSACTION_BYTES} bytes and {MAX_TRANSACTION_RECORDS} results; use several "
+                    "transactions"
                 )
                 raise KafkaClientError(message, code="MSG_SIZE_TOO_LARGE")
             self.results.append(record)

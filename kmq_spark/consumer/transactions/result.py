@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LARGEST_RECORD = 1_000_000_000
+MAX_RECORD_BYTES = 1_000_000_000
 """`message.max.bytes` of the client. Each result topic has its own limit, so the broker checks the size."""
 
 ABORT_SCAN_MS = 10_000
@@ -64,10 +64,10 @@ readers of its markers partitions wait until the broker aborts it. So the timeou
 `ABORT_SCAN_MS` it fits into a lease of 15 s or more.
 """
 
-_UNKNOWN = "the outcome of its transaction is unknown"
+_UNKNOWN_OUTCOME = "the outcome of its transaction is unknown"
 
 
-class _RefusedError(Exception):
+class _RejectedError(Exception):
     """The broker rejected a result, and would reject it again."""
 
 
@@ -78,13 +78,13 @@ class _Commit:
         self.results = transaction.results
         self.leases: list[tuple[Lease, list[Message]]] = []
         self.written_at: tuple[str, int, int] | None = None
-        self.refused: KafkaError | None = None
-        self.refused_what = ""
+        self.rejected: KafkaError | None = None
+        self.rejected_record = ""
         self.is_committing = False
         self.began_at = time.monotonic()
 
     def take(self, messages: list[Message], table: LeaseTable) -> None:
-        """Move messages to leases of this transaction. After an error, `restore` moves those taken so far back."""
+        """Move messages to leases of this transaction. After an error, `restore_leases` moves them back."""
         taken: dict[int, tuple[Lease, float, list[Message]]] = {}
         try:
             for message in messages:
@@ -94,7 +94,7 @@ class _Commit:
                 taken[id(lease)] = (source, min(least, ends_at), found)
         finally:
             self.leases = [
-                (dataclasses.replace(lease, held={each.id.message_offset for each in found}, expires_at=ends_at), found)
+                (dataclasses.replace(lease, held={each.id.message_offset for each in found}, ends_at=ends_at), found)
                 for lease, ends_at, found in taken.values()
             ]
             table.open([lease for lease, _ in self.leases])
@@ -103,34 +103,34 @@ class _Commit:
         """Raise LeaseLostError if a lease has ended: its message may be redelivered to another consumer."""
         now = time.monotonic()
         for lease, messages in self.leases:
-            if lease.expires_at < now:
-                why = lease.fate or "the lease ran out"
+            if lease.ends_at < now:
+                why = lease.end_reason or "the lease ran out"
                 message = (
                     f"lease of {len(messages)} message(s) of queue partition {lease.queue_partition} was lost before "
                     f"the commit: {why}; nothing was written, raise lease_ms or use smaller transactions"
                 )
                 raise LeaseLostError(message)
 
-    def note_written(self, error: KafkaError | None, sent: KafkaMessage) -> None:
+    def record_position(self, error: KafkaError | None, sent: KafkaMessage) -> None:
         """Store topic, partition and offset of a record of this transaction, from its delivery report."""
         if error is None:
             self.written_at = (sent.topic() or "", sent.partition() or 0, sent.offset() or 0)
 
-    def settle(self) -> None:
+    def clear_leases(self) -> None:
         """The transaction is committed: clear the leases, so that no message is held."""
         for lease, _ in self.leases:
             lease.held.clear()
 
-    def restore(self) -> None:
+    def restore_leases(self) -> None:
         """Nothing was written: the messages are held again, under the leases that keep-alive renewed meanwhile."""
         for lease, messages in self.leases:
             for message in messages:
                 message._leave_transaction(lease)  # noqa: SLF001  # private to the package: not for handlers
 
-    def let_go(self) -> None:
+    def abandon_leases(self) -> None:
         """The outcome is unknown: end the leases, so that the messages are neither held nor renewed."""
         for lease, messages in self.leases:
-            lease.end(_UNKNOWN)
+            lease.end(_UNKNOWN_OUTCOME)
             lease.held.clear()
             for message in messages:
                 message._leave_transaction(lease)  # noqa: SLF001  # private to the package: not for handlers
@@ -173,7 +173,7 @@ class ResultTransactions:
         self._config = transactional_config(
             bootstrap_servers, topics.consumer_transactional_id(consumer_id), consumer_id, extra, lease_ms
         )
-        self._reading = reader_config(bootstrap_servers, topics.outcome_group, consumer_id, extra)
+        self._reader_config = reader_config(bootstrap_servers, topics.outcome_group, consumer_id, extra)
         self._producer: TransactionalProducer | None = None
         self._fenced: FencedError | None = None
         self._committing = threading.Lock()
@@ -192,7 +192,7 @@ class ResultTransactions:
         """
         check_usable()
         if getattr(self._thread, "is_open", False):
-            message = "a transaction is open in this thread: got a second one; end its block first"
+            message = "a transaction is already open in this thread: got a second one; end the first block"
             raise UsageError(message)
         transaction = Transaction(self._known_topics, self._retentions)
         self._thread.is_open = True
@@ -229,27 +229,27 @@ class ResultTransactions:
         except BaseException:
             # For example Ctrl+C: the outcome is not read from the log, which could block.
             self._drop_producer()
-            (commit.let_go if commit.is_committing else commit.restore)()
+            (commit.abandon_leases if commit.is_committing else commit.restore_leases)()
             raise
         else:
-            commit.settle()
+            commit.clear_leases()
 
     def _run(self, commit: _Commit) -> None:
         if self._fenced is not None:
             raise self._fenced
-        if self._producer is None or self._producer.is_over:
+        if self._producer is None or self._producer.has_ended:
             self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
         producer, ends = self._producer, list(self._ends(commit))
 
         def work() -> None:
             commit.is_committing, commit.written_at, commit.began_at = False, None, time.monotonic()
-            if commit.refused is not None:
-                raise _RefusedError
+            if commit.rejected is not None:
+                raise _RejectedError
             commit.check_leases()
             for record in commit.results:
                 self._send_result(producer, commit, record)
             for record in ends:
-                producer.send(record, commit.note_written)
+                producer.send(record, commit.record_position)
             failpoint("consumer.tx-sent")
 
         def check() -> None:
@@ -259,25 +259,25 @@ class ResultTransactions:
 
         try:
             producer.run(work, [], None, check=check)
-        except _RefusedError:
-            raise self._refusal(commit) from None
+        except _RejectedError:
+            raise self._rejection(commit) from None
         failpoint("consumer.tx-committed")
 
     def _send_result(self, producer: TransactionalProducer, commit: _Commit, record: OutgoingRecord) -> None:
         def on_delivery(error: KafkaError | None, sent: KafkaMessage) -> None:
-            note(error)
+            check_rejection(error)
             if not commit.leases:
-                commit.note_written(error, sent)
+                commit.record_position(error, sent)
 
-        def note(error: KafkaError | None) -> None:
-            if error is not None and commit.refused is None and error.name() in _REFUSALS:
-                commit.refused = error
-                commit.refused_what = f"a result of {size_of(record)} bytes for {record.topic!r}"
+        def check_rejection(error: KafkaError | None) -> None:
+            if error is not None and commit.rejected is None and error.name() in _REJECTION_CODES:
+                commit.rejected = error
+                commit.rejected_record = f"a result of {size_of(record)} bytes for {record.topic!r}"
 
         try:
             producer.send(record, on_delivery)
         except KafkaException as error:
-            note(error.args[0])
+            check_rejection(error.args[0])
             raise
 
     def _ends(self, commit: _Commit) -> Iterator[OutgoingRecord]:
@@ -293,29 +293,30 @@ class ResultTransactions:
         """Find out whether the transaction was committed. Return if it was; raise if not, or if that is unknown."""
         is_written = self._is_written(commit, error) if commit.is_committing else False
         if isinstance(error, FencedError):
-            self._note_fenced(commit, error)
+            self._record_fencing(commit, error)
         if is_written:
-            logger.info("a commit without an answer was found in the log", extra={"action": "txn_found"})
-            commit.settle()
+            logger.info("found a commit without a response in the log: it succeeded", extra={"action": "txn_found"})
+            commit.clear_leases()
             return
         if is_written is None:
-            commit.let_go()
+            commit.abandon_leases()
             message = (
-                f"{error}; {_UNKNOWN}: its messages are redelivered if it was not committed; do not retry them or "
-                "their results"
+                f"{error}; {_UNKNOWN_OUTCOME}: its messages are redelivered if it was not committed; do not retry "
+                "them or their results"
             )
             raise TransactionError(message, code="_UNKNOWN_OUTCOME", nothing_written=False) from error
-        commit.restore()
+        commit.restore_leases()
         if isinstance(error, FencedError):
             if self._fenced is not None:
                 raise self._fenced from error
             message = (
-                f"the broker gave up a transaction of {self._consumer_id} after {self._transaction_timeout_s:g} s; "
-                "nothing was written, the messages are held: open a new transaction"
+                f"the broker aborted a transaction of {self._consumer_id} after transaction.timeout.ms "
+                f"({self._transaction_timeout_s:g} s); nothing was written, the messages are still held: open a new "
+                "transaction"
             )
             raise TransactionError(message, code="_ABORTED", retriable=True, nothing_written=True) from error
         if isinstance(error, KafkaClientError) and not isinstance(error, TransactionError):
-            message = f"{error}; nothing was written, the messages are held as before"
+            message = f"{error}; nothing was written, the messages are still held"
             raise TransactionError(message, code=error.code, retriable=error.retriable, nothing_written=True) from error
         raise error
 
@@ -328,27 +329,27 @@ class ResultTransactions:
                 # A new producer with this transactional id aborts the open transaction. If the producer was fenced, the
                 # transaction has ended already.
                 self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
-            return is_committed(self._reading, *commit.written_at, self._timeout_ms)
+            return is_committed(self._reader_config, *commit.written_at, self._timeout_ms)
         except KmqError as failure:
-            logger.warning("cannot find out what became of a commit: %s", failure, extra={"action": "txn_unknown"})
+            logger.warning("cannot read the outcome of a commit: %s", failure, extra={"action": "txn_unknown"})
             return None
 
-    def _note_fenced(self, commit: _Commit, error: FencedError) -> None:
+    def _record_fencing(self, commit: _Commit, error: FencedError) -> None:
         """Distinguish fencing by a consumer with the same id from a timed-out transaction; the error is the same."""
         if time.monotonic() - commit.began_at < self._transaction_timeout_s:
             message = (
-                f"cannot commit a transaction as {self._consumer_id}: another consumer of this consumer_id has taken "
-                f"over ({error}); give each consumer its own"
+                f"cannot commit a transaction as {self._consumer_id}: another consumer with this consumer_id has "
+                f"fenced it ({error}); give each consumer its own consumer_id"
             )
             self._fenced = FencedError(message)
 
     @staticmethod
-    def _refusal(commit: _Commit) -> TransactionError:
-        error = commit.refused
+    def _rejection(commit: _Commit) -> TransactionError:
+        error = commit.rejected
         assert error is not None
         message = (
-            f"cannot commit a transaction: the broker refuses {commit.refused_what}: {error.str()} ({error.name()}); "
-            "nothing was written, the messages are held: send something else, or correct the topic"
+            f"cannot commit a transaction: the broker rejected {commit.rejected_record}: {error.str()} "
+            f"({error.name()}); nothing was written, the messages are still held: change the result, or the topic"
         )
         return TransactionError(message, code=error.name(), nothing_written=True)
 
@@ -359,7 +360,7 @@ class ResultTransactions:
             producer.close()
 
 
-_REFUSALS = frozenset(
+_REJECTION_CODES = frozenset(
     {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "INVALID_TIMESTAMP", "TOPIC_AUTHORIZATION_FAILED",
      "POLICY_VIOLATION", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"}
 )  # fmt: skip
@@ -380,7 +381,7 @@ def transactional_config(
         transactional_id,
         consumer_id,
         extra,
-        max_message_bytes=LARGEST_RECORD,
+        max_message_bytes=MAX_RECORD_BYTES,
         transaction_timeout_ms=transaction_timeout_ms(lease_ms),
     )
     # No linger: the commit flushes the whole transaction at once, so waiting for a fuller batch gains nothing.

@@ -1,14 +1,15 @@
--- Each lease: who held which message from when to when, how it ended, and what became of the message then.
+-- Each lease: its message, its consumer, its start and end, how it ended, and what the tracker did with the message.
 --
--- outcome    how it ended: ACKED, REJECTED, EXPIRED (its time to live was over); FAILED (the handler raised),
---            RELEASED (given back), RETURNED (given back unseen), LEASE_EXPIRED (no word before the deadline);
---            DEFERRED (not handed out: a delayed send); TAKEN_OVER (started again while it ran); IN_FLIGHT.
--- settled_as the END that the tracker goes by, the first after the START; null while there is none.
--- held_ms    from the START to the word that ended it; to the deadline where there was none.
+-- outcome    How the lease ended: ACKED, REJECTED, EXPIRED (the time to live of the message was over), FAILED (the
+--            handler raised), RELEASED (by its consumer), RETURNED (released before a handler received the message),
+--            LEASE_EXPIRED (no marker before the deadline), DEFERRED (not handed out: a delayed send), TAKEN_OVER
+--            (another START before the lease ended), IN_FLIGHT (not ended).
+-- settled_as Outcome of the END that the tracker uses, the first one after the START; null if there is none.
+-- held_ms    From the START to the marker that ended the lease; to the deadline if no marker did.
 WITH numbered AS (
   SELECT *,
     count_if(kind = 'START') OVER so_far AS lease_number,
-    -- Whether a lease was open when this marker came: a late END, a KEEPALIVE after the END do not count.
+    -- Whether a lease was open before this marker: a late END and a KEEPALIVE after the END are ignored.
     coalesce(max(CASE WHEN kind = 'START' THEN marker_offset END) OVER before, -1)
       > coalesce(max(CASE WHEN kind = 'END' THEN marker_offset END) OVER before, -1) AS is_open
   FROM marker_events
@@ -25,7 +26,7 @@ WITH numbered AS (
 leases AS (
   SELECT
     queue, group_name, queue_partition, message_offset, marker_partition, lease_number,
-    -- A lease has one START and at most one END, so `max` takes the value of that one.
+    -- A lease has one START and at most one END, so `max` returns the value of that marker.
     max(CASE WHEN kind = 'START' THEN appended_at END) AS started_at,
     max(CASE WHEN kind = 'START' THEN marker_offset END) AS start_marker_offset,
     max(CASE WHEN kind = 'START' THEN consumer_id END) AS consumer_id,
@@ -35,7 +36,7 @@ leases AS (
     max(CASE WHEN kind = 'END' THEN outcome END) AS settled_as,
     max(CASE WHEN kind = 'END' THEN reason END) AS end_reason,
     max(CASE WHEN kind = 'END' THEN consumer_id END) AS settled_by,
-    -- The first release counts. Engines differ in what min_by makes of a value that is null: none is.
+    -- Only the first release is used. No value is null here, because engines differ in `min_by` of a null.
     min(CASE WHEN is_release THEN appended_at END) AS released_at,
     min_by(release, CASE WHEN is_release THEN marker_offset END) AS release,
     coalesce(min_by(never_handed_out, CASE WHEN is_release THEN marker_offset END), false) AS is_return,

@@ -1,4 +1,4 @@
--- Messages that go wrong again and again: deliveries that failed, were rejected or ended in silence, over all copies.
+-- Messages whose deliveries fail repeatedly: the handler raised or rejected, or the lease expired, over all copies.
 WITH wrong AS (
   SELECT
     d.queue, d.group_name, m.origin_partition, m.origin_offset,

@@ -1,4 +1,4 @@
--- Messages that are started and not ended, each with its newest lease; what the tracker holds, as far as the ledger read.
+-- Messages that are started and not ended, each with its newest lease, according to the markers in the ledger.
 SELECT
   d.queue, d.group_name, d.queue_partition, d.message_offset, d.consumer_id, d.delivery_count, d.outcome,
   d.started_at, d.deadline_at,

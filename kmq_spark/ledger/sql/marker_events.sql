@@ -1,4 +1,4 @@
--- Every marker, message by message: a marker of 500 messages is 500 rows. Rows without a marker (errors) left out.
+-- One row per marker and message: a marker of 500 messages is 500 rows. Unreadable records are left out.
 SELECT
   queue, group_name, marker_partition, marker_offset, appended_at, kind,
   queue_partition, explode(sequence(first_offset, first_offset + message_count - 1)) AS message_offset,

@@ -1,4 +1,4 @@
--- Everything about a message, over all its copies, in order. Ask for one message: by its first copy's place,
+-- All events of a message, over all its copies. Select one message by the position of its first copy:
 -- WHERE queue = … AND origin_partition = … AND origin_offset = … ORDER BY at, message_offset, step.
 WITH sent AS (
   SELECT

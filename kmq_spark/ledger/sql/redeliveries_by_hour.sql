@@ -1,4 +1,4 @@
--- Redeliveries by the hour in which they were due, why, and how late they were (append time less deadline).
+-- Redeliveries per hour of their deadline, by cause, and their lateness (append time minus deadline).
 SELECT
   queue, group_name, date_trunc('HOUR', deadline_at) AS hour,
   count(*) AS redelivered,

@@ -1,4 +1,4 @@
--- Consumers by how long their handlers take: deliveries that a handler ended, by ack, reject or failure.
+-- Consumers by the duration of their handlers, from the deliveries that a handler acknowledged, rejected or failed.
 SELECT
   queue, group_name, consumer_id,
   count(*) AS handled,

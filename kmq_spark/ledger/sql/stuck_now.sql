@@ -1,4 +1,4 @@
--- Messages in flight past their deadline (is the tracker running?) or held for more than an hour (does the handler hang?).
+-- Messages in flight past their deadline (check the tracker) or held for more than an hour (check the handler).
 SELECT
   f.queue, f.group_name, f.queue_partition, f.message_offset, f.consumer_id, f.delivery_count,
   CASE WHEN f.overdue_ms > 5000 THEN 'past its deadline' ELSE 'held for long' END AS why,

@@ -1,5 +1,5 @@
--- Conservation: started = in_flight + acked + rejected + expired + redelivered + dead_lettered, `missing` is the rest: 0.
--- A rejected message counts as rejected, whether its dead letter is written yet or not.
+-- Conservation: started = in_flight + acked + rejected + expired + redelivered + dead_lettered + missing; missing is 0.
+-- A rejected message counts as rejected, also before its dead letter is written.
 WITH leases AS (
   SELECT
     queue, group_name,

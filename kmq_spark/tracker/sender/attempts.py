@@ -1,8 +1,8 @@
 """
 One attempt at a transaction of redeliveries: the records that it sends, and their delivery reports.
 
-Rule 1: The result of an aborted attempt is discarded. Only the broker's rejections are kept, in `Refusals`, for the
-next attempt.
+Rule 1: The result of an aborted attempt is discarded. Only the broker's rejections are kept, in `RejectedRecords`, for
+the next attempt.
 Rule 2: One step per message, and no objects that are not needed: when very many leases end at once, most of the time is
 spent here.
 """
@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 
 from kmq_spark.core.markers import Outcome
 from kmq_spark.failpoints import failpoint
-from kmq_spark.tracker.sender.records import outgoing_record, settle
+from kmq_spark.tracker.sender.records import final_decision, outgoing_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.kafka.records import OutgoingRecord
-    from kmq_spark.kafka.rejected_records import Refusals
-    from kmq_spark.tracker.sender.due_decisions import Due
-    from kmq_spark.tracker.sender.records import Item
+    from kmq_spark.kafka.rejected_records import RejectedRecords
+    from kmq_spark.tracker.sender.due_decisions import DueDecision
+    from kmq_spark.tracker.sender.records import DecidedMessage
 
 
 class Attempt:
     """
-    An attempt to send these items.
+    An attempt to send these messages.
 
     Args:
-        items: Decisions with their payloads.
-        refusals: Records that the broker rejected in earlier attempts; this attempt adds to them.
+        messages: Decisions with their payloads.
+        rejected_records: Records that the broker rejected in earlier attempts; this attempt adds to them.
         topics: Topics of the queue.
         rules: Rules of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
 
     Attributes:
-        dues: The final decision for each item; each of them gets an END.
+        decisions: The final decision on each message; each of them gets an END.
         expired: Messages dropped because their TTL had expired.
         nonexistent: Decisions dropped because the queue topic has no message at their offset.
         dead_lettered: Dead letters that the broker has acknowledged.
@@ -52,20 +52,20 @@ class Attempt:
 
     def __init__(
         self,
-        items: Sequence[Item],
-        refusals: Refusals,
+        messages: Sequence[DecidedMessage],
+        rejected_records: RejectedRecords,
         topics: QueueTopics,
         rules: Rules,
         dead_letter_partitions: int,
     ) -> None:
         """Store the arguments; `records` yields what to send."""
-        self._items = items
-        self._refusals = refusals
+        self._messages = messages
+        self._rejected_records = rejected_records
         self._topics = topics
         self._rules = rules
         self._dead_letter_partitions = dead_letter_partitions
-        self._refused: dict[int, int] = {}
-        self.dues: list[Due] = []
+        self._rejection_counts: dict[int, int] = {}
+        self.decisions: list[DueDecision] = []
         self.expired = 0
         self.nonexistent = 0
         self.dead_lettered = 0
@@ -73,36 +73,36 @@ class Attempt:
 
     def records(self) -> Iterator[OutgoingRecord | None]:
         """
-        Yield one record per item, lazily; None for an item that is dropped.
+        Yield one record per message, lazily; None for a message that is dropped.
 
         Dropped are messages whose TTL has expired, and offsets that the queue topic does not have.
         """
-        topics, rules, is_any_refused = self._topics, self._rules, self._refusals.count > 0
-        for index, item in enumerate(self._items):
-            refused = 0
-            if is_any_refused and (refused := self._refusals.of(index, item.size)):
-                self._refused[index] = refused
-            settled = settle(item, refused, topics, rules)
-            outcome = settled.due.outcome
-            self.dues.append(settled.due)
+        topics, rules, is_any_rejected = self._topics, self._rules, self._rejected_records.total_count > 0
+        for index, decided in enumerate(self._messages):
+            rejection_count = 0
+            if is_any_rejected and (rejection_count := self._rejected_records.rejection_count(index, decided.size)):
+                self._rejection_counts[index] = rejection_count
+            final = final_decision(decided, rejection_count, topics, rules)
+            outcome = final.decision.outcome
+            self.decisions.append(final.decision)
             if outcome is Outcome.EXPIRED:
-                if settled.message is None:
+                if final.message is None:
                     self.nonexistent += 1
                 else:
                     self.expired += 1
                 yield None
                 continue
-            yield outgoing_record(settled, topics, self._dead_letter_partitions, rules.max_deliveries)
+            yield outgoing_record(final, topics, self._dead_letter_partitions, rules.max_deliveries)
             failpoint("tracker.message-sent" if outcome is Outcome.REDELIVERED else "tracker.dead-letter-sent")
 
     def on_delivery(self, index: int, error: KafkaError | None, record: Message) -> None:
-        """Handle the delivery report of an item's record."""
+        """Handle the delivery report of a message's record."""
         if error is not None:
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self._refusals.note(index, self._items[index].size, self._refused.get(index, 0))
+                self._rejected_records.note(index, self._messages[index].size, self._rejection_counts.get(index, 0))
             return
-        due = self.dues[index]
-        if due.outcome is Outcome.REDELIVERED:
-            self.lateness_ms.append(record.timestamp()[1] - due.deadline_at_ms)
+        decision = self.decisions[index]
+        if decision.outcome is Outcome.REDELIVERED:
+            self.lateness_ms.append(record.timestamp()[1] - decision.deadline_at_ms)
         else:
             self.dead_lettered += 1

@@ -30,7 +30,7 @@ _OUTCOMES = {
 _COLUMNS = ("queue_partition", "message_offset", "delivery_count", "deadline_at_ms", "tick_at_ms", "is_silent")
 
 
-class Due(NamedTuple):
+class DueDecision(NamedTuple):
     """
     One decision, ready to be carried out.
 
@@ -68,7 +68,7 @@ class Due(NamedTuple):
         return self.is_dead_letter and self.deadline_at_ms != REJECTED
 
 
-class Dues:
+class DueDecisions:
     """
     The decisions of a batch, sorted by queue partition and message offset.
 
@@ -77,7 +77,7 @@ class Dues:
     """
 
     def __init__(self, outcomes: Sequence[PartitionOutcome]) -> None:
-        """Sort the columns. `of` creates the objects."""
+        """Sort the columns. `on_messages` creates the objects."""
         decided = [outcome for outcome in outcomes if len(outcome.decisions)]
         columns = {
             name: np.concatenate([getattr(each.decisions, name) for each in decided] or [np.empty(0, np.int64)])
@@ -103,7 +103,7 @@ class Dues:
         """Return the number of decisions."""
         return len(self._reasons)
 
-    def wanted(self) -> dict[int, list[int]]:
+    def message_offsets(self) -> dict[int, list[int]]:
         """Return the message offsets by queue partition, ascending, without duplicates."""
         offsets = self._columns["message_offset"][self._rows[:-1]]
         ends = [*self._first_message.values(), len(offsets)][1:]
@@ -112,13 +112,13 @@ class Dues:
             for (partition, first), end in zip(self._first_message.items(), ends, strict=True)
         }
 
-    def of(self, queue_partition: int, first: int, count: int) -> Iterator[tuple[int, Due]]:
+    def on_messages(self, queue_partition: int, first: int, count: int) -> Iterator[tuple[int, DueDecision]]:
         """
-        Yield the decisions on consecutive messages of `wanted`.
+        Yield the decisions on consecutive messages of `message_offsets`.
 
         Args:
             queue_partition: Queue partition of the messages.
-            first: Index of the first message in `wanted()[queue_partition]`.
+            first: Index of the first message in `message_offsets()[queue_partition]`.
             count: Number of messages.
 
         Yields:
@@ -131,5 +131,7 @@ class Dues:
         partitions, offsets, counts, *rest = (self._columns[name][part].tolist() for name in _COLUMNS)
         outcomes = map(_OUTCOMES.__getitem__, self._columns["action"][part].tolist())
         markers, reasons = self._marker_partition[part].tolist(), self._reasons[part]
-        dues = map(Due._make, zip(markers, partitions, offsets, counts, outcomes, reasons, *rest, strict=True))
-        return zip(which, dues, strict=True)
+        decisions = map(
+            DueDecision._make, zip(markers, partitions, offsets, counts, outcomes, reasons, *rest, strict=True)
+        )
+        return zip(which, decisions, strict=True)

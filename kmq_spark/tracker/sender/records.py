@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.payloads import Payload
     from kmq_spark.kafka.queue_topics import QueueTopics
-    from kmq_spark.tracker.sender.due_decisions import Due
+    from kmq_spark.tracker.sender.due_decisions import DueDecision
 
 UNREADABLE_BYTES = 65_536
 """
@@ -47,10 +47,10 @@ Most bytes kept of a record that is not a marker: enough to identify it, too lit
 """
 
 
-class Item(NamedTuple):
+class DecidedMessage(NamedTuple):
     """A decision with its payload; `message` is None if the payload is not in the queue topic."""
 
-    due: Due
+    decision: DueDecision
     message: Message | None
 
     @property
@@ -64,134 +64,138 @@ class Item(NamedTuple):
         return size
 
 
-def settle(item: Item, refused: int, topics: QueueTopics, rules: Rules) -> Item:
+def final_decision(decided: DecidedMessage, rejection_count: int, topics: QueueTopics, rules: Rules) -> DecidedMessage:
     """
-    Return the final decision on an item, with the payload to send.
+    Return the final decision on a message, with the payload to send.
 
     A message that cannot be redelivered becomes a dead letter. A message whose TTL has expired gets the outcome
     EXPIRED, or becomes a dead letter if the queue's rules require it.
 
     Args:
-        item: The decision of the fold, with its payload.
-        refused: How often the broker rejected the item as too large. Once: it becomes a dead letter. Twice: a dead
-            letter without payload.
+        decided: The decision of the fold, with its payload.
+        rejection_count: How often the broker rejected the message as too large. Once: it becomes a dead letter. Twice:
+            a dead letter without payload.
         topics: Topics of the queue.
         rules: Rules of the queue.
     """
-    due, message = item
+    decision, message = decided
     if message is not None:
-        due = _judged(due, message, rules)
-        if refused == 0 or due.outcome is Outcome.EXPIRED:
-            return item if due is item.due else Item(due, message)
-    elif due.outcome is Outcome.EXPIRED:
+        decision = _with_payload_facts(decision, message, rules)
+        if rejection_count == 0 or decision.outcome is Outcome.EXPIRED:
+            return decided if decision is decided.decision else DecidedMessage(decision, message)
+    elif decision.outcome is Outcome.EXPIRED:
         # The queue topic never had this offset. With a dead letter here, any client that can write markers could create
         # as many dead letters as it likes.
-        return item
-    place = f"{topics.queue_topic}[{due.queue_partition}]@{due.message_offset}"
+        return decided
+    place = f"{topics.queue_topic}[{decision.queue_partition}]@{decision.message_offset}"
     if message is None:
         reason = f"payload gone: {place} is not in the topic; raise its retention.ms above lease and outage"
-        return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), None)
+        return DecidedMessage(
+            decision._replace(outcome=Outcome.DEAD_LETTERED, reason=_joined(decision.reason, reason)), None
+        )
     reason = "too large to redeliver: the broker refused it with the tracker's headers; raise max.message.bytes"
-    if refused > 1:
+    if rejection_count > 1:
         reason = f"{reason}; too large for the dead-letter topic too, so the payload stays at {place}"
-    kept = message if refused == 1 else None
-    return Item(due._replace(outcome=Outcome.DEAD_LETTERED, reason=_both(due.reason, reason)), kept)
+    payload = message if rejection_count == 1 else None
+    return DecidedMessage(
+        decision._replace(outcome=Outcome.DEAD_LETTERED, reason=_joined(decision.reason, reason)), payload
+    )
 
 
-def _judged(due: Due, message: Message, rules: Rules) -> Due:
+def _with_payload_facts(decision: DueDecision, message: Message, rules: Rules) -> DueDecision:
     """Return the decision corrected by the headers: deliveries that no START counted, last error, expired TTL."""
     headers = by_name(headers_of(message))
-    if due.is_silent and due.delivery_count <= (counted := delivery_count_of(headers)):
+    if decision.is_silent and decision.delivery_count <= (counted := delivery_count_of(headers)):
         # A START of kafka-mq-go contains no delivery count; one of ours contains the header's count + 1. Only silent
         # deliveries are corrected: a released one may not count, and the fold has handled that.
-        due = due._replace(delivery_count=counted + 1)
-    if due.is_exhausted:
+        decision = decision._replace(delivery_count=counted + 1)
+    if decision.is_exhausted:
         # If the last delivery ended without an error text, use that of an earlier delivery.
-        due = due._replace(reason=with_last_error(due.reason, last_error_of(headers)))
-    if due.outcome is not Outcome.REDELIVERED:
-        return due
-    if is_exhausted(due.delivery_count, rules):
-        reason = exhausted_reason(due.delivery_count, rules, due.reason or last_error_of(headers))
-        return due._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
+        decision = decision._replace(reason=with_last_error(decision.reason, last_error_of(headers)))
+    if decision.outcome is not Outcome.REDELIVERED:
+        return decision
+    if is_exhausted(decision.delivery_count, rules):
+        reason = exhausted_reason(decision.delivery_count, rules, decision.reason or last_error_of(headers))
+        return decision._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
     if not headers:
-        return due
+        return decision
     sent_at_ms = message.timestamp()[1]
     expires_at_ms = expires_at_ms_of(headers, sent_at_ms)
-    if expires_at_ms is None or due.tick_at_ms < expires_at_ms:
-        return due
+    if expires_at_ms is None or decision.tick_at_ms < expires_at_ms:
+        return decision
     if rules.dead_letters_expired:
         ttl_ms = expires_at_ms - (first_sent_ms_of(headers, sent_at_ms) or 0)
         reason = f"expired: ttl of {ttl_ms} ms was over"
-        return due._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
-    return due._replace(outcome=Outcome.EXPIRED)
+        return decision._replace(outcome=Outcome.DEAD_LETTERED, reason=reason)
+    return decision._replace(outcome=Outcome.EXPIRED)
 
 
-def _both(first: str, second: str) -> str:
+def _joined(first: str, second: str) -> str:
     return f"{first}; {second}" if first else second
 
 
 def outgoing_record(
-    item: Item, topics: QueueTopics, dead_letter_partitions: int, max_deliveries: int = 0
+    decided: DecidedMessage, topics: QueueTopics, dead_letter_partitions: int, max_deliveries: int = 0
 ) -> OutgoingRecord:
     """
     Return the record for a final decision: the redelivered message or the dead letter.
 
     Args:
-        item: An item as `settle` returns it; its outcome is not EXPIRED.
+        decided: A decision as `final_decision` returns it; its outcome is not EXPIRED.
         topics: Topics of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
         max_deliveries: The queue's delivery limit, 0 for none.
     """
-    due, message = item
+    decision, message = decided
     headers: Headers = []
     sent_at_ms, key, value = -1, None, None
     if message is not None:
         headers, sent_at_ms, key, value = headers_of(message), message.timestamp()[1], message.key(), message.value()
-    if due.is_dead_letter:
+    if decision.is_dead_letter:
         new_headers = dead_letter_headers(
             headers,
             source_topic=topics.queue_topic,
             group=topics.consumer_group,
-            delivery_count=due.delivery_count,
-            queue_partition=due.queue_partition,
-            message_offset=due.message_offset,
+            delivery_count=decision.delivery_count,
+            queue_partition=decision.queue_partition,
+            message_offset=decision.message_offset,
             sent_at_ms=sent_at_ms,
-            reason=due.reason,
+            reason=decision.reason,
         )
-        partition = due.queue_partition % dead_letter_partitions
+        partition = decision.queue_partition % dead_letter_partitions
         return OutgoingRecord(topics.dead_letter_topic, partition, key, value, new_headers)
     new_headers = redelivery_headers(
         headers,
-        delivery_count=due.delivery_count,
-        queue_partition=due.queue_partition,
-        message_offset=due.message_offset,
+        delivery_count=decision.delivery_count,
+        queue_partition=decision.queue_partition,
+        message_offset=decision.message_offset,
         sent_at_ms=sent_at_ms,
-        is_silent=due.is_silent,
+        is_silent=decision.is_silent,
         group=topics.group,
         max_deliveries=max_deliveries,
-        decided_at_ms=due.tick_at_ms,
-        last_error=due.reason,
+        decided_at_ms=decision.tick_at_ms,
+        last_error=decision.reason,
     )
     # The same queue partition as before: the partition count may have changed, and the key may map elsewhere now.
-    return OutgoingRecord(topics.queue_topic, due.queue_partition, key, value, new_headers)
+    return OutgoingRecord(topics.queue_topic, decision.queue_partition, key, value, new_headers)
 
 
 def end_records(
-    dues: Iterable[Due], topics: QueueTopics, tracker_id: str, key: bytes = b""
+    decisions: Iterable[DueDecision], topics: QueueTopics, tracker_id: str, key: bytes = b""
 ) -> Iterator[OutgoingRecord]:
     """
     Yield the ENDs of final decisions, in as few records as their ranges allow.
 
     Args:
-        dues: Decisions as `settle` returns them.
+        decisions: Decisions as `final_decision` returns them.
         topics: Topics of the queue.
         tracker_id: Written as the markers' `consumer_id`.
         key: The queue's signing key; empty for no signatures.
     """
     groups: defaultdict[tuple[int, int, Outcome, str], list[int]] = defaultdict(list)
-    for marker_partition, queue_partition, message_offset, _, outcome, reason, *_ in dues:
-        told = reason if outcome is Outcome.DEAD_LETTERED else ""
-        groups[marker_partition, queue_partition, outcome, told].append(message_offset)
+    for marker_partition, queue_partition, message_offset, _, outcome, reason, *_ in decisions:
+        end_reason = reason if outcome is Outcome.DEAD_LETTERED else ""
+        groups[marker_partition, queue_partition, outcome, end_reason].append(message_offset)
     for (marker_partition, queue_partition, outcome, reason), message_offsets in groups.items():
         for ranges in cut_ranges(message_offsets):
             marker = Marker(

@@ -28,7 +28,7 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import Heartbeat, Position, ResumePoint, TrackerPositions
 from kmq_spark.kafka.records import OutgoingRecord
-from kmq_spark.kafka.rejected_records import Refusals
+from kmq_spark.kafka.rejected_records import RejectedRecords
 from kmq_spark.kafka.settings import (
     admin_config,
     make_client,
@@ -39,9 +39,9 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.tracker.producer import TrackerProducer
 from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
-from kmq_spark.tracker.sender.due_decisions import Dues
+from kmq_spark.tracker.sender.due_decisions import DueDecisions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
-from kmq_spark.tracker.sender.records import Item, end_records
+from kmq_spark.tracker.sender.records import DecidedMessage, end_records
 from kmq_spark.tracker.sender.set_aside import ChunkLimits, SetAside
 from kmq_spark.wire.marker_log import Signing
 
@@ -149,7 +149,7 @@ class RedeliverySender:
         self.consumer_positions = consumer_positions
         self._key = b""
         self._untrusted: dict[int, int] = {}
-        self._untrusted_told_s = -UNTRUSTED_LOG_INTERVAL_S
+        self._untrusted_logged_at_s = -UNTRUSTED_LOG_INTERVAL_S
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -162,7 +162,7 @@ class RedeliverySender:
             self._group, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
         )
         self._producer = TrackerProducer(
-            self._writing(layout, bootstrap_servers, extra),
+            self._producer_config(layout, bootstrap_servers, extra),
             self._limits.timeout_ms,
             self._tracker_positions,
             self.tracker_id,
@@ -174,12 +174,14 @@ class RedeliverySender:
         self._statuses: dict[int, Status] = {}
         self._is_stopping = False
         self.snapshot_lag = 0
-        self._told: frozenset[int] = frozenset()  # partitions that a batch since `open` has reported on
+        self._reported_partitions: frozenset[int] = frozenset()  # partitions that a batch since `open` has reported on
         self._committed_at_s = 0.0
         self.committed_at_epoch_s = 0.0
         self._lock = threading.Lock()  # two threads use this object (batches, periodic work); one transaction at a time
 
-    def _writing(self, layout: QueueLayout, bootstrap_servers: str, extra: Mapping[str, str] | None) -> dict[str, Any]:
+    def _producer_config(
+        self, layout: QueueLayout, bootstrap_servers: str, extra: Mapping[str, str] | None
+    ) -> dict[str, Any]:
         config = transactional_producer_config(
             bootstrap_servers,
             layout.topics.tracker_group,
@@ -217,7 +219,7 @@ class RedeliverySender:
             FencedError: A newer tracker took over while this one was starting, or before it restarted.
         """
         with self._lock:
-            self._producer.take(known_ids)
+            self._producer.open(known_ids)
             resume = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
             self._topic_id = resume.topic_id
@@ -228,15 +230,15 @@ class RedeliverySender:
             resume = resume.with_key()
             self._key = resume.key
             self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
-            self._told = frozenset()
+            self._reported_partitions = frozenset()
             self._producer.note_older({at.tracker_id for at in resume.positions.values()})
-            self._rules.take(resume)
+            self._rules.load(resume)
             self._transact([], self._rules.records(self._positions, self._key), list(self._positions), Sent())
-            self._rules.written(self._positions)
+            self._rules.note_written(self._positions)
             failpoint("tracker.signed")
             return resume
 
-    def look_for_rules(self) -> None:
+    def refresh_rules(self) -> None:
         """
         Check every few seconds whether the rules of the queue changed, and write new rules to the markers topic.
 
@@ -244,13 +246,13 @@ class RedeliverySender:
             FencedError: A newer tracker has taken over.
             KafkaClientError: The rules could not be written; the rules in the log stay in force.
         """
-        rules = self._rules.look()
+        rules = self._rules.check()
         with self._lock:
             self._rules.adopt(rules)
             records = self._rules.records(self._positions, self._key) if self._producer.is_open else []
             if records:
                 self._transact([], records, [], Sent())
-                self._rules.written(self._positions)
+                self._rules.note_written(self._positions)
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         """
@@ -268,15 +270,15 @@ class RedeliverySender:
                 anything is decided.
         """
         with self._lock:
-            before = dict(self._positions), self._told
+            before = dict(self._positions), self._reported_partitions
             try:
                 return self._deliver(outcomes)
             except BaseException:
                 # `close` commits the positions: restore those from before the batch. Only records that were set aside
                 # in a committed transaction stay done.
-                positions, self._told = before
+                positions, self._reported_partitions = before
                 self._positions = {
-                    partition: at._replace(aside_offset=self._committed[partition].aside_offset)
+                    partition: at._replace(set_aside_offset=self._committed[partition].set_aside_offset)
                     if partition in self._committed
                     else at
                     for partition, at in positions.items()
@@ -285,13 +287,13 @@ class RedeliverySender:
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         sent = Sent()
-        set_aside = self._set_aside_all_but_last(outcomes, sent)
-        self._advance(outcomes)
-        dues = Dues(outcomes)
-        left = len(dues)
-        # While one chunk commits, another thread builds the items of the next one. Kafka's clients read and write in
+        set_aside = self._send_unreadable(outcomes, sent)
+        self._update_positions(outcomes)
+        decisions = DueDecisions(outcomes)
+        left = len(decisions)
+        # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
         # threads of their own.
-        with closing(one_ahead(self._chunks(dues))) as chunks:
+        with closing(one_ahead(self._chunks(decisions))) as chunks:
             for chunk in chunks:
                 left -= len(chunk)
                 if not left:
@@ -302,7 +304,7 @@ class RedeliverySender:
                 chunk = []
                 if left:
                     message = (
-                        f"{left} decisions were neither carried out nor reported: this is a bug; nothing is committed"
+                        f"{left} decisions of {self.topics} were not carried out: this is a bug; nothing is committed"
                     )
                     raise KmqError(message)
             # Only the last transaction may commit the offsets: a committed offset means that everything was sent.
@@ -311,13 +313,14 @@ class RedeliverySender:
         sent.set_aside += len(set_aside)
         if sent.nonexistent:
             logger.warning(
-                "%d messages of %s were dropped without a dead letter: their markers name offsets that its queue topic "
-                "does not have. Find who writes such markers, or who made the topic anew",
+                "%d messages of %s were dropped without a dead letter: their markers name offsets that the queue topic "
+                "does not have; find the client that writes such markers, or check whether the topic was deleted and "
+                "created again",
                 sent.nonexistent, self.topics, extra={"action": "nonexistent_messages", "queue": str(self.topics)},
             )  # fmt: skip
         return sent
 
-    def _set_aside_all_but_last(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
+    def _send_unreadable(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
         """Send the dead letters of unreadable records, but return the last chunk, to be sent with the positions."""
         limits = ChunkLimits(self._limits.max_transaction_messages, self._limits.max_transaction_bytes)
         chunks = self._set_aside.chunks(outcomes, dict(self._committed), limits)
@@ -325,10 +328,12 @@ class RedeliverySender:
         if chunk is None:
             return []
         for following in chunks:
-            for partition, done_to in chunk.done_to.items():
+            for partition, set_aside_to in chunk.set_aside_to.items():
                 position = self._positions.get(partition, Position(0, 0, topic_id=self._topic_id))
-                self._positions[partition] = position._replace(tracker_id=self.tracker_id, aside_offset=done_to)
-            self._transact([], chunk.records, list(chunk.done_to), sent)
+                self._positions[partition] = position._replace(
+                    tracker_id=self.tracker_id, set_aside_offset=set_aside_to
+                )
+            self._transact([], chunk.records, list(chunk.set_aside_to), sent)
             sent.set_aside += len(chunk.records)
             failpoint("tracker.chunk-committed")
             chunk = following
@@ -355,7 +360,11 @@ class RedeliverySender:
                 return
             for partition, next_offset in read_to.items():
                 position = self._positions.get(partition)
-                if partition not in self._told or position is None or position.next_offset >= next_offset:
+                if (
+                    partition not in self._reported_partitions
+                    or position is None
+                    or position.next_offset >= next_offset
+                ):
                     continue
                 nothing_needed = position.needed_offset == position.next_offset
                 needed_offset = next_offset if nothing_needed else position.needed_offset
@@ -382,7 +391,10 @@ class RedeliverySender:
             except FencedError:
                 pass  # the newer tracker commits the positions
             except KmqError as error:
-                logger.warning("cannot commit where the tracker of %s stands: %s", self.topics.queue, error)
+                logger.warning(
+                    "cannot commit the offsets of the tracker of %s: %s; the next tracker reads more markers again",
+                    self.topics.queue, error,
+                )  # fmt: skip
             finally:
                 self._producer.close()
                 for client in (self._payloads, self._raw_markers, self._group, self._rules):
@@ -395,10 +407,10 @@ class RedeliverySender:
         if self._producer.is_open and (self._is_stopping or self._positions != self._committed):
             self._transact([], [], list(self._positions), Sent())
 
-    def _advance(self, outcomes: Sequence[PartitionOutcome]) -> None:
+    def _update_positions(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
             status = outcome.status
-            self._told |= {outcome.marker_partition}
+            self._reported_partitions |= {outcome.marker_partition}
             self._statuses[outcome.marker_partition] = status
             before = self._positions.get(outcome.marker_partition)
             # A batch that is read again, after a checkpoint was lost or replaced by an older one, must not move the
@@ -416,66 +428,71 @@ class RedeliverySender:
                     clock=status.needed_clock,
                 )
             self._note_untrusted(outcome)
-            self._rules.note(outcome)
+            self._rules.observe(outcome)
 
     def _note_untrusted(self, outcome: PartitionOutcome) -> None:
         """Log, at most once a minute, tracker markers (TICK, RULES, END) that lack a valid signature."""
         count = outcome.status.counters.get("untrusted", 0)
         before = self._untrusted.get(outcome.marker_partition, 0)
         self._untrusted[outcome.marker_partition] = count
-        if count > before and time.monotonic() - self._untrusted_told_s > UNTRUSTED_LOG_INTERVAL_S:
-            self._untrusted_told_s = time.monotonic()
+        if count > before and time.monotonic() - self._untrusted_logged_at_s > UNTRUSTED_LOG_INTERVAL_S:
+            self._untrusted_logged_at_s = time.monotonic()
             logger.warning(
-                "%s[%d] has %d more markers that only a tracker writes and that carry no signature of this queue; they "
-                "are ignored. Find their writer: a tracker of an older version, or a client with too many rights",
-                self.topics.markers_topic, outcome.marker_partition, count - before,
+                "%d new tracker markers in %s[%d] lack a valid signature of this queue and are ignored; find the "
+                "client that writes them: a tracker of an older version, or a client with too many rights",
+                count - before, self.topics.markers_topic, outcome.marker_partition,
                 extra={"action": "untrusted_markers", "queue": str(self.topics)},
             )  # fmt: skip
 
-    def _chunks(self, dues: Dues) -> Generator[list[Item]]:
-        """Read the payloads of all decisions, and yield items in chunks of one transaction each."""
-        wanted = dues.wanted()
-        chunk: list[Item] = []
+    def _chunks(self, decisions: DueDecisions) -> Generator[list[DecidedMessage]]:
+        """Read the payloads of all decisions, and yield both in chunks of one transaction each."""
+        wanted = decisions.message_offsets()
+        chunk: list[DecidedMessage] = []
         size = 0
-        for partition, first, messages in self._payloads.stretches(wanted) if wanted else ():
-            for which, due in dues.of(partition, first, len(messages)):
+        for partition, first, messages in self._payloads.read_slices(wanted) if wanted else ():
+            for which, decision in decisions.on_messages(partition, first, len(messages)):
                 message = messages[which]
-                if message is None and self._payloads.never_was(partition, due.message_offset):
-                    due = due._replace(outcome=Outcome.EXPIRED)  # noqa: PLW2901  # the same decision with its final outcome
-                item = Item(due, message)
-                chunk.append(item)
-                size += item.size
+                if message is None and self._payloads.is_past_end(partition, decision.message_offset):
+                    decision = decision._replace(outcome=Outcome.EXPIRED)  # noqa: PLW2901  # the same decision with its final outcome
+                decided = DecidedMessage(decision, message)
+                chunk.append(decided)
+                size += decided.size
                 if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
                     yield chunk
                     chunk, size = [], 0
         if chunk:
             yield chunk
 
-    def _transact(self, items: list[Item], also: list[OutgoingRecord], places: list[int], sent: Sent) -> None:
-        """Send items with their ENDs, other records and the positions of *places* (partitions) in one transaction."""
-        refusals = Refusals()
-        attempt = Attempt(items, refusals, self.topics, self._rules.in_force, self._dead_letter_count)
+    def _transact(
+        self, messages: list[DecidedMessage], other_records: list[OutgoingRecord], partitions: list[int], sent: Sent
+    ) -> None:
+        """Send messages with their ENDs, other records and the positions of *partitions* in one transaction."""
+        rejected_records = RejectedRecords()
+        attempt = Attempt(messages, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
 
         def work() -> None:
             nonlocal attempt
-            attempt = Attempt(items, refusals, self.topics, self._rules.in_force, self._dead_letter_count)
+            attempt = Attempt(messages, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
             producer = self._producer.current
             producer.send_all(attempt.records(), attempt.on_delivery)
-            for record in (*also, *end_records(attempt.dues, self.topics, self.tracker_id, self._key)):
+            for record in (*other_records, *end_records(attempt.decisions, self.topics, self.tracker_id, self._key)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
-        committing = {partition: self._positions[partition] for partition in places}
-        kept = self.consumer_positions
+        committing = {partition: self._positions[partition] for partition in partitions}
+        consumer_positions = self.consumer_positions
         positions = [
             at.to_topic_partition(
-                self.topics.markers_topic, p, self._heartbeat(p), None if kept is None else kept.of(p)
+                self.topics.markers_topic,
+                p,
+                self._heartbeat(p),
+                None if consumer_positions is None else consumer_positions.of(p),
             )
             for p, at in committing.items()
         ]
         # Only if there are offsets to commit: the call needs a round trip to another thread of the client.
         group = self._group.consumer_group_metadata() if positions else None
-        self._producer.run(work, positions, group, lambda: refusals.count)
+        self._producer.run(work, positions, group, lambda: rejected_records.total_count)
         self._committed |= committing
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()

@@ -42,11 +42,11 @@ class Chunk(NamedTuple):
 
     Attributes:
         records: The dead letters.
-        done_to: Marker offset by partition, below which all unreadable records are set aside after the commit.
+        set_aside_to: Marker offset by partition, below which all unreadable records are set aside after the commit.
     """
 
     records: list[OutgoingRecord]
-    done_to: Mapping[int, int]
+    set_aside_to: Mapping[int, int]
 
 
 class SetAside:
@@ -101,25 +101,25 @@ class SetAside:
             error = errors[payload.partition, payload.offset]
             record = unreadable_record(payload, error, self._topics, self._dead_letter_partitions)
             if records and (len(records) >= limits.messages or size + size_of(record) > limits.size):
-                yield Chunk(records, _done_to(wanted, left))
+                yield Chunk(records, _set_aside_to(wanted, left))
                 records, size = [], 0
             records.append(record)
             size += size_of(record)
             del left[payload.partition][payload.offset]
-        yield Chunk(records, _done_to(wanted, left))
+        yield Chunk(records, _set_aside_to(wanted, left))
 
     def _log(self, errors: Mapping[tuple[int, int], str]) -> None:
         if time.monotonic() - self._logged_at_s <= LOG_INTERVAL_S:
             return
         self._logged_at_s = time.monotonic()
         logger.warning(
-            "%d records of %s are no markers and go to %s; the first: %s",
+            "%d records of %s are not markers; sending them to %s; the first: %s",
             len(errors), self._topics.markers_topic, self._topics.dead_letter_topic, next(iter(errors.values())),
             extra={"action": "set_aside", "queue": self._topics.queue},
         )  # fmt: skip
 
 
-def _done_to(wanted: Mapping[int, list[int]], left: Mapping[int, dict[int, None]]) -> dict[int, int]:
+def _set_aside_to(wanted: Mapping[int, list[int]], left: Mapping[int, dict[int, None]]) -> dict[int, int]:
     """
     Return the offset below which all records of each partition are done.
 

@@ -185,7 +185,7 @@ def test_extended_message_is_held_past_its_lease_and_the_others_are_not(queue: Q
         long.ack()
         assert consumer.in_flight_count == 0
         consumer.flush()
-        with pytest.raises(UsageError, match="got extend, ack came first"):
+        with pytest.raises(UsageError, match="got extend after ack"):
             long.extend(5)
     (extension,) = queue.markers(MarkerType.KEEPALIVE)
     assert (covered(extension.marker), extension.marker.redeliver_after_ms) == ([0], 60_000)

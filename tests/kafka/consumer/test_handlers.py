@@ -56,7 +56,7 @@ def test_handler_whose_call_only_begins_work_is_refused_before_anything_is_recei
     queue.send("a")
     with (
         consumer_of(queue) as consumer,
-        pytest.raises(ConfigError, match=r"handler is a (coroutine|generator) function|handler cannot be called"),
+        pytest.raises(ConfigError, match=r"handler is a (coroutine|generator) function|handler is not callable"),
     ):
         consumer.run(handler)
     assert queue.markers() == []
@@ -77,7 +77,7 @@ def test_message_is_given_back_uncounted_where_its_handler_returns_work_that_is_
 ) -> None:
     queue.send("a")
     consumer = consumer_of(queue)
-    with pytest.raises(UsageError, match="handler returned work that is not done"):
+    with pytest.raises(UsageError, match="handler returned work that has not run"):
         consumer.run(lambda _message: made(), concurrency=1)
     assert queue.markers(MarkerType.END) == []
     (release,) = queue.markers(MarkerType.KEEPALIVE)

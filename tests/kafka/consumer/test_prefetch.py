@@ -37,7 +37,7 @@ def test_what_nobody_asked_for_is_given_back_uncounted(queue: Queue) -> None:
     queue.send(*map(str, range(30)))
     with consumer_of(queue, prefetch=2) as consumer:
         assert wait_until(lambda: bool(messages := consumer.receive(5, timeout=1.0)) and _ack(messages))
-        assert wait_until(lambda: consumer.in_flight_count > 0 or bool(consumer._receiver._under_way))
+        assert wait_until(lambda: consumer.in_flight_count > 0 or bool(consumer._receiver._pending))
     started = {offset for each in queue.markers(MarkerType.START) for offset in covered(each.marker)}
     unseen = {
         offset
@@ -62,12 +62,12 @@ def test_bound_on_what_is_held_covers_what_is_prefetched(queue: Queue) -> None:
     with consumer_of(queue, prefetch=8, max_in_flight=25) as consumer:
         receive_all(consumer, 10, max_messages=10)
         consumer.receive(10, timeout=0.2)
-        assert consumer.in_flight_count + sum(len(b.messages) for b in consumer._receiver._under_way) <= 25
+        assert consumer.in_flight_count + sum(len(b.messages) for b in consumer._receiver._pending) <= 25
 
 
 def test_lease_of_its_own_does_not_go_with_prefetch(queue: Queue) -> None:
     with (
         consumer_of(queue, prefetch=1) as consumer,
-        pytest.raises(ConfigError, match="does not go with prefetch"),
+        pytest.raises(ConfigError, match="cannot be combined with prefetch"),
     ):
         consumer.receive(1, lease=60)

@@ -170,7 +170,7 @@ def test_settling_a_message_while_its_commit_is_under_way_is_an_error(
             tx.send(results.name, "r")
             tx.ack(message)
         thread.join()
-        assert errors == ["message 0:0 is settled already: got release, ack came first; settle a message once"]
+        assert errors == ["message 0:0 is already settled: got release after ack; settle a message once"]
     assert queue.markers(MarkerType.KEEPALIVE) == []
 
 

@@ -92,7 +92,7 @@ def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) 
         membership = gone._intake._fetcher.client.consumer_group_metadata()
     with consumer_of(queue, start_in_transaction=True) as consumer:
         fetcher = consumer._intake._fetcher
-        fetcher.put_back(fetcher.fetch(1, 10.0))
+        fetcher.return_to_buffer(fetcher.fetch(1, 10.0))
         starts = consumer._intake._starts
         assert isinstance(starts, TransactionalStarts)
         own = starts._consumer
@@ -100,7 +100,9 @@ def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) 
         starts._consumer = stale
         batch = consumer._intake.take(1, 0.0)
         assert batch is not None
-        with pytest.raises(KafkaClientError, match=r"cannot start messages of .*; they are fetched again") as raised:
+        with pytest.raises(
+            KafkaClientError, match=r"cannot start messages of .*; the messages are fetched again"
+        ) as raised:
             consumer._intake.wait_until_durable(batch)
         assert raised.value.retriable
         starts._consumer = own

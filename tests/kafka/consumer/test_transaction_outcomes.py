@@ -36,7 +36,7 @@ def test_second_consumer_of_the_same_id_fences_the_first(queue: Queue, results: 
             with newer.transaction() as tx:
                 tx.send(results.name, "newer")
             for _ in range(2):
-                with pytest.raises(FencedError, match="another consumer of this consumer_id has taken over"):
+                with pytest.raises(FencedError, match="another consumer with this consumer_id has fenced it"):
                     with older.transaction() as tx:  # the error comes at its end
                         tx.send(results.name, "zombie")
                         tx.ack(message)
@@ -59,7 +59,7 @@ def test_commit_without_an_answer_is_looked_up_in_the_log(
         if is_written:
             commit(consumer, message, results)
         else:
-            with pytest.raises(TransactionError, match="nothing was written, the messages are held") as raised:
+            with pytest.raises(TransactionError, match="nothing was written, the messages are still held") as raised:
                 commit(consumer, message, results)
             assert (raised.value.nothing_written, raised.value.retriable) == (True, True)
             assert not message.is_settled

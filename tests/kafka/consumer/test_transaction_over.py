@@ -31,7 +31,7 @@ def test_second_user_of_a_producer_that_is_over_hears_what_ended_it(queue: Queue
 
     with pytest.raises(KafkaClientError, match="no answer"):
         producer.run(lose_the_broker, [], None)
-    assert producer.is_over
+    assert producer.has_ended
     with pytest.raises(KafkaClientError, match="no answer") as again:
         producer.run(lambda: None, [], None)
     assert again.value.retriable

@@ -146,7 +146,7 @@ def test_handler_that_outlasts_the_drain_loses_its_message(queue: Queue, caplog:
     queue.send("a")
     go_on = threading.Event()
     summary = run(queue, lambda _message: go_on.wait(10), 1, concurrency=1, drain_timeout_ms=200)
-    assert "1 handler(s) still run after 0.2 s" in caplog.text
+    assert "1 handler(s) still running 0.2 s after the stop" in caplog.text
     assert summary.acked == 0
     (release,) = queue.markers(MarkerType.KEEPALIVE)
     assert not release.marker.never_handed_out

@@ -22,7 +22,7 @@ from kmq_spark import (
 )
 from kmq_spark.core.markers import Outcome
 from kmq_spark.dlq import redrive as redrive_module
-from kmq_spark.dlq.dead_letters import _Place
+from kmq_spark.dlq.dead_letters import _Connection
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.wire.headers import (
@@ -230,7 +230,7 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     """The first ends with a clear error, the second does the rest, and nothing goes back twice."""
     letters.bury(b"0", b"1", b"2", b"3", b"4")
     layout = check_queue(letters.name, bootstrap_servers=letters.bootstrap_servers)
-    place = _Place(letters.bootstrap_servers, 10_000, None)
+    connection = _Connection(letters.bootstrap_servers, 10_000, None)
     summary = RedriveSummary()
     older = Redriver(
         layout, layout.redrive_partition_count, to=letters.topics, to_partition_count=2,
@@ -238,14 +238,14 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     )  # fmt: skip
 
     def overtaken() -> Iterator[Any]:
-        log = place.log(layout)
+        log = connection.log(layout)
         for number, letter in enumerate(log.letters(log.bounds(log.closed(2)))):
             if number == 3:  # in the middle of its second transaction
                 assert letters.redrive(everything=True).done == 3
             yield letter
 
     with closing(older), pytest.raises(FencedError, match=r"fenced after 2 dead letters: another redrive or purge"):
-        older.end(overtaken(), summary)
+        older.run(overtaken(), summary)
     assert letters.back() == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -269,7 +269,7 @@ def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters)
         future.result(10)
     create_queue(letters.name, bootstrap_servers=letters.bootstrap_servers, partitions=2)
     letters.bury(b"new")
-    with pytest.raises(TopicError, match="was made anew, delete"):
+    with pytest.raises(TopicError, match="was deleted and created again, delete"):
         letters.open_values()
 
 

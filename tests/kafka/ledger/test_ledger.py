@@ -97,7 +97,7 @@ def check_against_topics(spark: SparkSession, folder: Path, queue: str, dump: Du
     rows = spark.table(location.sql_name("markers")).where(f"queue = '{queue}'")
     places = rows.select("marker_partition", "marker_offset", "range_index").collect()
     assert Counter(map(tuple, places)) == Counter(logged)
-    messages = ledger.ask(spark, "messages").where(f"queue = '{queue}'").collect()
+    messages = ledger.read_view(spark, "messages").where(f"queue = '{queue}'").collect()
     assert len(messages) == len(dump.messages)
     assert {(r.place, r.origin, r.previous) for r in dump.messages} == {
         (
@@ -107,7 +107,7 @@ def check_against_topics(spark: SparkSession, folder: Path, queue: str, dump: Du
         )
         for row in messages
     }
-    dead = ledger.ask(spark, "dead_letters").where(f"queue = '{queue}'").collect()
+    dead = ledger.read_view(spark, "dead_letters").where(f"queue = '{queue}'").collect()
     assert Counter(row["reason"] for row in dead if not row["is_marker"]) == Counter(
         (record.header("__dlq.errors.message") or b"").decode() for record in dump.dead_letters
     )
@@ -259,5 +259,6 @@ def test_records_that_are_gone_stop_the_ledger_with_what_to_do(
     with pytest.raises(LedgerError) as raised:
         write_ledger(spark, queue.name, settings)
     assert re.search(
-        r"were removed before the ledger read them, or the topic was made anew: .*; to go on", str(raised.value)
+        r"were removed before the ledger read them, or the topic was deleted and created again: .*; to continue",
+        str(raised.value),
     )

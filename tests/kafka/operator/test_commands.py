@@ -72,7 +72,7 @@ def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: 
     assert (again.exit_code, again.stdout.strip()[-12:]) == (0, "4 partitions")
     for wanted, hint in (
         ("8", f"--alter --topic {queue.name}.markers --partitions 8"),
-        ("2", "cannot take partitions"),
+        ("2", "cannot remove partitions"),
     ):
         result = kmq(queue.bootstrap_servers, "queue", "create", queue.name, "--partitions", wanted)
         assert result.exit_code == 1

@@ -31,7 +31,7 @@ from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.producer.producer import QueueProducer
-from kmq_spark.tracker.full_sign import FullSign
+from kmq_spark.tracker.full_record import FullRecordWriter
 from tests.kafka.conftest import receive_all, wait_until
 from tests.kafka.secured import SecuredBroker
 
@@ -322,14 +322,14 @@ def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) ->
         )
         for part, group in (("tracker", topics.tracker_group), ("consumer", topics.consumer_group))
     }
-    sign = FullSign(topics, readers["tracker"], 1, secured.bootstrap_servers, secured.credentials("tracker"))
-    sign.observe([PartitionOutcome(0, Status(1, 0, 1_001, 0, None, {}), Decisions.empty())])
-    sign.is_ready = True
+    writer = FullRecordWriter(topics, readers["tracker"], 1, secured.bootstrap_servers, secured.credentials("tracker"))
+    writer.observe([PartitionOutcome(0, Status(1, 0, 1_001, 0, None, {}), Decisions.empty())])
+    writer.is_ready = True
 
     def is_seen() -> bool:
-        readers["tracker"].look()
-        sign.keep()
-        readers["consumer"].look()
+        readers["tracker"].refresh()
+        writer.refresh()
+        readers["consumer"].refresh()
         return readers["consumer"].full is not None
 
     try:
@@ -338,7 +338,7 @@ def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) ->
         codes = {part: write_as(secured, part, RULES_TOPIC) for part in readers_only}
         assert codes == dict.fromkeys(readers_only, "TOPIC_AUTHORIZATION_FAILED")
     finally:
-        sign.observe([PartitionOutcome(0, Status(2, 0, 0, 0, None, {}), Decisions.empty())])
+        writer.observe([PartitionOutcome(0, Status(2, 0, 0, 0, None, {}), Decisions.empty())])
         assert wait_until(lambda: not is_seen(), 30)
         for reader in readers.values():
             reader.close()
@@ -347,7 +347,7 @@ def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) ->
 def test_consumer_that_may_not_read_whether_its_queue_is_full_receives_all_the_same(
     secured: SecuredBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(full_watch, "CHECK_INTERVAL_S", 0.05)
     granted = AclBindingFilter(
         ResourceType.TOPIC, RULES_TOPIC, ResourcePatternType.LITERAL, "User:consumer", "*", AclOperation.ANY,
         AclPermissionType.ANY,

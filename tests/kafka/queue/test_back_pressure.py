@@ -12,14 +12,14 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.config import checked_queue_settings
 from kmq_spark.consumer import full_watch
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.consumer.full_watch import Freshness
+from kmq_spark.consumer.full_watch import RecordFreshness
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, FullRecord, RulesReader, full_key, write_rules
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config
-from kmq_spark.tracker.full_sign import FullSign
+from kmq_spark.tracker.full_record import FullRecordWriter
 from tests.kafka.conftest import Queue, wait_until
 from tests.kafka.stage import receive_all
 
@@ -47,19 +47,19 @@ def outcome(in_flight: int) -> list[PartitionOutcome]:
 
 def test_record_is_there_above_the_limit_and_until_there_is_less_than_nine_tenths(queue: Queue) -> None:
     reader = reader_of(queue)
-    sign = FullSign(QueueTopics(queue.name), reader, LIMIT, queue.bootstrap_servers, {})
+    writer = FullRecordWriter(QueueTopics(queue.name), reader, LIMIT, queue.bootstrap_servers, {})
 
     def is_signalled(in_flight: int, *, full: bool) -> bool:
-        sign.observe(outcome(in_flight))
+        writer.observe(outcome(in_flight))
 
         def is_read() -> bool:
-            reader.look()
-            sign.keep()
+            reader.refresh()
+            writer.refresh()
             return (reader.full is not None) == full
 
-        return wait_until(is_read, 30) and sign.is_full == full
+        return wait_until(is_read, 30) and writer.is_full == full
 
-    sign.is_ready = True
+    writer.is_ready = True
     assert is_signalled(LIMIT, full=False)
     assert is_signalled(LIMIT + 1, full=True)
     assert is_signalled(LIMIT - 1, full=True)
@@ -78,20 +78,20 @@ def test_record_of_a_dead_tracker_is_removed_by_the_next_one_once_it_has_read_th
     reader = reader_of(queue)
 
     def is_read() -> bool:
-        reader.look()
+        reader.refresh()
         return reader.full is not None
 
     # The rules' transaction is committed a moment before a reader of committed records may pass it.
     assert wait_until(is_read, 30)
-    sign = FullSign(topics, reader, 1, queue.bootstrap_servers, {})
-    sign.observe(outcome(LIMIT))
-    sign.keep()
-    assert sign._producer is None  # nothing was written yet
-    sign.is_ready = True
+    writer = FullRecordWriter(topics, reader, 1, queue.bootstrap_servers, {})
+    writer.observe(outcome(LIMIT))
+    writer.refresh()
+    assert writer._producer is None  # nothing was written yet
+    writer.is_ready = True
 
     def is_removed() -> bool:
-        sign.keep()
-        reader.look()
+        writer.refresh()
+        reader.refresh()
         return reader.full is None
 
     assert wait_until(is_removed, 30)
@@ -108,7 +108,7 @@ def write_full(queue: Queue, value: bytes | None = b"{}") -> None:
 def test_consumer_has_a_second_client_only_while_the_topic_changes(
     make_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(full_watch, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(full_watch, "FRESH_S", 3.0)
     queue, other = make_queue(), make_queue()
     write_rules(
@@ -144,7 +144,7 @@ def test_consumer_of_a_broker_without_the_topic_goes_on_without_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = f"{queue.name}.missing"
-    monkeypatch.setattr(full_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(full_watch, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(full_watch, "RULES_TOPIC", missing)
     looked = threading.Semaphore(0)
     queue.send("message")
@@ -168,7 +168,7 @@ def test_consumer_of_a_broker_without_the_topic_goes_on_without_it(
 
 
 def test_record_that_is_not_renewed_stops_no_consumer_for_longer_than_a_minute() -> None:
-    freshness, record = Freshness(), FullRecord(7, 1_000_000)
+    freshness, record = RecordFreshness(), FullRecord(7, 1_000_000)
     assert not freshness.is_fresh(None, 0, 1_000)
     assert freshness.is_fresh(record, 10, 5_000)  # this host's clock is ahead of the broker's
     assert freshness.is_fresh(record, 70, 5_060)
@@ -178,7 +178,7 @@ def test_record_that_is_not_renewed_stops_no_consumer_for_longer_than_a_minute()
 
 
 def test_record_that_was_old_when_the_consumer_started_does_not_count_until_it_is_renewed() -> None:
-    freshness = Freshness()
+    freshness = RecordFreshness()
     assert not freshness.is_fresh(FullRecord(7, 1_000_000), 10, 1_061)
     assert not freshness.is_fresh(FullRecord(7, 1_000_000), 20, 1_071)
     assert freshness.is_fresh(FullRecord(9, 1_072_000), 30, 1_081)
@@ -188,7 +188,7 @@ def test_record_that_was_old_when_the_consumer_started_does_not_count_until_it_i
 def test_consumers_of_a_full_queue_fetch_nothing_and_serve_the_group_and_go_on_after_acks(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full_watch, "LOOK_S", 0.2)
+    monkeypatch.setattr(full_watch, "CHECK_INTERVAL_S", 0.2)
     sent = [f"message-{number}" for number in range(60)]
     stage.send(*sent)
     lease = {"lease_ms": 600_000}

@@ -132,12 +132,12 @@ def test_change_goes_into_the_log_of_a_tracker_that_runs(make_queue: Callable[..
         put(queue, max_deliveries=2)
 
         def versions() -> list[tuple[int, int]]:
-            sender.look_for_rules()
+            sender.refresh_rules()
             found = queue.markers(MarkerType.RULES)
             return [(each.marker_partition, each.marker.rules.version) for each in found if each.marker.rules]
 
         assert wait_until(lambda: len(versions()) == 2)
-        sender.look_for_rules()
+        sender.refresh_rules()
         assert versions() == [(0, 1), (1, 1)]
     finally:
         sender.close()
@@ -246,18 +246,18 @@ def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: py
         check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
 
     check()
-    assert "senders" not in caplog.text
+    assert "clocks of the producers" not in caplog.text
     entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, queue.name, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(10)
     check()
-    assert "follow the clocks of their senders" in caplog.text
+    assert "follow the clocks of the producers" in caplog.text
 
 
 def test_rules_are_written_again_where_the_log_has_older_ones(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copied RULES marker has a valid signature and counts; the tracker writes the current rules again."""
-    monkeypatch.setattr(tracker_rules, "RULES_AGAIN_S", 0.0)
+    monkeypatch.setattr(tracker_rules, "REWRITE_AFTER_S", 0.0)
     put(queue, max_deliveries=2)
     layout = check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
     sender = sender_of(settings_of(queue), queue.name, layout)
@@ -268,7 +268,7 @@ def test_rules_are_written_again_where_the_log_has_older_ones(queue: Queue, monk
         for rules in (own, QueueRules(9)):
             status = Status(10, 0, 0, 10, None, {}, rules=rules)
             sender.deliver([PartitionOutcome(0, status, Decisions.empty())])
-            sender.look_for_rules()
+            sender.refresh_rules()
         assert [each.marker.rules for each in queue.markers(MarkerType.RULES)] == [own, own]
     finally:
         sender.close()

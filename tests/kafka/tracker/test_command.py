@@ -140,8 +140,8 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     exit_code, _, _ = older.wait_end(30)
     (line,) = older.error_lines()
     assert exit_code == 1
-    assert f" of {queue.name} was fenced: kmq-tracker-" in line
-    assert line.endswith("has taken over; stop this one")
+    assert f" of {queue.name} was fenced: newer tracker kmq-tracker-" in line
+    assert line.endswith("has taken over; this one ends")
     newer.process.terminate()
     exit_code, seconds, event = newer.wait_end(30)
     assert (exit_code, event["event"], newer.error_lines()) == (0, "ended", [])
@@ -235,4 +235,4 @@ def test_failing_query_is_told_in_a_line_each_time_and_ends_after_the_limit(
     (line,) = tracker.error_lines()
     assert exit_code == 1
     assert f"the streaming query of {queue.name} failed 2 times in a row: got " in line
-    assert tracker.errors().count("failed, starting again in 1 s (1 of 1): ") == 1
+    assert tracker.errors().count("failed; restarting in 1 s (restart 1 of 1): ") == 1

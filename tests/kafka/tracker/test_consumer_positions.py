@@ -186,7 +186,7 @@ def test_first_consumer_of_a_queue_logs_no_warning(queue: Queue, caplog: pytest.
         (line,) = lines(caplog, NO_OFFSETS)
         assert line[0] == "INFO"
         assert f"consumer group kmq.{queue.name} has no committed offsets" in line[1]
-        assert "[0] 0, 3 messages" in line[1]
+        assert "it starts at [0] 0 and receives 3 messages" in line[1]
         queue.send("d")
         finish(queue, 1)
     assert len(lines(caplog, NO_OFFSETS)) == 1

@@ -93,7 +93,7 @@ def test_older_tracker_that_replaces_its_producer_keeps_off_a_newer_ones_queue(
             newer.append(place.sender().tracker_id)
 
     monkeypatch.setattr("kmq_spark.tracker.sender.redelivery.failpoint", take_over_in_the_transaction)
-    with pytest.raises(FencedError, match="has taken over; stop this one"):
+    with pytest.raises(FencedError, match="has taken over; this one ends"):
         older.deliver([outcome(due(offset))])
     assert place.messages() == []
     assert place.committed().tracker_id == newer[1]

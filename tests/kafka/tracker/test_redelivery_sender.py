@@ -205,7 +205,7 @@ def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:
     newer = place.sender()
     with pytest.raises(FencedError) as raised:
         older.deliver([outcome(due(offset), next_offset=99)])
-    assert f"was fenced: {newer.tracker_id} has taken over; stop this one" in str(raised.value)
+    assert f"was fenced: newer tracker {newer.tracker_id} has taken over; this one ends" in str(raised.value)
     assert (place.messages(), place.ends()) == ([], [])
     assert place.committed().tracker_id == newer.tracker_id
     assert newer.deliver([outcome(due(offset))]).redelivered == 1

@@ -142,7 +142,7 @@ def test_topic_made_anew_under_a_living_tracker_is_told_by_its_id(bootstrap_serv
     finally:
         sender.close()
         place.close()
-    assert resume.is_another
+    assert resume.is_other_topic
     assert dict(resume.starting_offsets) == {0: 0}
 
 

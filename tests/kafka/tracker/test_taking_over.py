@@ -54,7 +54,7 @@ def test_tracker_that_starts_again_leaves_the_queue_to_the_newer_one(
     older.open()
     newer.open()
     again = make_sender()
-    with pytest.raises(FencedError, match=f"was fenced: {newer.tracker_id} has taken over"):
+    with pytest.raises(FencedError, match=f"was fenced: newer tracker {newer.tracker_id} has taken over"):
         again.open(older.known_ids)
     assert newer.deliver([outcome(due(0))]).redelivered == 1  # still has the queue
     with pytest.raises(FencedError):

@@ -241,18 +241,18 @@ def test_maintenance_deletes_old_days_and_puts_files_together(spark: SparkSessio
 
 def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     """No ledger, other files, another Delta table: each has its own error with the repair."""
-    with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or make one with"):
+    with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or create one with"):
         ledger.open_ledger(spark, str(tmp_path / "nothing"))
-    with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or make one with"):
+    with pytest.raises(LedgerError, match=r"no ledger at .*; correct --ledger-dir or --catalog, or create one with"):
         ledger.connect(str(tmp_path / "nothing"))
     (tmp_path / "files" / "markers").mkdir(parents=True)
     (tmp_path / "files" / "markers" / "notes.txt").write_text("mine")
-    with pytest.raises(LedgerError, match=r"is no Delta table: got other files in .*; choose another --ledger-dir"):
+    with pytest.raises(LedgerError, match=r"is not a Delta table: got other files in .*; choose another --ledger-dir"):
         create_tables(spark, Location(str(tmp_path / "files")))
     spark.range(1).write.format("delta").save(str(tmp_path / "theirs" / "markers"))
-    with pytest.raises(LedgerError, match=r"is not one of ours: .* has no property kmq.ledger.version"):
+    with pytest.raises(LedgerError, match=r"is not part of a ledger: .* has no property kmq.ledger.version"):
         create_tables(spark, Location(str(tmp_path / "theirs")))
-    with pytest.raises(LedgerError, match=r"is not one of ours: .* has no property kmq.ledger.version"):
+    with pytest.raises(LedgerError, match=r"is not part of a ledger: .* has no property kmq.ledger.version"):
         ledger.connect(str(tmp_path / "theirs"))
     with pytest.raises(ConfigError, match="location of the ledger is ambiguous"):
         Location("a", "b")

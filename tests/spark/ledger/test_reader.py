@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 
 def answered_by_spark(spark: SparkSession, view: str) -> list[str]:
     """Return the rows of a view as text, in an order of their own; ages pass while the engines are asked."""
-    return _as_text([row.asDict() for row in ledger.ask(spark, view).collect()])
+    return _as_text([row.asDict() for row in ledger.read_view(spark, view).collect()])
 
 
 def _as_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:

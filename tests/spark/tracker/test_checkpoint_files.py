@@ -68,17 +68,17 @@ def test_checkpoint_is_named_and_renamed_on_a_file_system_of_hadoop(
     """As on a cluster's object store; a scheme that the JVM does not know is an error."""
     monkeypatch.setattr(CheckpointFolder, "_is_local", staticmethod(lambda _: False))
     folder = CheckpointFolder(f"file://{tmp_path}/orders", spark)
-    assert folder.put_aside() is None
-    folder.note_topic_id("first")
+    assert folder.rename_damaged() is None
+    folder.write_topic_id("first")
     assert folder.topic_id() == "first"
     assert not folder.has_batches()
     (tmp_path / "orders" / "commits").mkdir()
     (tmp_path / "orders" / "commits" / "0").write_text("v1")
     assert folder.has_batches()
     for number in (1, 2):
-        folder.note_topic_id("first")
-        assert folder.put_aside() == f"file://{tmp_path}/orders.damaged-{number}"
+        folder.write_topic_id("first")
+        assert folder.rename_damaged() == f"file://{tmp_path}/orders.damaged-{number}"
         assert (tmp_path / f"orders.damaged-{number}" / TOPIC_ID_FILE).read_text() == "first"
         assert folder.topic_id() == ""
-    assert CheckpointFolder("unheard-of://bucket/orders", spark).put_aside() is None
+    assert CheckpointFolder("unheard-of://bucket/orders", spark).rename_damaged() is None
     assert "move it away" in caplog.text

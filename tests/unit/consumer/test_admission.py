@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from kmq_spark.consumer.poison.admission import (
     Admission,
-    Door,
-    Portion,
+    AdmissionPolicy,
+    BatchPlan,
     Room,
     Turn,
     Verdict,
     count_that_fits,
-    crowd_of,
-    portion_of,
+    plan_batch,
+    suspect_group_limit,
 )
 from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.wire.headers import expires_at_ms_of
 
-OUT, ALONE, DEFER, PASS = Verdict.HAND_OUT, Verdict.HAND_OUT_ALONE, Verdict.DEFER, Verdict.PASS_OVER
+OUT, ALONE, DEFER, PASS = Verdict.DELIVER, Verdict.ISOLATE, Verdict.DEFER, Verdict.SKIP
 
 
 class Stamp:
@@ -31,9 +31,9 @@ class Stamp:
         return (2, 1_000)
 
 
-def admit(door: Door, **headers: bytes | None) -> Admission:
+def admit(policy: AdmissionPolicy, **headers: bytes | None) -> Admission:
     """Return the verdict on a record with some of our headers."""
-    return door.admit([("kmq-" + name.replace("_", "-"), value) for name, value in headers.items()], Stamp())
+    return policy.admit([("kmq-" + name.replace("_", "-"), value) for name, value in headers.items()], Stamp())
 
 
 def room(max_messages: int = 100, max_bytes: int = 1_000, *, is_empty: bool = True) -> Room:
@@ -41,28 +41,28 @@ def room(max_messages: int = 100, max_bytes: int = 1_000, *, is_empty: bool = Tr
     return Room(max_messages, max_bytes, is_empty)
 
 
-def portion(*verdicts: Verdict | int, of: Room | None = None, turn: Turn = Turn.ALONE) -> Portion:
-    """Return the portion of records with values of 10 bytes; a number is a suspect that goes in such a crowd."""
-    admissions = [Admission(ALONE, crowd=each) if isinstance(each, int) else Admission(each) for each in verdicts]
-    return portion_of(admissions, [10] * len(verdicts), of or room(), turn)
+def plan(*verdicts: Verdict | int, of: Room | None = None, turn: Turn = Turn.ALONE) -> BatchPlan:
+    """Return the plan for records with values of 10 bytes; a number is the group limit of a suspect."""
+    admissions = [Admission(ALONE, group_limit=each) if isinstance(each, int) else Admission(each) for each in verdicts]
+    return plan_batch(admissions, [10] * len(verdicts), of or room(), turn)
 
 
 @pytest.mark.parametrize("headers", [None, [], [("traceparent", b"00-1")], [("kmq-queue", b"")], [("kmq-group", None)]])
 def test_record_without_headers_of_ours_is_handed_out(headers: list[tuple[str, bytes | None]] | None) -> None:
-    assert Door().admit(headers, Stamp()) == Admission(OUT)
+    assert AdmissionPolicy().admit(headers, Stamp()) == Admission(OUT)
 
 
 def test_logical_queues_see_their_own_messages_alone() -> None:
-    emails, default = Door(queue="emails"), Door()
+    emails, default = AdmissionPolicy(queue="emails"), AdmissionPolicy()
     assert admit(emails, queue=b"emails").verdict is OUT
     assert admit(emails, queue=b"invoices").verdict is PASS
     assert admit(default, queue=b"emails").verdict is PASS
     assert emails.admit(None, Stamp()).verdict is PASS
-    assert (emails.is_open, default.is_open) == (False, True)
+    assert (emails.accepts_plain_records, default.accepts_plain_records) == (False, True)
 
 
 def test_copy_for_a_group_is_passed_over_by_every_other() -> None:
-    billing, default = Door(group="billing"), Door()
+    billing, default = AdmissionPolicy(group="billing"), AdmissionPolicy()
     assert admit(billing, group=b"billing").verdict is OUT
     assert admit(billing, group=b"audit").verdict is PASS
     assert admit(default, group=b"billing").verdict is PASS
@@ -71,45 +71,45 @@ def test_copy_for_a_group_is_passed_over_by_every_other() -> None:
 
 def test_delayed_message_is_deferred_to_the_next_tenth_of_a_second_and_never_early() -> None:
     # 1_000 + 250 = 1_250
-    assert admit(Door(), delay_ms=b"250") == Admission(DEFER, 1, 1_300)
-    assert admit(Door(), delay_ms=b"300") == Admission(DEFER, 1, 1_300)
-    assert admit(Door(), not_before_ms=b"5001") == Admission(DEFER, 1, 5_100)
-    assert admit(Door(), not_before_ms=b"0") == Admission(DEFER, 1, 0)
+    assert admit(AdmissionPolicy(), delay_ms=b"250") == Admission(DEFER, 1, 1_300)
+    assert admit(AdmissionPolicy(), delay_ms=b"300") == Admission(DEFER, 1, 1_300)
+    assert admit(AdmissionPolicy(), not_before_ms=b"5001") == Admission(DEFER, 1, 5_100)
+    assert admit(AdmissionPolicy(), not_before_ms=b"0") == Admission(DEFER, 1, 0)
 
 
 def test_delay_of_nonsense_length_is_bounded() -> None:
-    assert admit(Door(), delay_ms=b"9" * 18).due_at_ms == MAX_DUE_AT_MS
+    assert admit(AdmissionPolicy(), delay_ms=b"9" * 18).due_at_ms == MAX_DUE_AT_MS
 
 
 @pytest.mark.parametrize("value", [None, b"", b"-5", b"1.5", b"\xff", b"9" * 20])
 def test_unreadable_header_counts_as_absent(value: bytes | None) -> None:
-    assert admit(Door("", "", 1), delay_ms=value, ttl_ms=value, silent_count=value, delivery_count=value) == Admission(
-        OUT
-    )
+    policy = AdmissionPolicy(isolate_after=1)
+    got = admit(policy, delay_ms=value, ttl_ms=value, silent_count=value, delivery_count=value)
+    assert got == Admission(OUT)
 
 
 def test_time_to_live_counts_from_the_first_copy() -> None:
     # 1_000 + 500, 700 + 500
-    assert admit(Door(), ttl_ms=b"500").expires_at_ms == 1_500
-    assert admit(Door(), ttl_ms=b"500", first_sent_ms=b"700").expires_at_ms == 1_200
-    assert admit(Door(), ttl_ms=b"500", expires_at_ms=b"1400").expires_at_ms == 1_400
+    assert admit(AdmissionPolicy(), ttl_ms=b"500").expires_at_ms == 1_500
+    assert admit(AdmissionPolicy(), ttl_ms=b"500", first_sent_ms=b"700").expires_at_ms == 1_200
+    assert admit(AdmissionPolicy(), ttl_ms=b"500", expires_at_ms=b"1400").expires_at_ms == 1_400
     assert expires_at_ms_of([("kmq-expires-at-ms", b"1400")], 1_000) == 1_400
     assert expires_at_ms_of(None, 1_000) is None
 
 
 def test_message_that_ended_without_a_word_too_often_is_a_suspect() -> None:
     copy = {"origin": b"0:7", "delivery_count": b"4"}
-    assert admit(Door(isolate_after=2), silent_count=b"1", **copy) == Admission(OUT, 5)
-    assert admit(Door(isolate_after=2), silent_count=b"2", **copy) == Admission(ALONE, 5)
-    assert admit(Door(isolate_after=0), silent_count=b"9", **copy).verdict is OUT
+    assert admit(AdmissionPolicy(isolate_after=2), silent_count=b"1", **copy) == Admission(OUT, 5)
+    assert admit(AdmissionPolicy(isolate_after=2), silent_count=b"2", **copy) == Admission(ALONE, 5)
+    assert admit(AdmissionPolicy(isolate_after=0), silent_count=b"9", **copy).verdict is OUT
 
 
 def test_first_copy_is_no_suspect_whatever_its_sender_wrote() -> None:
-    assert admit(Door(isolate_after=2), silent_count=b"9") == Admission(OUT)
+    assert admit(AdmissionPolicy(isolate_after=2), silent_count=b"9") == Admission(OUT)
 
 
 @pytest.mark.parametrize(
-    ("delivery_count", "max_deliveries", "crowd"),
+    ("delivery_count", "max_deliveries", "limit"),
     [
         # Two deliveries are left after this one; one; none.
         (3, 5, 32), (4, 5, 1), (5, 5, 1),
@@ -119,57 +119,57 @@ def test_first_copy_is_no_suspect_whatever_its_sender_wrote() -> None:
         (10, 10**18, 32), (10**9, 5, 1),
     ],
 )  # fmt: skip
-def test_last_two_deliveries_of_a_suspect_are_its_own(delivery_count: int, max_deliveries: int, crowd: int) -> None:
-    assert crowd_of(delivery_count, max_deliveries) == crowd
+def test_last_two_deliveries_of_a_suspect_are_its_own(delivery_count: int, max_deliveries: int, limit: int) -> None:
+    assert suspect_group_limit(delivery_count, max_deliveries) == limit
 
 
 def test_suspect_without_a_word_of_the_limit_goes_alone_and_one_with_it_in_a_crowd() -> None:
     ours = {"silent_count": b"2", "delivery_count": b"2", "origin": b"0:7"}
-    assert admit(Door(isolate_after=2), **ours) == Admission(ALONE, 3, crowd=1)
-    assert admit(Door(isolate_after=2), **ours, max_deliveries=b"5") == Admission(ALONE, 3, crowd=32)
-    assert admit(Door(isolate_after=2), **ours, max_deliveries=b"x").crowd == 1
+    assert admit(AdmissionPolicy(isolate_after=2), **ours) == Admission(ALONE, 3, group_limit=1)
+    assert admit(AdmissionPolicy(isolate_after=2), **ours, max_deliveries=b"5") == Admission(ALONE, 3, group_limit=32)
+    assert admit(AdmissionPolicy(isolate_after=2), **ours, max_deliveries=b"x").group_limit == 1
 
 
 def test_suspects_go_with_their_like_alone() -> None:
-    assert portion(3, 3, PASS, DEFER, 3, 3).handed == [0, 1, 4]
-    assert portion(3, 3, OUT, 3).handed == [0, 1]
-    assert portion(3, 2, 3).handed == [0]
-    assert portion(3, ALONE).handed == [0]
-    assert portion(ALONE, 3).handed == [0]
-    last = portion(3, 3, 3, DEFER, PASS, 3)
-    assert (last.handed, last.taken_count, last.is_suspect) == ([0, 1, 2], 5, True)
+    assert plan(3, 3, PASS, DEFER, 3, 3).to_deliver == [0, 1, 4]
+    assert plan(3, 3, OUT, 3).to_deliver == [0, 1]
+    assert plan(3, 2, 3).to_deliver == [0]
+    assert plan(3, ALONE).to_deliver == [0]
+    assert plan(ALONE, 3).to_deliver == [0]
+    last = plan(3, 3, 3, DEFER, PASS, 3)
+    assert (last.to_deliver, last.prefix_length, last.is_suspect) == ([0, 1, 2], 5, True)
 
 
 def test_crowd_keeps_to_the_room_there_is() -> None:
-    assert portion(9, 9, 9, of=room(max_messages=2)).handed == [0, 1]
-    assert portion(9, 9, 9, of=room(max_bytes=25)).handed == [0, 1]
-    assert portion(9, 9, of=room(max_bytes=5)).handed == [0]
+    assert plan(9, 9, 9, of=room(max_messages=2)).to_deliver == [0, 1]
+    assert plan(9, 9, 9, of=room(max_bytes=25)).to_deliver == [0, 1]
+    assert plan(9, 9, of=room(max_bytes=5)).to_deliver == [0]
 
 
-def test_portion_ends_before_the_message_that_is_one_too_many() -> None:
+def test_plan_ends_before_the_message_that_is_one_too_many() -> None:
     """What is behind the last one handed out, and not for us, is done with, too."""
-    got = portion(OUT, PASS, OUT, DEFER, OUT, of=room(max_messages=2))
-    assert (got.handed, got.deferred, got.taken_count) == ([0, 2], [3], 4)
+    got = plan(OUT, PASS, OUT, DEFER, OUT, of=room(max_messages=2))
+    assert (got.to_deliver, got.deferred, got.prefix_length) == ([0, 2], [3], 4)
 
 
-def test_portion_ends_before_the_byte_that_is_one_too_many() -> None:
-    assert portion(OUT, OUT, OUT, of=room(max_bytes=20)).handed == [0, 1]
-    assert portion(OUT, OUT, of=room(max_bytes=9)).handed == [0]
-    assert portion(OUT, OUT, of=room(max_bytes=9, is_empty=False)).taken_count == 0
+def test_plan_ends_before_the_byte_that_is_one_too_many() -> None:
+    assert plan(OUT, OUT, OUT, of=room(max_bytes=20)).to_deliver == [0, 1]
+    assert plan(OUT, OUT, of=room(max_bytes=9)).to_deliver == [0]
+    assert plan(OUT, OUT, of=room(max_bytes=9, is_empty=False)).prefix_length == 0
 
 
-def test_suspect_ends_the_portion_before_it_and_then_goes_alone() -> None:
-    first = portion(OUT, OUT, ALONE, OUT)
-    assert (first.handed, first.taken_count, first.is_suspect, first.is_waiting) == ([0, 1], 2, False, False)
-    then = portion(ALONE, OUT)
-    assert (then.handed, then.taken_count, then.is_suspect) == ([0], 1, True)
+def test_suspect_ends_the_plan_before_it_and_then_goes_alone() -> None:
+    first = plan(OUT, OUT, ALONE, OUT)
+    assert (first.to_deliver, first.prefix_length, first.is_suspect, first.is_waiting) == ([0, 1], 2, False, False)
+    then = plan(ALONE, OUT)
+    assert (then.to_deliver, then.prefix_length, then.is_suspect) == ([0], 1, True)
 
 
 def test_suspect_waits_or_is_deferred_where_others_are_held() -> None:
-    waiting = portion(PASS, ALONE, OUT, turn=Turn.WAIT)
-    assert (waiting.handed, waiting.taken_count, waiting.is_waiting) == ([], 1, True)
-    deferred = portion(ALONE, OUT, ALONE, OUT, turn=Turn.DEFER)
-    assert (deferred.handed, deferred.postponed, deferred.taken_count) == ([1, 3], [0, 2], 4)
+    waiting = plan(PASS, ALONE, OUT, turn=Turn.WAIT)
+    assert (waiting.to_deliver, waiting.prefix_length, waiting.is_waiting) == ([], 1, True)
+    deferred = plan(ALONE, OUT, ALONE, OUT, turn=Turn.DEFER)
+    assert (deferred.to_deliver, deferred.postponed, deferred.prefix_length) == ([1, 3], [0, 2], 4)
 
 
 @given(
@@ -183,8 +183,8 @@ def test_plain_records_fit_as_sorted_ones_do(
 ) -> None:
     """The short way for records without headers gives what the long way gives."""
     limits = Room(max_messages, max_bytes, is_empty)
-    slow = portion_of([Admission(OUT)] * len(sizes), sizes, limits, Turn.ALONE)
-    assert count_that_fits(sizes, limits) == slow.taken_count
+    slow = plan_batch([Admission(OUT)] * len(sizes), sizes, limits, Turn.ALONE)
+    assert count_that_fits(sizes, limits) == slow.prefix_length
 
 
 @given(
@@ -193,18 +193,18 @@ def test_plain_records_fit_as_sorted_ones_do(
     max_messages=st.integers(1, 5),
     is_empty=st.booleans(),
 )
-def test_every_record_of_a_portion_has_one_fate_and_suspects_go_with_their_like(
+def test_every_record_of_a_plan_has_one_fate_and_suspects_go_with_their_like(
     verdicts: list[Verdict | int], turn: Turn, max_messages: int, *, is_empty: bool
 ) -> None:
-    # A crowd of one is what the verdict itself stands for.
-    crowds = [each if isinstance(each, int) else int(each is ALONE) for each in verdicts]
-    got = portion(*verdicts, of=Room(max_messages, 35, is_empty), turn=turn)
-    passed = [index for index in range(got.taken_count) if verdicts[index] is PASS]
-    assert sorted([*got.handed, *got.deferred, *got.postponed, *passed]) == list(range(got.taken_count))
-    assert len(got.handed) <= min(max_messages, 3)
-    assert len({crowds[index] for index in got.handed}) <= 1
-    assert got.is_suspect == any(crowds[index] for index in got.handed)
-    assert not got.is_suspect or len(got.handed) <= crowds[got.handed[0]]
+    # A suspect has a group limit of one by default.
+    limits = [each if isinstance(each, int) else int(each is ALONE) for each in verdicts]
+    got = plan(*verdicts, of=Room(max_messages, 35, is_empty), turn=turn)
+    passed = [index for index in range(got.prefix_length) if verdicts[index] is PASS]
+    assert sorted([*got.to_deliver, *got.deferred, *got.postponed, *passed]) == list(range(got.prefix_length))
+    assert len(got.to_deliver) <= min(max_messages, 3)
+    assert len({limits[index] for index in got.to_deliver}) <= 1
+    assert got.is_suspect == any(limits[index] for index in got.to_deliver)
+    assert not got.is_suspect or len(got.to_deliver) <= limits[got.to_deliver[0]]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,6 @@ def test_first_copy_is_for_every_group_and_a_later_one_for_its_own(
     found = {
         group
         for group in ("", "billing", "audit")
-        if Door(group=group).admit(headers, Stamp()).verdict is not Verdict.PASS_OVER
+        if AdmissionPolicy(group=group).admit(headers, Stamp()).verdict is not Verdict.SKIP
     }
     assert found == takers

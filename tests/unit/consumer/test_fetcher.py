@@ -28,4 +28,4 @@ def test_commits_that_fail_one_after_the_other_cost_a_line_now_and_then(
     fetcher.close(5)
     lines = [record.getMessage() for record in caplog.records if record.name == fetcher_module.__name__]
     assert [line.partition("; ")[2].partition(" commits")[0] for line in lines] == ["1", "1000"]
-    assert lines[0].startswith("cannot commit positions of orders: ")
+    assert lines[0].startswith("cannot commit offsets of orders: ")

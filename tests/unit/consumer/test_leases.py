@@ -10,8 +10,8 @@ from confluent_kafka import Message as KafkaMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.consumer.handler_queue import HandOver, Window
-from kmq_spark.consumer.leases import NEVER, Lease, LeaseTable, Outbox, Settled, Verb
+from kmq_spark.consumer.handler_queue import HandlerQueue, Window
+from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox, Settled, Verb
 from kmq_spark.consumer.markers.keep_alive import renewals
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
@@ -28,7 +28,7 @@ def lease_of(*offsets: int, started_at: float = 0.0, lease_s: float = 30.0, limi
         delivery_count=1,
         held=set(offsets),
         renewed_at=started_at,
-        expires_at=started_at + lease_s,
+        ends_at=started_at + lease_s,
         limit_at=started_at + limit_s,
     )
 
@@ -64,7 +64,7 @@ def test_second_ack_is_ignored() -> None:
 def test_release_after_ack_is_an_error_that_names_both() -> None:
     message, lease = held_message()
     message.ack()
-    with pytest.raises(UsageError, match="3:7 is settled already: got release, ack came first"):
+    with pytest.raises(UsageError, match="3:7 is already settled: got release after ack"):
         message.release()
     assert lease.outbox.others == []
 
@@ -135,7 +135,7 @@ def test_held_count_and_expiry_of_the_table() -> None:
     assert table.held_count(10.0) == 3
     assert table.held_count(15.0) == 1, "a lease that has ended holds nothing, whenever the sweep comes by"
     assert table.held_bytes(15.0) == table.held_bytes_bound(15.0) == late.byte_count
-    assert table.expire(15.0) == [early]
+    assert table.remove_ended(15.0) == [early]
     assert table.held_count(15.0) == 1
 
 
@@ -146,7 +146,7 @@ def test_all_held_messages_of_a_partition_are_renewed_together_after_a_third() -
     assert sorted(renewal.offsets()) == [1, 2]
     assert list(renewals([old, young], 11.0)) == []
     renewal.durable(now=10.5)
-    assert (old.expires_at, young.expires_at) == (40.0, 40.0)
+    assert (old.ends_at, young.ends_at) == (40.0, 40.0)
 
 
 def test_lease_is_not_renewed_beyond_its_limit() -> None:
@@ -161,7 +161,7 @@ def test_renewal_does_not_revive_a_lease_that_was_ended() -> None:
     (renewal,) = renewals([lease], 10.0)
     lease.end("the consumer was closed")
     renewal.durable(now=10.5)
-    assert lease.expires_at == NEVER
+    assert lease.ends_at == ENDED
 
 
 def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
@@ -170,7 +170,7 @@ def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
     (renewal,) = renewals([lease], 29.0)
     # 0 + 30 = 30 < 30.5
     renewal.durable(now=30.5)
-    assert lease.expires_at == 30.0
+    assert lease.ends_at == 30.0
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**48 - 1), max_size=200))
@@ -192,7 +192,7 @@ def test_many_offsets_are_cut_into_markers_that_readers_accept() -> None:
 def test_handed_over_messages_come_out_in_order_and_the_rest_at_the_close() -> None:
     lease = lease_of(1, 2, 3)
     messages = [message_of(lease, offset) for offset in (1, 2, 3)]
-    ready = HandOver()
+    ready = HandlerQueue()
     ready.put(messages)
     assert ready.take() is messages[0]
     assert ready.taken_count == 1
@@ -202,12 +202,12 @@ def test_handed_over_messages_come_out_in_order_and_the_rest_at_the_close() -> N
 
 def test_window_follows_the_rate_of_the_handlers() -> None:
     window = Window(8, 1_000)
-    window.look(0.0, 0)
+    window.measure(0.0, 0)
     # 50 messages in 0.1 s are 500 a second, 50 in the 0.1 s that a window holds
-    window.look(100.0, 0)
-    window.look(100.1, 50)
+    window.measure(100.0, 0)
+    window.measure(100.1, 50)
     assert window.size == 50
-    window.look(101.1, 51)
+    window.measure(101.1, 51)
     assert window.size == 8
-    window.look(101.2, 1_000_000)
+    window.measure(101.2, 1_000_000)
     assert window.size == 1_000

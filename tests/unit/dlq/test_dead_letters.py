@@ -130,7 +130,7 @@ def test_filter_means_those_for_which_every_part_holds(where: dict[str, object],
         ({"dead_after": True}, "filter dead_after is not allowed: got True"),
         ({"dead_after": datetime(2026, 1, 1)}, "filter dead_after has no time zone"),  # noqa: DTZ001  # the mistake
         ({"dead_after": 5, "dead_before": 5}, "filter can match nothing"),
-        ({"keys": "k"}, "unknown part of a filter: got 'keys'; did you mean 'key'?"),
+        ({"keys": "k"}, "unknown field of a filter: got 'keys'; did you mean 'key'?"),
         ({"zzz": "k"}, "known are reason, key"),
         ("timeout", "filter is not allowed: got 'timeout'"),
     ],

@@ -20,9 +20,17 @@ from kmq_spark.inspection.facts import (
 )
 from kmq_spark.inspection.figures import figures
 from kmq_spark.inspection.findings import Finding, Level, examine, is_unhealthy
+from kmq_spark.inspection.history import (
+    Event,
+    PlacedMarker,
+    covers,
+    events_of,
+    last_outcome,
+    merge_renewals,
+    sort_events,
+)
 from kmq_spark.inspection.names import queues_of
 from kmq_spark.inspection.spans import counted, instant, span
-from kmq_spark.inspection.story import Event, PlacedMarker, covers, events_of, in_order, last_outcome, shortened
 from kmq_spark.inspection.view import MarkersView
 
 NOW_MS = 1_000_000
@@ -67,7 +75,7 @@ def seen(ago_ms: int, *, is_stopped: bool = False) -> TrackerFacts:
 def view_of(*markers: LoggedMarker) -> MarkersView:
     """Return a view that took these."""
     view = MarkersView()
-    view.take(markers)
+    view.add(markers)
     return view
 
 
@@ -88,7 +96,7 @@ def test_who_looks_decides_nothing() -> None:
     tick = LoggedMarker(6, 90_000, Marker(MarkerType.TICK))
     view = view_of(start(5, 1_000), tick)
     assert view.overdue(90_000) == 3
-    view.take([end(7, 91_000, 10, 3, Outcome.REDELIVERED)])
+    view.add([end(7, 91_000, 10, 3, Outcome.REDELIVERED)])
     assert (view.overdue(99_000), view.state.counters.redelivered, view.trackers) == (0, 3, {"tracker-1": 91_000})
 
 
@@ -103,7 +111,7 @@ def test_deadlines_are_told_on_the_brokers_clock_after_it_was_set_back() -> None
 
 def test_looking_again_folds_only_what_is_new() -> None:
     view = view_of(start(5, 1_000))
-    view.take([start(5, 1_000), LoggedMarker(6, 1_500, None)])
+    view.add([start(5, 1_000), LoggedMarker(6, 1_500, None)])
     assert (len(view.state.in_flight), view.unreadable) == (3, [6])
 
 
@@ -206,8 +214,10 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
     "no leader": (
         topic(facts_of(), "queue_topic", leaderless=(1,)), Level.UNHEALTHY, "no leader: partitions 1", "start",
     ),
-    "out of sync": (topic(facts_of(), "queue_topic", under_replicated=(0,)), Level.WARNING, "out of sync", "brokers"),
-    "one copy": (facts_of(cluster=ClusterFacts("a,b", 3)), Level.WARNING, "has one copy", "raise its replicas"),
+    "out of sync": (
+        topic(facts_of(), "queue_topic", under_replicated=(0,)), Level.WARNING, "out-of-sync replicas", "brokers",
+    ),
+    "one replica": (facts_of(cluster=ClusterFacts("a,b", 3)), Level.WARNING, "has one replica", "raise its"),
     # 5 deliveries x 30 s x 3 = 450 s
     "retention tight": (
         topic(facts_of(), "markers_topic", settings={**FIT, "retention.ms": "200000"}),
@@ -256,7 +266,7 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
     ),
     "no TICK": (
         facts_of(tracker=seen(1_000), views={0: view_of(tick(4, NOW_MS - 90_000), start(5, NOW_MS - 90_000))}),
-        Level.UNHEALTHY, "no TICK for 1 min although something is due: partitions 0", "cannot write TICKs",
+        Level.UNHEALTHY, "no TICK for 1 min although messages are due: partitions 0", "cannot write TICKs",
     ),
     "messages outlive the offsets of a group": (
         topic(facts_of(), "queue_topic", settings={**FIT, "retention.ms": "1209600000"}),
@@ -280,13 +290,13 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         topic(facts_of(), "markers_topic", first={0: 95, 1: 0}, end={0: 99, 1: 90}),
         Level.UNHEALTHY, "retention removed markers 90 to 94 of orders.markers[0]", "raise retention.ms",
     ),
-    "topic made anew": (
+    "topic deleted and created again": (
         topic(facts_of(), "markers_topic", end={0: 3, 1: 90}),
-        Level.UNHEALTHY, "orders.markers[0] ends at 3, the tracker stands at 90", "kmq tracker run orders",
+        Level.UNHEALTHY, "orders.markers[0] ends at 3, the tracker has committed 90", "kmq tracker run orders",
     ),
     "two trackers": (
         facts_of(tracker=TrackerFacts("g", {0: 90, 1: 90}, {}, {0: "t-1", 1: "t-2"})),
-        Level.WARNING, "2 trackers signed the last commits: t-1, t-2", "run one tracker a queue",
+        Level.WARNING, "2 trackers made the latest commits: t-1, t-2", "run one tracker per queue",
     ),
     "nobody works": (
         facts_of(consumers=GroupFacts("kmq.orders", "EMPTY", {}, {0: 50, 1: 40}), ready=Backlog(10)),
@@ -309,7 +319,7 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
     ),
     "foreign records": (
         facts_of(views={0: view_of(LoggedMarker(7, NOW_MS, None))}),
-        Level.WARNING, "1 records of orders.markers are no markers: [0]@7", "orders.dlq",
+        Level.WARNING, "1 record of orders.markers is not a marker: [0]@7", "orders.dlq",
     ),
     "dead letters": (
         facts_of(dead_letters=Backlog(4), new_dead_letters=2),
@@ -338,7 +348,7 @@ def test_offsets_that_a_tracker_restores_are_no_trouble() -> None:
 def test_long_work_with_acks_is_no_trouble() -> None:
     """A consumer that holds one message for long and settles others is at work."""
     view = view_of(start(5, NOW_MS - 300_000), end(6, NOW_MS - 5_000, 11))
-    view.take([LoggedMarker(7, NOW_MS - 5_000, Marker(MarkerType.KEEPALIVE, 0, (OffsetRange(10, 1),), 30_000))])
+    view.add([LoggedMarker(7, NOW_MS - 5_000, Marker(MarkerType.KEEPALIVE, 0, (OffsetRange(10, 1),), 30_000))])
     assert [each.check for each in bad(facts_of(views={0: view}, ready=Backlog(40)))] == ["in flight"]  # 12 is overdue
 
 
@@ -379,7 +389,7 @@ def test_story_of_a_lease_is_told_line_by_line() -> None:
     ]
     mine = [each for each in markers if covers(each.marker, message)]
     assert [event.what for event in events_of("orders.markers", mine)] == [
-        "started, delivery 1, lease 30 s", "kept alive, lease 30 s", "fell due, sent again",
+        "started, delivery 1, lease 30 s", "kept alive, lease 30 s", "due, redelivered",
     ]  # fmt: skip
     ended = last_outcome(mine)
     assert ended is not None
@@ -395,13 +405,13 @@ def test_late_ack_of_an_older_copy_is_told_at_its_time() -> None:
         Event(498, "q", "copy 2"),
     ]
     given = [events[0], events[1], events[3], events[2]]
-    assert [event.what for event in in_order(given)] == ["sent", "fell due", "copy 2", "late ack"]
-    assert [event.what for event in in_order(events)][-1] == "late ack"
+    assert [event.what for event in sort_events(given)] == ["sent", "fell due", "copy 2", "late ack"]
+    assert [event.what for event in sort_events(events)][-1] == "late ack"
 
 
 def test_renewals_of_one_lease_are_one_line() -> None:
     events = [Event(at, "m", "kept alive, lease 30 s", "w") for at in (0, 10_000, 20_000)]
-    assert [event.what for event in shortened([*events, Event(30_000, "m", "acknowledged", "w")])] == [
+    assert [event.what for event in merge_renewals([*events, Event(30_000, "m", "acknowledged", "w")])] == [
         "kept alive, lease 30 s, 3 times in 20 s", "acknowledged",
     ]  # fmt: skip
 

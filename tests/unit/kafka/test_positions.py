@@ -15,9 +15,9 @@ def committed(consumers: ConsumerOffsets | None) -> TopicPartition:
     return Position(90, 80, "t-1").to_topic_partition("orders.markers", 0, Heartbeat(1), consumers)
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_offsets_come_back_as_they_were_committed(is_refused: bool) -> None:  # noqa: FBT001  # a parameter of the test
-    consumers = ConsumerOffsets("id", {"": 7, ".queue-vip": 3}, is_refused)
+@pytest.mark.parametrize("is_unauthorized", [False, True])
+def test_offsets_come_back_as_they_were_committed(is_unauthorized: bool) -> None:  # noqa: FBT001  # a parameter of the test
+    consumers = ConsumerOffsets("id", {"": 7, ".queue-vip": 3}, is_unauthorized)
     place = committed(consumers)
     assert ConsumerOffsets.from_topic_partition(place) == consumers
     assert Position.from_topic_partition(place) == Position(90, 80, "t-1")

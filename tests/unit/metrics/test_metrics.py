@@ -86,7 +86,7 @@ def test_reasons_and_lateness_are_counted_batch_by_batch() -> None:
     assert {reason: found["kmq_dead_lettered_total", reason] for reason in numbers.dead_lettered} == {
         "delivery_limit": 1, "rejected": 1, "expired": 1, "unreadable": 1,
     }  # fmt: skip
-    assert dict(numbers.lateness.cumulated())["0.2"] == 1
+    assert dict(numbers.lateness.cumulative())["0.2"] == 1
     assert numbers.lateness.total == pytest.approx(0.82)
 
 

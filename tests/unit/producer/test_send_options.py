@@ -46,7 +46,7 @@ def test_options_become_headers(options: dict[str, Any], headers: list[tuple[str
         ({"delay": True}, "delay is out of bounds: got True"),
         ({"delay": "5"}, "delay is out of bounds: got '5'"),
         ({"delay": timedelta(seconds=-1)}, "delay is out of bounds: got datetime.timedelta"),
-        ({"delay": 1, "at": 1}, "message has two times: got delay=1 and at=1, one of them"),
+        ({"delay": 1, "at": 1}, "message has two delivery times: got delay=1 and at=1, one is"),
         ({"at": datetime(2030, 1, 1)}, "at has no time zone: got datetime.datetime"),  # noqa: DTZ001  # on purpose
         ({"at": True}, "at is out of bounds: got True"),
         ({"at": math.nan}, "at is out of bounds: got nan"),

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import pytest
 
 
+CATCHING_UP = (
+    "tracker of orders is catching up: 800,000 markers left to read before it decides anything, 0 messages in flight"
+)
 READY = "tracker of orders is ready: {}, 0 in flight, took 0.0 s"
 
 
@@ -28,7 +31,7 @@ def outcome(partition: int, read_to: int) -> PartitionOutcome:
 def test_what_is_left_is_told_until_the_log_is_read(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catch_up, "TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(catch_up, "LOG_INTERVAL_S", -1.0)
     caplog.set_level("INFO")
     progress = CatchUp("orders", {0: 1_000_000, 1: 10})
     progress.observe([outcome(0, 200_000)])
@@ -36,7 +39,7 @@ def test_what_is_left_is_told_until_the_log_is_read(
     progress.observe([outcome(1, 12)])
     progress.observe([outcome(1, 13)])
     assert [record.getMessage() for record in caplog.records] == [
-        "tracker of orders: 800,000 markers left to read before anything is decided, 0 messages in flight",
+        CATCHING_UP,
         READY.format("2 partitions"),
     ]
 

@@ -32,17 +32,17 @@ def test_damaged_checkpoint_is_renamed_and_kept(tmp_path: Path, caplog: pytest.L
     for number in (1, 2):
         folder = tmp_path / "orders"
         (folder / "state").mkdir(parents=True)
-        assert CheckpointFolder(str(folder)).put_aside() == str(tmp_path / f"orders.damaged-{number}")
+        assert CheckpointFolder(str(folder)).rename_damaged() == str(tmp_path / f"orders.damaged-{number}")
         assert not folder.exists()
         assert (tmp_path / f"orders.damaged-{number}" / "state").is_dir()
     assert len(caplog.records) == 2  # one loud line each
-    assert CheckpointFolder(str(tmp_path / "orders")).put_aside() is None
+    assert CheckpointFolder(str(tmp_path / "orders")).rename_damaged() is None
 
 
 RENAMING = (
     "import sys\n"
     "from kmq_spark.tracker.checkpoint_folder import CheckpointFolder\n"
-    "CheckpointFolder(sys.argv[1]).put_aside()\n"
+    "CheckpointFolder(sys.argv[1]).rename_damaged()\n"
 )
 
 
@@ -55,22 +55,22 @@ def test_tracker_that_dies_behind_the_renaming_begins_with_an_empty_checkpoint(t
     done = subprocess.run([sys.executable, "-c", RENAMING, str(folder)], env=environment, check=False)
     assert done.returncode == EXIT_CODE
     assert [path.name for path in tmp_path.iterdir()] == ["orders.damaged-1"]
-    assert CheckpointFolder(str(folder)).put_aside() is None
+    assert CheckpointFolder(str(folder)).rename_damaged() is None
 
 
 def test_checkpoint_elsewhere_is_left_to_the_operator(caplog: pytest.LogCaptureFixture) -> None:
-    assert CheckpointFolder("s3://bucket/checkpoints/orders").put_aside() is None
+    assert CheckpointFolder("s3://bucket/checkpoints/orders").rename_damaged() is None
     assert "move it away" in caplog.text
 
 
 def test_checkpoint_knows_its_topic(tmp_path: Path) -> None:
     folder = CheckpointFolder(str(tmp_path / "orders"))
     assert folder.topic_id() == ""
-    folder.note_topic_id("first")
+    folder.write_topic_id("first")
     assert CheckpointFolder(f"file://{tmp_path}/orders").topic_id() == "first"
     assert not folder.has_batches()
     (tmp_path / "orders" / "commits").mkdir()
     (tmp_path / "orders" / "commits" / "0").write_text("v1")
     assert folder.has_batches()
-    assert folder.put_aside()
+    assert folder.rename_damaged()
     assert folder.topic_id() == ""

@@ -1,10 +1,10 @@
-"""How long a tracker rests: the setting, or twice the batch, and never for long."""
+"""How long a tracker pauses between two batches: the setting, or twice the batch, with a limit."""
 
 from __future__ import annotations
 
 import pytest
 
-from kmq_spark.tracker.pacing import rest_s
+from kmq_spark.tracker.pacing import pause_s
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from kmq_spark.tracker.pacing import rest_s
         (0.2, 0, 0.0),  # switched off
     ],
 )
-def test_rest_is_the_setting_or_twice_the_batch_up_to_a_second(
+def test_pause_is_the_setting_or_twice_the_batch_up_to_a_second(
     worked_s: float, rest_ms: int, expected_s: float
 ) -> None:
-    """Nothing else has a say but what is due: see `Ticker.rest`."""
-    assert rest_s(worked_s, rest_ms) == pytest.approx(expected_s)
+    """Nothing else has a say but what is due: see `Ticker.pause`."""
+    assert pause_s(worked_s, rest_ms) == pytest.approx(expected_s)

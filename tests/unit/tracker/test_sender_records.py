@@ -14,14 +14,14 @@ from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.payloads import Payload
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.rejected_records import Refusals
-from kmq_spark.tracker.sender.due_decisions import Due
+from kmq_spark.kafka.rejected_records import RejectedRecords
+from kmq_spark.tracker.sender.due_decisions import DueDecision
 from kmq_spark.tracker.sender.records import (
     UNREADABLE_BYTES,
-    Item,
+    DecidedMessage,
     end_records,
+    final_decision,
     outgoing_record,
-    settle,
     unreadable_record,
 )
 from kmq_spark.wire.codec import decode_marker
@@ -90,10 +90,12 @@ def due(
     delivery_count: int = 2,
     tick_at_ms: int = 5_100,
     is_silent: bool = False,
-) -> Due:
+) -> DueDecision:
     """Return a decision on message 3:*message_offset* after its second delivery."""
     outcome = Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED
-    return Due(marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent)
+    return DueDecision(
+        marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent
+    )
 
 
 def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
@@ -102,9 +104,9 @@ def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes |
 
 
 def test_copy_keeps_the_last_exception_until_a_newer_one_replaces_it() -> None:
-    first = outgoing_record(Item(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
-    silent = outgoing_record(Item(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
-    newer = outgoing_record(Item(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
+    first = outgoing_record(DecidedMessage(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
+    silent = outgoing_record(DecidedMessage(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
+    newer = outgoing_record(DecidedMessage(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
     found = [headers_of(each.headers).get(LAST_ERROR) for each in (first, silent, newer)]
     assert found == [b"TimeoutError: no answer", b"TimeoutError: no answer", b"KeyError: 'id'"]
 
@@ -121,13 +123,15 @@ def test_dead_letter_whose_last_delivery_had_no_text_names_the_exception_before(
     reason: str, deadline_at_ms: int, expected: str | None
 ) -> None:
     dead = due(is_dead_letter=True, reason=reason)._replace(deadline_at_ms=deadline_at_ms)
-    settled = settle(Item(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3))
-    assert settled.due.reason == (expected or reason)
+    settled = final_decision(
+        DecidedMessage(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3)
+    )
+    assert settled.decision.reason == (expected or reason)
 
 
 def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
     foreign = [("a", b"1"), ("a", None), ("b", b"\xff")]
-    record = outgoing_record(Item(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
+    record = outgoing_record(DecidedMessage(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
     assert (record.topic, record.partition, record.key, record.value) == ("orders", 3, b"\xffk", b"\x00v")
     assert record.headers[:3] == foreign
     assert headers_of(record.headers)[DELIVERY_COUNT] == b"2"
@@ -135,13 +139,13 @@ def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
 
 
 def test_message_without_key_value_and_headers_stays_without() -> None:
-    record = outgoing_record(Item(due(), message(None, None)), TOPICS, 4)
+    record = outgoing_record(DecidedMessage(due(), message(None, None)), TOPICS, 4)
     assert (record.key, record.value) == (None, None)
 
 
 def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
     """The dead-letter topic may have fewer partitions than the queue."""
-    record = outgoing_record(Item(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
+    record = outgoing_record(DecidedMessage(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
     assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"v")
     found = headers_of(record.headers)
     assert (found[DLQ_TOPIC], found[DLQ_OFFSET], found[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
@@ -149,32 +153,34 @@ def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
 
 
 def test_item_that_nobody_refused_is_as_decided() -> None:
-    item = Item(due(), message())
-    assert settle(item, 0, TOPICS, RULES) == item
+    item = DecidedMessage(due(), message())
+    assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_payload_that_is_gone_becomes_dead_letter_that_says_so() -> None:
-    settled = settle(Item(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
-    assert (settled.due.is_dead_letter, settled.message) == (True, None)
-    assert settled.due.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
+    settled = final_decision(DecidedMessage(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
+    assert (settled.decision.is_dead_letter, settled.message) == (True, None)
+    assert settled.decision.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
     record = outgoing_record(settled, TOPICS, 4)
     assert (record.topic, record.key, record.value) == ("orders.dlq", None, None)
 
 
 def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload() -> None:
-    item = Item(due(), message(b"large"))
-    once, twice = settle(item, 1, TOPICS, RULES), settle(item, 2, TOPICS, RULES)
-    assert (once.due.is_dead_letter, once.message) == (True, item.message)
-    assert (twice.due.is_dead_letter, twice.message) == (True, None)
-    assert twice.due.reason.endswith("so the payload stays at orders[3]@7")
-    assert twice.due.reason.startswith(once.due.reason)
+    item = DecidedMessage(due(), message(b"large"))
+    once, twice = final_decision(item, 1, TOPICS, RULES), final_decision(item, 2, TOPICS, RULES)
+    assert (once.decision.is_dead_letter, once.message) == (True, item.message)
+    assert (twice.decision.is_dead_letter, twice.message) == (True, None)
+    assert twice.decision.reason.endswith("so the payload stays at orders[3]@7")
+    assert twice.decision.reason.startswith(once.decision.reason)
 
 
 def copy_of(
-    due_: Due, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
+    due_: DueDecision, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
 ) -> dict[str, bytes | None]:
     """Return the headers of the copy that follows a decision."""
-    return headers_of(outgoing_record(Item(due_, message(headers=headers)), topics, 4, max_deliveries).headers)
+    return headers_of(
+        outgoing_record(DecidedMessage(due_, message(headers=headers)), topics, 4, max_deliveries).headers
+    )
 
 
 def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
@@ -228,8 +234,10 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
     """Not a millisecond early; and it is the queue that says what becomes of it."""
     dropping, keeping = RULES, replace(RULES, dead_letters_expired=True)
 
-    def settled(at_ms: int, rules: Rules, refused: int = 0) -> Due:
-        return settle(Item(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules).due
+    def settled(at_ms: int, rules: Rules, refused: int = 0) -> DueDecision:
+        return final_decision(
+            DecidedMessage(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules
+        ).decision
 
     assert settled(expires_at_ms - 1, dropping).outcome is Outcome.REDELIVERED
     assert settled(expires_at_ms, dropping).outcome is Outcome.EXPIRED
@@ -243,22 +251,24 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
 
 
 def test_rejected_message_is_a_dead_letter_though_its_time_is_over() -> None:
-    item = Item(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
-    assert settle(item, 0, TOPICS, RULES) == item
+    item = DecidedMessage(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
+    assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_time_to_live_that_cannot_be_read_is_none() -> None:
     for value in (b"", b"-1", b"soon", None, b"9" * 30):
-        item = Item(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
-        assert settle(item, 0, TOPICS, RULES) == item
+        item = DecidedMessage(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
+        assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
     """kafka-mq-go's: else a Go worker's poison would be delivered without end."""
 
-    def settled(header: bytes, *, is_silent: bool = True) -> Due:
+    def settled(header: bytes, *, is_silent: bool = True) -> DueDecision:
         headers = [(DELIVERY_COUNT, header)]
-        return settle(Item(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES).due
+        return final_decision(
+            DecidedMessage(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES
+        ).decision
 
     assert (settled(b"3").outcome, settled(b"3").delivery_count) == (Outcome.REDELIVERED, 4)
     assert (settled(b"4").outcome, settled(b"4").reason) == (Outcome.DEAD_LETTERED, "delivery limit reached: 5 of 5")
@@ -276,9 +286,9 @@ def test_expired_message_has_an_end_that_says_so() -> None:
 
 
 def test_size_counts_key_value_and_headers() -> None:
-    assert Item(due(), message(b"12345", b"123", [("ab", b"1"), ("c", None)])).size == 5 + 3 + 3 + 1
-    assert Item(due(), message(None, None)).size == 0
-    assert Item(due(), None).size == 0
+    assert DecidedMessage(due(), message(b"12345", b"123", [("ab", b"1"), ("c", None)])).size == 5 + 3 + 3 + 1
+    assert DecidedMessage(due(), message(None, None)).size == 0
+    assert DecidedMessage(due(), None).size == 0
 
 
 def test_ends_are_as_few_as_their_ranges_allow() -> None:
@@ -328,31 +338,40 @@ def test_record_that_is_no_marker_and_gone_is_told_all_the_same() -> None:
 
 
 def test_refusal_holds_for_the_item_and_for_larger_ones() -> None:
-    refusals = Refusals()
-    assert [refusals.of(index, 100) for index in (0, 1)] == [0, 0]
-    refusals.note(0, 100, 0)
-    assert [refusals.of(0, 100), refusals.of(1, 99), refusals.of(2, 100), refusals.of(3, 5_000)] == [1, 0, 1, 1]
-    assert refusals.count == 1
+    rejected_records = RejectedRecords()
+    assert [rejected_records.rejection_count(index, 100) for index in (0, 1)] == [0, 0]
+    rejected_records.note(0, 100, 0)
+    assert [
+        rejected_records.rejection_count(0, 100),
+        rejected_records.rejection_count(1, 99),
+        rejected_records.rejection_count(2, 100),
+        rejected_records.rejection_count(3, 5_000),
+    ] == [1, 0, 1, 1]
+    assert rejected_records.total_count == 1
 
 
 def test_item_refused_by_both_topics_is_refused_twice_and_never_more() -> None:
-    refusals = Refusals()
-    refusals.note(0, 100, 0)
-    refusals.note(0, 100, 1)
-    assert [refusals.of(0, 100), refusals.of(1, 100), refusals.of(2, 99)] == [2, 2, 0]
-    refusals.note(1, 50, 0)
-    assert [refusals.of(2, 60), refusals.of(3, 200)] == [1, 2]
+    rejected_records = RejectedRecords()
+    rejected_records.note(0, 100, 0)
+    rejected_records.note(0, 100, 1)
+    assert [
+        rejected_records.rejection_count(0, 100),
+        rejected_records.rejection_count(1, 100),
+        rejected_records.rejection_count(2, 99),
+    ] == [2, 2, 0]
+    rejected_records.note(1, 50, 0)
+    assert [rejected_records.rejection_count(2, 60), rejected_records.rejection_count(3, 200)] == [1, 2]
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=60), st.integers(5, 30))
 def test_attempts_end_whatever_is_refused(items: list[tuple[int, bool]], limit: int) -> None:
     """One refusal an attempt at worst, and none of an item that can go nowhere else."""
-    refusals = Refusals()
+    rejected_records = RejectedRecords()
     for _ in range(2 * len(items) + 1):
-        tried = [(index, size, refusals.of(index, size)) for index, (size, _) in enumerate(items)]
+        tried = [(index, size, rejected_records.rejection_count(index, size)) for index, (size, _) in enumerate(items)]
         assert all(refused <= 2 for _, _, refused in tried)
         refusing = [each for each in tried if each[2] < 2 and each[1] > limit + 5 * each[2]]
         if not refusing:
             return
-        refusals.note(*refusing[-1])
+        rejected_records.note(*refusing[-1])
     raise AssertionError(items)

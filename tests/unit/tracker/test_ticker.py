@@ -243,10 +243,10 @@ def test_rest_lasts_while_nothing_is_due_and_ends_with_the_next_tick(
     ticker = started(make_ticker, log)
     read_all = [standing(each, read_to=10**9, deadline_at_ms=None) for each in range(PARTITIONS)]
     ticker.observe(read_all)
-    assert seconds_of_rest(ticker, 0.3) >= 0.3
+    assert seconds_of_pause(ticker, 0.3) >= 0.3
     read_to = (log.ticks[-1].offset() or 0) + 1
     ticker.observe([standing(each, read_to=read_to, deadline_at_ms=BROKER_MS + 200) for each in range(PARTITIONS)])
-    ticker.rest(3_600)  # ends: else it outlasts the time of this test
+    ticker.pause(3_600)  # ends: else it outlasts the time of this test
 
 
 def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
@@ -255,13 +255,13 @@ def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
     ticker = started(make_ticker, log)
     newest = max(tick.offset() or 0 for tick in log.ticks)
     ticker.observe([standing(each, read_to=newest) for each in range(PARTITIONS)])
-    ticker.rest(3_600)  # ends: else it outlasts the time of this test
+    ticker.pause(3_600)  # ends: else it outlasts the time of this test
 
 
-def seconds_of_rest(ticker: Ticker, longest_s: float) -> float:
+def seconds_of_pause(ticker: Ticker, longest_s: float) -> float:
     """Return how long a rest lasts."""
     began_at = time.monotonic()
-    ticker.rest(longest_s)
+    ticker.pause(longest_s)
     return time.monotonic() - began_at
 
 
@@ -284,12 +284,12 @@ def test_upkeep_is_called_now_and_then_and_may_fail(
         raise KafkaClientError("cannot commit")
 
     ticker = make_ticker()
-    ticker.on_pause = upkeep
+    ticker.periodic_work = upkeep
     with caplog.at_level(logging.WARNING):
         ticker.start()
         time.sleep(0.5)
     assert 2 <= len(calls) <= 5
-    assert "upkeep of orders.markers failed: cannot commit" in caplog.text
+    assert "periodic work for orders.markers failed: cannot commit" in caplog.text
     assert ticker.is_alive()
 
 
@@ -304,12 +304,12 @@ def test_exception_that_ends_the_thread_is_kept(
         raise broken
 
     ticker = make_ticker()
-    ticker.on_pause = upkeep
+    ticker.periodic_work = upkeep
     ticker.start()
     ticker.join(5)
     assert not ticker.is_alive()
     assert ticker.failure is broken
-    assert "the ticker of orders.markers ended" in caplog.text
+    assert "the ticker of orders.markers failed" in caplog.text
 
 
 def test_partition_that_wants_a_tick_and_gets_none_is_late(make_ticker: Callable[..., Ticker], log: Log) -> None:

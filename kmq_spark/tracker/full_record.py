@@ -2,8 +2,8 @@
 Back-pressure, the tracker's side: publish that too many messages of a queue are in flight.
 
 Rule 1: When more messages than the queue's `max_in_flight` are in flight in a markers partition, the tracker writes the
-record `<queue>#full` to the topic `kmq.queues`, and again every `RENEW_S`. It removes the record when every full
-partition is below `CLEAR` of the limit.
+record `<queue>#full` to the topic `kmq.queues`, and again every `RENEW_INTERVAL_S`. It removes the record when every
+full partition is below `CLEAR_SHARE` of the limit.
 Rule 2: Best effort: without the topic, or the right to write to it, there is no back-pressure. Nothing else changes.
 
 The consumers' side is `consumer/full_watch.py`.
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLEAR = 0.9
+CLEAR_SHARE = 0.9
 """Share of `max_in_flight` below which a full partition is no longer full."""
 
-RENEW_S = 20.0
+RENEW_INTERVAL_S = 20.0
 """A third of the time for which a record counts, see `consumer/full_watch.py`."""
 
-MAKE_TOPIC_TIMEOUT_MS = 3_000
+CREATE_TOPIC_TIMEOUT_MS = 3_000
 
 WARN_INTERVAL_S = 60.0
 
 
-class FullSign:
+class FullRecordWriter:
     """
     Publishes whether a queue is full.
 
-    One thread calls `keep`; another may call `observe`.
+    One thread calls `refresh`; another may call `observe`.
 
     Args:
         topics: Topic names of the queue.
-        reader: Reads the rules of the queue. The owner of the reader calls its `look`; this class does not.
+        reader: Reads the rules of the queue. The owner of the reader calls its `refresh`; this class does not.
         local_max_in_flight: Limit of a queue that has no rules, messages per markers partition.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
 
     Attributes:
-        is_ready: Whether the tracker has read the log to its end, so that the counts are current. Before that `keep`
+        is_ready: Whether the tracker has read the log to its end, so that the counts are current. Before that `refresh`
             does nothing.
     """
 
@@ -83,7 +83,7 @@ class FullSign:
         self._producer: Producer | None = None
         self._has_failed = False
         self._written: set[int] = set()
-        self._written_s = self._warned_s = float("-inf")
+        self._written_at_s = self._warned_at_s = float("-inf")
         self.is_ready = False
 
     @property
@@ -96,7 +96,7 @@ class FullSign:
         # Replace the dict: another thread may be iterating over the old one.
         self._in_flight = self._in_flight | {outcome.marker_partition: outcome.status.in_flight for outcome in outcomes}
 
-    def keep(self) -> None:
+    def refresh(self) -> None:
         """Write, renew or remove the record if that is due; call it about once a second."""
         if not self.is_ready:
             return
@@ -107,32 +107,32 @@ class FullSign:
         self._full = {
             partition: count
             for partition, count in self._in_flight.items()
-            if count > limit or (partition in self._full and count >= CLEAR * limit)
+            if count > limit or (partition in self._full and count >= CLEAR_SHARE * limit)
         }
-        is_due = time.monotonic() - self._written_s > RENEW_S
+        is_due = time.monotonic() - self._written_at_s > RENEW_INTERVAL_S
         if self._full.keys() != self._written or (is_due and (self._full or self._reader.full is not None)):
             self._write(limit)
         if self._producer is not None:
             self._producer.poll(0)
 
     def _write(self, limit: int) -> None:
-        if not self._reader.has_topic and not self._make_topic():
+        if not self._reader.has_topic and not self._create_topic():
             return
         if self._producer is None:
             config = marker_producer_config(self._bootstrap_servers, new_client_id("full"), self._extra)
             self._producer = make_client(Producer, config)
         value = None
         if self._full:
-            told = {"max_in_flight": limit, "in_flight": self._full, "at_ms": time.time_ns() // 1_000_000}
-            value = json.dumps(told).encode()
+            payload = {"max_in_flight": limit, "in_flight": self._full, "at_ms": time.time_ns() // 1_000_000}
+            value = json.dumps(payload).encode()
         if self._full.keys() != self._written:
             logger.log(
                 logging.WARNING if self._full else logging.INFO,
-                "queue %s is %s: in flight by markers partition %s, max_in_flight %d; its consumers %s",
-                self._topics, "full" if self._full else "full no more", self._full or self._in_flight, limit,
-                "fetch nothing" if self._full else "go on", extra={"action": "queue_full", "queue": str(self._topics)},
+                "queue %s is %s: in flight by markers partition %s, max_in_flight %d; its consumers %s fetching",
+                self._topics, "full" if self._full else "no longer full", self._full or self._in_flight, limit,
+                "stop" if self._full else "resume", extra={"action": "queue_full", "queue": str(self._topics)},
             )  # fmt: skip
-        self._written, self._written_s = set(self._full), time.monotonic()
+        self._written, self._written_at_s = set(self._full), time.monotonic()
         try:
             self._producer.produce(
                 RULES_TOPIC, key=full_key(self._topics), value=value, partition=0, on_delivery=self._report
@@ -140,13 +140,13 @@ class FullSign:
         except (KafkaException, BufferError) as error:
             self._fail(error)
 
-    def _make_topic(self) -> bool:
+    def _create_topic(self) -> bool:
         """Create the missing topic if the queue is full; return whether the topic may exist now."""
-        if not self._full or time.monotonic() - self._warned_s < WARN_INTERVAL_S:
+        if not self._full or time.monotonic() - self._warned_at_s < WARN_INTERVAL_S:
             return False
         try:
             admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
-            ensure_compacted_topic(RULES_TOPIC, -1, admin, self._bootstrap_servers, MAKE_TOPIC_TIMEOUT_MS)
+            ensure_compacted_topic(RULES_TOPIC, -1, admin, self._bootstrap_servers, CREATE_TOPIC_TIMEOUT_MS)
         except KmqError as error:
             self._fail(error)
             return False
@@ -157,13 +157,13 @@ class FullSign:
             self._fail(error.str())
 
     def _fail(self, cause: object) -> None:
-        """Log a failure, at most once a minute. The next write, `RENEW_S` from now, uses a new producer."""
+        """Log a failure, at most once a minute. The next write, `RENEW_INTERVAL_S` from now, uses a new producer."""
         self._has_failed = True
-        if time.monotonic() - self._warned_s < WARN_INTERVAL_S:
+        if time.monotonic() - self._warned_at_s < WARN_INTERVAL_S:
             return
-        self._warned_s = time.monotonic()
+        self._warned_at_s = time.monotonic()
         logger.warning(
-            "cannot write to %s whether %s is full: %s; its consumers do not slow down; grant the tracker Write, see "
-            "`kmq acls`, and make the topic with `kmq queue alter`",
+            "cannot write to %s whether queue %s is full: %s; its consumers do not slow down; grant the tracker Write, "
+            "see `kmq acls`, and create the topic with `kmq queue alter`",
             RULES_TOPIC, self._topics, cause, extra={"action": "queue_full_failed", "queue": str(self._topics)},
         )  # fmt: skip

@@ -94,7 +94,7 @@ def covers(marker: Marker, message: MessageId) -> bool:
     )
 
 
-def sent(copy: Copy, number: int) -> Event:
+def copy_event(copy: Copy, number: int) -> Event:
     """Return the event of a copy in the queue topic."""
     return Event(copy.at_ms, copy.place, "sent" if number == 0 else f"redelivered, copy {number + 1}")
 
@@ -112,7 +112,7 @@ def events_of(markers_topic: str, markers: Iterable[PlacedMarker]) -> Iterator[E
         yield Event(at_ms, place, _what(marker, at_ms), marker.consumer_id)
 
 
-def in_order(events: Sequence[Event]) -> list[Event]:
+def sort_events(events: Sequence[Event]) -> list[Event]:
     """
     Return events by time. Events of the same transaction keep their order.
 
@@ -126,7 +126,7 @@ def in_order(events: Sequence[Event]) -> list[Event]:
     return [event for _, event in sorted(zip(keys, events, strict=True), key=itemgetter(0))]
 
 
-def shortened(events: Sequence[Event]) -> list[Event]:
+def merge_renewals(events: Sequence[Event]) -> list[Event]:
     """Return the events, with consecutive renewals of one lease as one line: long work has hundreds of renewals."""
     found: list[Event] = []
     repeats = 0
@@ -166,7 +166,7 @@ def _what(marker: Marker, at_ms: int) -> str:
         Outcome.ACKED: "acknowledged",
         Outcome.REJECTED: "rejected",
         Outcome.EXPIRED: "expired",
-        Outcome.REDELIVERED: "fell due, sent again",
+        Outcome.REDELIVERED: "due, redelivered",
         Outcome.DEAD_LETTERED: "dead-lettered",
     }[marker.outcome] + reason
 
@@ -174,9 +174,9 @@ def _what(marker: Marker, at_ms: int) -> str:
 def _released(marker: Marker, after: str) -> str:
     if marker.release is Release.FAILED:
         error = f": {marker.reason}" if marker.reason else ""
-        return f"handler failed{error}, again after {after} and the backoff"
+        return f"handler failed{error}, redelivered after {after} plus the backoff"
     if marker.never_handed_out:
-        return "given back unseen"
+        return "released, not handed out"
     if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms:
-        return f"given back for {after}"
+        return f"released, redelivered after {after}"
     return f"{KEPT_ALIVE}, lease {after}"

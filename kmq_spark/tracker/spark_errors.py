@@ -1,0 +1,29 @@
+"""
+Describe errors of PySpark and py4j in one line of a log.
+
+Rule 1: The text names what failed in the JVM, not the call of py4j that reported it (`o110.stop`).
+"""
+
+from __future__ import annotations
+
+_CALL_FAILED = "An error occurred while calling "
+"""How py4j begins the text of an exception of the JVM. The next line is `: ` and the Java exception."""
+
+_STOP_TIMED_OUT = "failed to stop within"
+"""Part of the text of Spark's exception when a query is still in a batch after `spark.sql.streaming.stopTimeout`."""
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of an error's text; for an exception of the JVM, the line that names it."""
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    first, *rest = text.splitlines()
+    if first.startswith(_CALL_FAILED) and rest:
+        return rest[0].removeprefix(": ")
+    return first
+
+
+def is_stop_timeout(error: Exception) -> bool:
+    """Return whether a query was stopped but its running batch did not end in time."""
+    return _STOP_TIMED_OUT in str(error)
