@@ -40,7 +40,7 @@ MOST_NAMED = 5
 @app.command("list")
 @one_line_errors
 def list_(name: Name, connection: Connection, output: Output = OutputForm.TABLE) -> None:
-    """List the producer ids of a queue: what each has committed, when, and where its source stands."""
+    """List the producer ids of a queue: what each has committed, when, and the position of its source."""
     from kmq_spark.producer.registry import list_producers  # noqa: PLC0415  # `kmq --help` must not load the client
 
     quiet_client()
@@ -255,5 +255,5 @@ def _print_verification(name: str, producer_id: str, found: Verification) -> Non
     if found.beyond:
         typer.echo(
             f"NOT COMMITTED BY THE ID: {counted(found.beyond, 'message')} with a sequence beyond the position record; "
-            "another program writes these headers, or the id was forgotten and begun anew"
+            "another program writes these headers, or the id was forgotten and used again"
         )

@@ -27,8 +27,8 @@ READ_AT_ONCE = 1_000
 """Records taken from the client in one call."""
 
 _FLUSH_S = 0.05
-_LOOK_EVERY_S, _LOOK_S = 30.0, 0.1
-"""How often a member looks whether the topic has got more partitions, and how long a heartbeat may wait for that."""
+_CHECK_EVERY_S, _CHECK_TIMEOUT_S = 30.0, 0.1
+"""Interval at which a member checks the partition count of the topic, and the timeout of that check."""
 
 
 class LoggedBytes:
@@ -82,7 +82,7 @@ class Channel:
         self.failure: KmqError | None = None
         self.trouble = ""
         self._group, self._key = group, group.encode()
-        self._partition_count, self._looked_s = 0, time.monotonic()
+        self._partition_count, self._checked_s = 0, time.monotonic()
         self._bootstrap_servers = bootstrap_servers
         reader = reader_config(bootstrap_servers, f"kmq.coordination.{group}", client_id, extra)
         reader.update(
@@ -175,11 +175,11 @@ class Channel:
             raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True) from error
 
     def serve(self) -> None:
-        """Take the answers to what was written; now and then, look at the topic."""
+        """Take the answers to what was written; now and then, check the topic."""
         self._writer.poll(0)
-        if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
-            self._looked_s = time.monotonic()
-            self._look()
+        if time.monotonic() - self._checked_s > _CHECK_EVERY_S:
+            self._checked_s = time.monotonic()
+            self._check_partition_count()
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything has an answer, at most so long."""
@@ -198,10 +198,10 @@ class Channel:
         metadata = self._writer.list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
         return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
-    def _look(self) -> None:
+    def _check_partition_count(self) -> None:
         """End where the topic has other partitions than before: new members would look for the group elsewhere."""
         try:
-            count = self._count(_LOOK_S)
+            count = self._count(_CHECK_TIMEOUT_S)
         except KafkaException:
             return
         if count and count != self._partition_count:

@@ -39,7 +39,7 @@ _LASTING = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_U
 """Failures of a fetch that do not pass by themselves."""
 
 _POLL_S = 0.1
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 _TIMEOUT_S = 15.0
 
 
@@ -179,7 +179,7 @@ class Consumption:
         self._progress: dict[int, Progress] = {}
         self._fetched: dict[int, list[Message]] = {}
         self._batch: Batch | None = None
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -282,9 +282,9 @@ class Consumption:
             self._fetched.pop(partition, None)
         if lost:
             self._client.incremental_unassign([TopicPartition(self._topic, partition) for partition in lost])
-        if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+        if time.monotonic() - self._checked_s < _CHECK_EVERY_S:
             return
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         for partition in range(self._partitions()):
             if self._most_claims and len(self._claims) >= self._most_claims:
                 return

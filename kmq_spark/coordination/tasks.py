@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 RESTART_S = 1.0
 """Pause before a handler is called again that returned or raised."""
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STOP_S = 30.0
 
 
@@ -116,7 +116,7 @@ class TaskRunner:
         self._coordinator.drain()
         until_s = time.monotonic() + timeout_s
         while (self._running or self._coordinator.assigned) and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return not self._running
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
@@ -138,11 +138,11 @@ class TaskRunner:
 
     def _run(self) -> None:
         """Start and stop tasks until stopped, or until the session is over; in a thread."""
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stopping.wait(_POLL_S):
             try:
                 self._turn()
             except KmqError as error:
-                logger.warning("cannot look after tasks: %s", error, extra={"action": "tasks_failed"})
+                logger.warning("cannot start or stop tasks, retrying: %s", error, extra={"action": "tasks_failed"})
                 if self._coordinator.failure is not None:
                     break
         for task, _ in list(self._running.values()):
@@ -165,7 +165,7 @@ class TaskRunner:
     def _begin(self, task: RunningTask) -> None:
         thread = threading.Thread(target=self._handle, args=(task,), name=f"kmq-task-{task.name}", daemon=True)
         self._running[task.name] = (task, thread)
-        logger.info("task %s begins", task.name, extra={"action": "task_begins", "epoch": task.claim.epoch})
+        logger.info("task %s started", task.name, extra={"action": "task_begins", "epoch": task.claim.epoch})
         thread.start()
 
     def _end_finished(self) -> None:

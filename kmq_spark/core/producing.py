@@ -110,7 +110,7 @@ def next_life(found: ProducerState | None, *, at_ms: int, by: str) -> ProducerSt
 
 def outcome_of(found: ProducerState | None, before: ProducerState, after: ProducerState) -> Outcome:
     """
-    Find out what became of a transaction whose commit got no clear answer.
+    Find out what became of a transaction whose commit has an unknown outcome.
 
     Args:
         found: The newest committed state, read after the open transaction of this producer id was ended.

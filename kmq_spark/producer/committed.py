@@ -120,7 +120,7 @@ def read_committed(
                 number, at = min(left.items())
                 message = (
                     f"cannot read {topic} to its end: got offset {at} of {extents[number].end} in partition {number}, "
-                    "a transaction is open; wait until the broker has aborted it, or look for it with "
+                    "a transaction is open; wait until the broker has aborted it, or find it with "
                     "`kafka-transactions.sh find-hanging`"
                 )
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)

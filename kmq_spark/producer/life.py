@@ -156,7 +156,7 @@ class Life:
                 if not error.retriable or time.monotonic() > until_s or self._is_stopping:
                     raise
                 logger.warning(
-                    "a transaction of %s got no clear answer, it is looked up: %s",
+                    "outcome of a transaction of producer %s is unknown; reading it from the log: %s",
                     self.key, error, extra={"action": "producer_replaced", "queue": self.topic},
                 )  # fmt: skip
             if self._look_up(before, after, until_s) is Outcome.COMMITTED:
@@ -191,7 +191,7 @@ class Life:
                 time.sleep(RETRY_PAUSE_S)
             else:
                 logger.info(
-                    "producer %s of %s begins generation %d behind sequence %d",
+                    "producer %s of %s started generation %d after sequence %d",
                     self.key, self.topic, state.generation, state.sequence,
                     extra={"action": "producer_began", "queue": self.topic},
                 )  # fmt: skip
@@ -251,9 +251,10 @@ class Life:
     def _refused(self, error: _RefusedError, items: list[Item], before: ProducerState) -> KafkaClientError:
         sequence = before.sequence + count_messages(items[: error.index + 1])
         return KafkaClientError(
-            f"cannot send to {self.topic}: the broker refuses the message of sequence {sequence}, "
-            f"{size_of(items[error.index])} bytes: {error} ({error.code}); nothing behind sequence {before.sequence} "
-            "is sent, correct the message or the topic and make a new producer, which continues there",
+            f"cannot send to {self.topic}: the broker rejected the message of sequence {sequence}, "
+            f"{size_of(items[error.index])} bytes: {error} ({error.code}); no message after sequence "
+            f"{before.sequence} was committed; correct the message or the topic, "
+            "then create a new producer, which continues there",
             code=error.code,
         )
 
@@ -325,7 +326,7 @@ def call_back(on_delivery: OnDelivery, place: MessageId | None, error: KmqError 
     try:
         on_delivery(place, error)
     except Exception:
-        logger.exception("delivery callback raised", extra={"action": "callback_failed"})
+        logger.exception("delivery callback raised an exception", extra={"action": "callback_failed"})
 
 
 def size_of(item: Item) -> int:

@@ -248,7 +248,8 @@ class ResumingSender:
             self._raise_failure()
         if not is_done:
             message = (
-                f"cannot commit to {self._topic}: not done after {timeout_s:g} s; check the broker, it is still tried"
+                f"cannot commit to {self._topic}: no commit within {timeout_s:g} s; check the broker; "
+                "the producer keeps trying"
             )
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
@@ -322,7 +323,7 @@ class ResumingSender:
             message = (
                 f"producer {self._producer_id} has sent {self.state.sequence} message(s) without a position in "
                 "earlier lives: got a position now, which cannot say what they were; call commit(position=…) with "
-                "where the source stands behind them, or use another producer_id"
+                "the position of the source after them, or use another producer_id"
             )
             raise UsageError(message)
         self._has_positions = True
@@ -352,7 +353,7 @@ class ResumingSender:
                 self._fail(error, items)
                 return
             except Exception as error:
-                logger.exception("producer %s stops", self._producer_id, extra={"action": "producer_failed"})
+                logger.exception("producer %s failed and stops", self._producer_id, extra={"action": "producer_failed"})
                 message = f"producer {self._producer_id} of {self._topic} failed: {error!r}; make a new one"
                 self._fail(KmqError(message), items)
                 return
@@ -387,7 +388,7 @@ class ResumingSender:
         items, self._items = self._items[:cut], self._items[cut:]
         self._taken += len(items)
         self._writing = count_messages(items)
-        # None, where nothing is left: the next item begins anew.
+        # None, where nothing is left: the next item starts over.
         self._room = self._commit_every - len(self._items) if self._items else 0
         self._room_bytes = MAX_COLLECTED_BYTES - sum(map(size_of, self._items))
         self._began_s = time.monotonic()

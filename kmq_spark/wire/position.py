@@ -146,7 +146,7 @@ def _check_size(size: int) -> None:
     if size > MAX_POSITION_BYTES:
         message = (
             f"position is too large: got {size} bytes, at most {MAX_POSITION_BYTES}; "
-            "store a reference to where the source stands"
+            "store a reference to the position of the source"
         )
         raise ConfigError(message)
 

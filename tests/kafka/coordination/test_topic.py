@@ -50,7 +50,7 @@ def test_topic_is_made_within_bounds(bootstrap_servers: str, options: dict[str, 
 
 def test_members_stop_when_the_topic_grows(bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New members would look for the group in another partition: two worlds, two holders."""
-    monkeypatch.setattr(channel, "_LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(channel, "_CHECK_EVERY_S", 0.2)
     name = f"coordination-{time.time_ns()}"
     create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
     with Coordinator("g", bootstrap_servers=bootstrap_servers, topic=name, heartbeat_ms=T) as member:

@@ -247,7 +247,7 @@ def test_message_that_the_broker_refuses_is_named_and_nothing_of_its_transaction
     producer.send("b", position=2, on_delivery=lambda _place, error: answers.append(error))
     producer.send(bytes(3_000_000), position=3)
     with pytest.raises(
-        KafkaClientError, match=r"refuses the message of sequence 3, 30000\d\d bytes: .*MSG_SIZE"
+        KafkaClientError, match=r"rejected the message of sequence 3, 30000\d\d bytes: .*MSG_SIZE"
     ) as raised:
         producer.commit()
     assert raised.value.code == "MSG_SIZE_TOO_LARGE"
