@@ -69,6 +69,10 @@ STOP_WAIT_S = 10.0
 """How long a stop waits for the end of the running batch. A batch that waits for an unreachable broker does not end."""
 
 
+class _BatchRefusedError(Exception):
+    """A batch began while its query was being stopped."""
+
+
 class QueueTracker:
     """
     The tracker of one queue.
@@ -93,6 +97,7 @@ class QueueTracker:
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._batch_lock = threading.Lock()
+        self._refuses_batches = False
         self._failure: BaseException | None = None
         self._periodic_work_failure: Exception | None = None
         self._failures_in_a_row = 0
@@ -256,6 +261,7 @@ class QueueTracker:
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:
         self._failure = self._periodic_work_failure = None
+        self._refuses_batches = False
         self._first_batch = -1
         ticker.start()
         try:
@@ -312,6 +318,9 @@ class QueueTracker:
     ) -> Callable[[int, list[PartitionOutcome]], None]:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
             with self._batch_lock:
+                if self._refuses_batches:
+                    message = f"batch {batch_id} of {self._queue} is not sent: the query is being stopped"
+                    raise _BatchRefusedError(message)
                 if self._first_batch < 0:
                     self._first_batch = batch_id
                 try:
@@ -394,12 +403,14 @@ class QueueTracker:
             if query.isActive:
                 self._stop_between_batches(query)
             query.awaitTermination(int(STOP_WAIT_S))
-            if (failure := self._helper_failure(ticker)) is not None:
-                raise failure
         except StreamingQueryException as error:
             if isinstance(self._failure, KmqError):
                 raise self._failure from error
-            raise
+            # A batch that was refused ends the query with an error. It is read again after the next start.
+            if not self._refuses_batches:
+                raise
+        if (failure := self._helper_failure(ticker)) is not None:
+            raise failure
 
     def _helper_failure(self, ticker: Ticker) -> Exception | None:
         """Return the failure of the ticker or of the periodic work; None if there is none. A restart replaces both."""
@@ -418,9 +429,11 @@ class QueueTracker:
         deadline_s = time.monotonic() + STOP_WAIT_S
         while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
             time.sleep(0.01)
-        # While this thread holds the gate no batch sends, so a batch that `query.stop()` interrupts has sent nothing.
+        # From here on no batch sends, so a batch that `query.stop()` interrupts has sent nothing. The lock is free while
+        # the query stops: a batch that waited for it would keep Spark waiting until its time-out.
         with self._batch_lock:
-            query.stop()
+            self._refuses_batches = True
+        query.stop()
 
 
 def _stop_failure(error: Exception) -> str:
