@@ -1,23 +1,21 @@
 """
 Read what a copier has sent, and check it: every line once, in order, under the right sequence.
 
-Rule 1: no code of the producer is used here, and none of `kmq producer verify`: a plain consumer, and header names as
-text.
+Rule 1: no code of the producer is used here, and none of `kmq producer verify`: the checker's own reader, and header
+names as text.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from faults.topics import read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-READ_TIMEOUT_S = 60.0
 MOST_NAMED = 5
 
 
@@ -42,41 +40,15 @@ def read_sent(bootstrap_servers: str, topic: str) -> list[Sent]:
     Read every committed record of a topic, partition by partition.
 
     Raises:
-        RuntimeError: The end was not reached in time.
+        TimeoutError: The end was not reached in time.
     """
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers, "group.id": "kmq-faults-sequences",
-            "isolation.level": "read_committed", "enable.auto.commit": False, "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-        }
-    )  # fmt: skip
-    try:
-        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-        unread, until_s = set(partitions), time.monotonic() + READ_TIMEOUT_S
-        found: list[Sent] = []
-        while unread:
-            if time.monotonic() > until_s:
-                message = f"{topic} was not read to its end in {READ_TIMEOUT_S:g} s"
-                raise RuntimeError(message)
-            for record in consumer.consume(1_000, 0.2):
-                error = record.error()
-                if error is not None:
-                    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
-                        unread.discard(record.partition())
-                    continue
-                headers: dict[str, Any] = dict(record.headers() or [])
-                value: Any = record.value()
-                found.append(
-                    Sent(
-                        record.partition() or 0, record.offset() or 0, int(value[:8]),
-                        headers["kmq-producer"].decode(), int(headers["kmq-generation"]), int(headers["kmq-sequence"]),
-                    )
-                )  # fmt: skip
-        return sorted(found)
-    finally:
-        consumer.close()
+    found: list[Sent] = []
+    for record in read_topic(topic, bootstrap_servers):
+        headers = {name: value or b"" for name, value in record.headers}
+        numbers = int(headers["kmq-generation"]), int(headers["kmq-sequence"])
+        line = int((record.value or b"")[:8])
+        found.append(Sent(record.partition, record.offset, line, headers["kmq-producer"].decode(), *numbers))
+    return sorted(found)
 
 
 def violations(sent: Iterable[Sent], lines: int) -> list[str]:
