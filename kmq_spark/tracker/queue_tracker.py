@@ -429,8 +429,8 @@ class QueueTracker:
         deadline_s = time.monotonic() + STOP_WAIT_S
         while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
             time.sleep(0.01)
-        # From here on no batch sends, so a batch that `query.stop()` interrupts has sent nothing. The lock is free while
-        # the query stops: a batch that waited for it would keep Spark waiting until its time-out.
+        # From here on no batch sends, so a batch that `query.stop()` interrupts has sent nothing. The lock is free
+        # while the query stops: a batch that waited for it would keep Spark waiting until its time-out.
         with self._batch_lock:
             self._refuses_batches = True
         query.stop()

@@ -96,7 +96,7 @@ class Sent:
     Attributes:
         redelivered: Messages sent to the queue topic again.
         expired: Messages dropped because their TTL had expired.
-        nonexistent: Decisions dropped because a marker named an offset at or past the end of the queue topic.
+        nonexistent: Messages dropped because a marker named an offset at or past the end of the queue topic.
         dead_lettered: Messages sent to the dead-letter topic.
         set_aside: Records of the markers topic that are not markers, sent to the dead-letter topic.
         lateness_ms: For each redelivered message: append time minus deadline, milliseconds, broker clock.
@@ -148,7 +148,7 @@ class RedeliverySender:
         self._limits = limits or SenderLimits()
         self.consumer_positions = consumer_positions
         self._key = b""
-        self._untrusted: dict[int, int] = {}
+        self._counted: dict[tuple[str, int], int] = {}
         self._untrusted_logged_at_s = -UNTRUSTED_LOG_INTERVAL_S
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
@@ -288,7 +288,7 @@ class RedeliverySender:
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         sent = Sent()
         set_aside = self._send_unreadable(outcomes, sent)
-        self._update_positions(outcomes)
+        self._update_positions(outcomes, sent)
         decisions = DueDecisions(outcomes)
         left = len(decisions)
         # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
@@ -407,7 +407,7 @@ class RedeliverySender:
         if self._producer.is_open and (self._is_stopping or self._positions != self._committed):
             self._transact([], [], list(self._positions), Sent())
 
-    def _update_positions(self, outcomes: Sequence[PartitionOutcome]) -> None:
+    def _update_positions(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
         for outcome in outcomes:
             status = outcome.status
             self._reported_partitions |= {outcome.marker_partition}
@@ -428,21 +428,27 @@ class RedeliverySender:
                     clock=status.needed_clock,
                 )
             self._note_untrusted(outcome)
+            sent.nonexistent += self._growth_of("nonexistent", outcome)
             self._rules.observe(outcome)
 
     def _note_untrusted(self, outcome: PartitionOutcome) -> None:
         """Log, at most once a minute, tracker markers (TICK, RULES, END) that lack a valid signature."""
-        count = outcome.status.counters.get("untrusted", 0)
-        before = self._untrusted.get(outcome.marker_partition, 0)
-        self._untrusted[outcome.marker_partition] = count
-        if count > before and time.monotonic() - self._untrusted_logged_at_s > UNTRUSTED_LOG_INTERVAL_S:
+        added = self._growth_of("untrusted", outcome)
+        if added and time.monotonic() - self._untrusted_logged_at_s > UNTRUSTED_LOG_INTERVAL_S:
             self._untrusted_logged_at_s = time.monotonic()
             logger.warning(
                 "%d new tracker markers in %s[%d] lack a valid signature of this queue and are ignored; find the "
                 "client that writes them: a tracker of an older version, or a client with too many rights",
-                count - before, self.topics.markers_topic, outcome.marker_partition,
+                added, self.topics.markers_topic, outcome.marker_partition,
                 extra={"action": "untrusted_markers", "queue": str(self.topics)},
             )  # fmt: skip
+
+    def _growth_of(self, counter: str, outcome: PartitionOutcome) -> int:
+        """Return by how much a counter of a markers partition has grown since the last call; 0 if it has shrunk."""
+        key = counter, outcome.marker_partition
+        count = outcome.status.counters.get(counter, 0)
+        before, self._counted[key] = self._counted.get(key, 0), count
+        return max(0, count - before)
 
     def _chunks(self, decisions: DueDecisions) -> Generator[list[DecidedMessage]]:
         """Read the payloads of all decisions, and yield both in chunks of one transaction each."""
