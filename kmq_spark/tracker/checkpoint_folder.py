@@ -3,7 +3,8 @@ Manage the checkpoint folder of one query, on any file system that Spark's JVM c
 
 The folder contains the id of the markers topic. A folder that cannot be used is renamed.
 
-Rule 1: Nothing is deleted: a checkpoint that cannot be used is renamed.
+Rule 1: A checkpoint that cannot be used is renamed. Only one that is out of date is deleted: a rebuild from the markers
+topic reads less.
 Rule 2: If the folder cannot be renamed, a log line at level ERROR states which folder to move away.
 
 Source: Hadoop's `FileSystem`, with which Spark itself writes checkpoints.
@@ -11,7 +12,9 @@ Source: Hadoop's `FileSystem`, with which Spark itself writes checkpoints.
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -81,6 +84,33 @@ class CheckpointFolder:
         except (OSError, Py4JError, PySparkException) as error:
             logger.warning("cannot write %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, one_line(error))
 
+    def read_to(self) -> dict[int, int]:
+        """
+        Return the first marker that no planned batch has read, by markers partition.
+
+        Returns:
+            Offsets by partition; empty where there is no batch or they cannot be read.
+        """
+        try:
+            text = self._newest_offsets()
+            # Lines: the version, metadata, then one line per source.
+            _, _, offsets, *_ = text.splitlines() if text else ("", "", "{}")
+            by_topic = json.loads(offsets)
+            return {int(partition): int(at) for of_topic in by_topic.values() for partition, at in of_topic.items()}
+        except (OSError, ValueError, AttributeError, Py4JError, PySparkException) as error:
+            logger.warning("cannot read the offsets of checkpoint %s: %s", self._path, one_line(error))
+            return {}
+
+    def remove(self) -> None:
+        """Delete the folder; a failure is logged."""
+        try:
+            if self._local is not None:
+                shutil.rmtree(self._local, ignore_errors=False)
+            else:
+                _HadoopFolder(self._path, self._spark).remove()
+        except (OSError, Py4JError, PySparkException) as error:
+            logger.warning("cannot delete checkpoint %s: %s", self._path, one_line(error))
+
     def rename_damaged(self) -> str | None:
         """
         Rename the folder, so that the next start begins with an empty one.
@@ -108,6 +138,13 @@ class CheckpointFolder:
     @staticmethod
     def _is_local(scheme: str) -> bool:
         return scheme in ("", "file")
+
+    def _newest_offsets(self) -> str:
+        """Return the text of the newest file of the offset log; empty where there is none."""
+        if self._local is None:
+            return _HadoopFolder(self._path, self._spark).read_newest("offsets")
+        numbers = [int(file.name) for file in (self._local / "offsets").glob("*") if file.name.isdigit()]
+        return (self._local / "offsets" / str(max(numbers))).read_text("utf-8") if numbers else ""
 
     def _rename(self) -> str | None:
         if self._local is None:
@@ -146,6 +183,17 @@ class _HadoopFolder:
     def has_files(self, name: str) -> bool:
         folder = self._path_of(f"{self._address}/{name}")
         return bool(self._files.exists(folder)) and len(self._files.listStatus(folder)) > 0
+
+    def read_newest(self, name: str) -> str:
+        folder = self._path_of(f"{self._address}/{name}")
+        if not self._files.exists(folder):
+            return ""
+        names = [str(status.getPath().getName()) for status in self._files.listStatus(folder)]
+        numbers = [int(each) for each in names if each.isdigit()]
+        return self.read(f"{name}/{max(numbers)}") if numbers else ""
+
+    def remove(self) -> None:
+        self._files.delete(self._path_of(self._address), True)  # noqa: FBT003  # Hadoop's: recursive
 
     def write(self, name: str, text: str) -> None:
         stream = self._files.create(self._path_of(f"{self._address}/{name}"), True)  # noqa: FBT003  # Hadoop's: overwrite

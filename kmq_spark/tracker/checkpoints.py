@@ -7,7 +7,15 @@ and decides nothing before it has read the log to its end (`ResumePoint.decide_f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kmq_spark.kafka.positions import ResumePoint
+
+OUT_OF_DATE_MARKERS = 10_000
+"""A checkpoint is out of date if a rebuild reads so many markers less; a batch of that size takes below a second."""
 
 DAMAGE_TEXTS = (
     # Spark's error classes for a state store that cannot be loaded, and for logs of a checkpoint that cannot be read.
@@ -78,6 +86,20 @@ def is_damaged(error: BaseException) -> bool:
 def is_of_another_topic(error: BaseException) -> bool:
     """Return whether the topic is shorter than the checkpoint states: the topic was deleted and created again."""
     return any(TOPIC_SHRANK in text for text in (str(error), *_java_texts(error)))
+
+
+def is_out_of_date(read_to: Mapping[int, int], resume: ResumePoint) -> bool:
+    """
+    Return whether a rebuild of the state from the markers topic reads fewer markers than a start from the checkpoint.
+
+    Args:
+        read_to: First marker that the checkpoint has not read, by markers partition; empty if unknown.
+        resume: Where a rebuild begins. If markers were removed, or it has no committed offset, the checkpoint is kept.
+    """
+    if not read_to or resume.removed or resume.unproven_gaps or resume.has_no_position:
+        return False
+    ahead = sum(start - read_to.get(partition, 0) for partition, start in resume.starting_offsets.items())
+    return ahead > OUT_OF_DATE_MARKERS
 
 
 def _java_texts(error: BaseException) -> list[str]:

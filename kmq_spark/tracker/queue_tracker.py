@@ -32,7 +32,7 @@ from kmq_spark.kafka.topics import check_queue
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.catch_up import CatchUp
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
-from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic
+from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic, is_out_of_date
 from kmq_spark.tracker.fold_rows import FoldSettings
 from kmq_spark.tracker.pacing import pause_s
 from kmq_spark.tracker.parts import full_record_writer_of, rules_of, rules_reader_of, sender_of, ticker_of
@@ -257,6 +257,13 @@ class QueueTracker:
             # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
             # if it is longer, Spark skips the markers below the checkpoint's offset.
             folder.rename_damaged()
+        elif is_out_of_date(folder.read_to(), resume):
+            # Another process has tracked the queue since, with a checkpoint of its own.
+            logger.info(
+                "checkpoint %s is out of date: the state is rebuilt from the markers topic, which reads less",
+                self._checkpoint, extra={"action": "checkpoint_out_of_date", "queue": self._queue},
+            )  # fmt: skip
+            folder.remove()
         folder.write_topic_id(resume.topic_id)
 
     def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from kmq_spark.errors import KafkaClientError, StateError
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.kafka.positions import ResumePoint
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
-from kmq_spark.tracker.checkpoints import is_damaged
+from kmq_spark.tracker.checkpoints import OUT_OF_DATE_MARKERS, is_damaged, is_out_of_date
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,3 +75,46 @@ def test_checkpoint_knows_its_topic(tmp_path: Path) -> None:
     assert folder.has_batches()
     assert folder.rename_damaged()
     assert folder.topic_id() == ""
+
+
+def test_checkpoint_knows_how_far_its_newest_batch_reads(tmp_path: Path) -> None:
+    """Batch 10 is newer than batch 9; other files in the folder are no batches."""
+    folder = CheckpointFolder(str(tmp_path / "orders"))
+    assert folder.read_to() == {}
+    offsets = tmp_path / "orders" / "offsets"
+    offsets.mkdir(parents=True)
+    for number, at in ((9, 100), (10, 250)):
+        (offsets / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders.markers":{{"0":{at},"1":7}}}}')
+    (offsets / ".10.crc").write_bytes(b"x")
+    assert folder.read_to() == {0: 250, 1: 7}
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{}\n", "v1\n{}\n[1]", 'v1\n{}\n{"t":{"x":1}}', "v9\n\x00"])
+def test_offsets_of_a_checkpoint_that_cannot_be_read_are_unknown(tmp_path: Path, text: str) -> None:
+    offsets = tmp_path / "orders" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text(text)
+    assert CheckpointFolder(str(tmp_path / "orders")).read_to() == {}
+
+
+def test_checkpoint_is_out_of_date_where_a_rebuild_reads_less() -> None:
+    """Another process has tracked the queue since. Where markers were removed, the checkpoint is the only proof."""
+    resume = ResumePoint({}, starting_offsets={0: 50_000, 1: 50_000}, decide_from={0: 60_000, 1: 60_000})
+    margin = OUT_OF_DATE_MARKERS // 2
+    assert is_out_of_date({0: 0, 1: 0}, resume)
+    assert is_out_of_date({0: 50_000 - margin, 1: 49_999 - margin}, resume)
+    assert not is_out_of_date({0: 50_000 - margin, 1: 50_000 - margin}, resume)
+    assert not is_out_of_date({0: 60_000, 1: 60_000}, resume)
+    assert not is_out_of_date({}, resume)
+    for proof in ({"removed": {0: (0, 5)}}, {"unproven_gaps": {0: 5}}, {"has_no_position": True}):
+        kept = ResumePoint({}, {0: 50_000}, {0: 60_000}, **proof)
+        assert not is_out_of_date({0: 0}, kept)
+
+
+def test_checkpoint_that_is_out_of_date_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = CheckpointFolder(str(tmp_path / "orders"))
+    folder.write_topic_id("first")
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []
+    folder.remove()
+    assert "cannot delete checkpoint" in caplog.text
