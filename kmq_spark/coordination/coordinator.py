@@ -376,7 +376,8 @@ class Coordinator:
         session = self._joined()
         applied = session.answer_to(session.send(kind, awaited=True, **fields), _ANSWER_S)
         if applied is None:
-            message = f"{kind.name} was not read back within {_ANSWER_S:g} s; check the broker"
+            trouble = "" if self._channel is None or not self._channel.trouble else f" ({self._channel.trouble})"
+            message = f"{kind.name} was not read back within {_ANSWER_S:g} s{trouble}; check the broker and the rights"
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
         if applied.ignored:
             message = f"{kind.name} changed nothing in group {self.group!r}: {applied.ignored[0]}; {_ADVICE[kind]}"
