@@ -189,6 +189,18 @@ class TrackerSettings(_Section):
     restart_limit: int = Field(default=20, ge=0, le=1_000_000)
     """How many times in a row a failed query is started again before the process ends with an error."""
 
+    fleet: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,190}$")
+    """Fleet of processes that share the queues and stand by for each other; empty: this process tracks them alone."""
+
+    fleet_member: str = Field(default="", max_length=255)
+    """Name of this process in its fleet, no two at a time; empty for a random one."""
+
+    fleet_heartbeat_ms: int = Field(default=2_000, ge=100, le=60_000)
+    """T of a new fleet: after two of them without a heartbeat the others take the queues of a process over."""
+
+    coordination_topic: str = Field(default="kmq.coordination", pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    """Topic through which the processes of a fleet coordinate; it is created where it does not exist."""
+
 
 class LedgerSettings(_Section):
     """`[ledger]`: the ledger, the history of all messages in Delta tables."""

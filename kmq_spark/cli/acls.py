@@ -21,6 +21,7 @@ import typer
 from kmq_spark.cli.common import one_line_errors
 from kmq_spark.cli.output import Output, OutputForm, print_data
 from kmq_spark.cli.queue import Name
+from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     "producer", "consumer", "transactional-consumer", "resuming-producer", "tracker", "dlq-operator", "viewer",
-    "ledger", "creator",
+    "ledger", "creator", "member",
 )  # fmt: skip
 
 
@@ -127,6 +128,27 @@ def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iter
     yield Grant("transactional-consumer", "transactional-id", own, ("Write", "Describe"), is_prefix=True)
 
 
+def coordination_grants(fleet: str, group: str, topic: str) -> Iterator[Grant]:
+    """
+    Yield the grants that a tracker fleet, and the members of a coordination group, need in addition.
+
+    Args:
+        fleet: Name of the fleet; empty for none.
+        group: Name of the group; empty for none.
+        topic: The coordination topic. Write on it is a right over all groups in it.
+    """
+    used_by = [("tracker", fleet_group(fleet))] if fleet else []
+    used_by += [("member", group)] if group else []
+    for part, name in used_by:
+        yield Grant(part, "topic", topic, ("Read", "Write", "Describe", "DescribeConfigs"))
+        # Read: positions are also committed as offsets of this consumer group.
+        yield Grant(part, "group", f"kmq.coordination.{name}", ("Read", "Describe"))
+    if used_by:
+        yield Grant("viewer", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
+        yield Grant("viewer", "group", "kmq.coordination.overview", ("Describe",))
+        yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs", "AlterConfigs"))
+
+
 @one_line_errors
 def acls(
     name: Name,
@@ -143,6 +165,13 @@ def acls(
             metavar="NAME",
         ),
     ] = None,
+    fleet: Annotated[
+        str, typer.Option("--fleet", help="Also for the tracker as a process of this fleet.", metavar="NAME")
+    ] = "",
+    group: Annotated[
+        str, typer.Option("--group", help="Also for members of this coordination group.", metavar="GROUP")
+    ] = "",
+    topic: Annotated[str, typer.Option("--coordination-topic", help="The coordination topic.")] = "kmq.coordination",
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
@@ -153,8 +182,10 @@ def acls(
         if each not in PARTS:
             message = f"part is not allowed: got {each!r}, one of {', '.join(PARTS)}; correct --part"
             raise ConfigError(message)
-    found = grants(QueueTopics.parse(name), logical_queues or ())
+    found = [*grants(QueueTopics.parse(name), logical_queues or ()), *coordination_grants(fleet, group, topic)]
     wanted = [grant for grant in found if not part or grant.part in part]
+    # One block for each part; the order within a part is kept.
+    wanted.sort(key=lambda grant: PARTS.index(grant.part))
     if output is not OutputForm.TABLE:
         print_data(output, (grant._asdict() for grant in wanted))
         return

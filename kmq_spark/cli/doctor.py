@@ -69,6 +69,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         KafkaClientError: The broker cannot be reached, or does not answer in time.
     """
     from kmq_spark.cli.checkpoint import look_at_checkpoint  # noqa: PLC0415  # as above
+    from kmq_spark.coordination.overview import look_at_fleets  # noqa: PLC0415  # as above
     from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts  # noqa: PLC0415  # as above
     from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name  # noqa: PLC0415  # as above
     from kmq_spark.producer.registry import look_at_producers  # noqa: PLC0415  # as above
@@ -90,6 +91,8 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         producers = look_at_producers(
             cluster, topics, retention_ms=local.producer_retention_ms, now_ms=now_ms, reach=settings.kafka.reach()
         )
+        coordination = settings.tracker.coordination_topic
+        fleets = look_at_fleets(cluster, name, topic=coordination, now_ms=now_ms, reach=settings.kafka.reach())
         recent = cluster.offsets_at(letters.name, letters.end, now_ms - ONE_HOUR_MS)
         return QueueFacts(
             queue=name,
@@ -111,6 +114,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             rules_differing=() if stored is None else tuple(stored.differing(local)),
             checkpoint=look_at_checkpoint(settings.tracker.checkpoint_dir, name),
             producers=producers,
+            fleets=fleets,
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from kmq_spark import __version__
 from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
 from kmq_spark.cli.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.errors import ConfigError
@@ -51,24 +52,44 @@ def run(
     master: Master = "local[2]",
     driver_memory: DriverMemory = "2g",
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; default: no.")] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="Share the queues with the other processes of this fleet.", metavar="NAME")
+    ] = None,
+    fleet_member: Annotated[
+        str | None, typer.Option(help="Name of this process in its fleet; default: random.", metavar="NAME")
+    ] = None,
     timeout_ms: TimeoutMs = None,
     events: Events = False,
     log_level: LogLevel = "INFO",
 ) -> None:
-    """Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C, or once (available-now)."""
+    """
+    Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C, or once (available-now).
+
+    With --fleet, processes on several machines share the queues: each queue is tracked by one of them, and the others
+    take it over when that one ends or fails.
+    """
     set_up_logs(log_level_of(log_level))
     settings = settings_from(
         address,
         timeout_ms,
         metrics={"port": metrics_port},
-        tracker={"checkpoint_dir": checkpoint_dir, "trigger": trigger, "queues": tuple(queues) if queues else None},
+        tracker={
+            "checkpoint_dir": checkpoint_dir,
+            "trigger": trigger,
+            "queues": tuple(queues) if queues else None,
+            "fleet": fleet,
+            "fleet_member": fleet_member,
+        },
         queue={"max_deliveries": max_deliveries},
     )
     check_queues(settings)
     signals = StopOnSignals()
     spark = _session(master, driver_memory)
     try:
-        _run_trackers(spark, settings, signals, events=events)
+        if settings.tracker.fleet:
+            _run_fleet(spark, settings, signals, events=events)
+        else:
+            _run_trackers(spark, settings, signals, events=events)
     finally:
         stop_session(spark)
 
@@ -85,7 +106,11 @@ def check_queues(settings: Settings) -> None:
     """Check names, broker and topics before the JVM, which takes seconds to start and stop."""
     from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
 
-    if not settings.tracker.queues:
+    if settings.tracker.fleet and settings.tracker.trigger == "available-now":
+        message = "trigger is not allowed in a fleet: got 'available-now', allowed is 'processing-time'; leave one out"
+        raise ConfigError(message)
+    # A process of a fleet may bring no queue along and stand by for those of the others.
+    if not settings.tracker.queues and not settings.tracker.fleet:
         message = "name at least one queue: got none; name it as an argument or in [tracker] queues"
         raise ConfigError(message)
     for queue in (queues := settings.tracker.queues):
@@ -163,6 +188,44 @@ def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignal
     if events:
         print_json({"event": "ended", **_counts(service)})
     logger.info("tracker of %s ended", ", ".join(settings.tracker.queues), extra={"action": "ended"})
+
+
+def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:
+    from kmq_spark.tracker.fleet import TrackerFleet  # noqa: PLC0415  # as above
+    from kmq_spark.tracker.fleet_metrics import FleetMetrics, serving_fleet_metrics  # noqa: PLC0415  # as above
+    from kmq_spark.tracker.queue_tracker import QueueTracker  # noqa: PLC0415  # as above
+    from kmq_spark.tracker.standby import check_jvm, warm_up  # noqa: PLC0415  # as above
+
+    metrics = FleetMetrics(settings.tracker.fleet, settings)
+
+    def make_tracker(queue: str) -> QueueTracker:
+        tracker = QueueTracker(spark, queue, settings)
+        if settings.metrics.port:
+            metrics.add(tracker)
+        return tracker
+
+    def tell(event: str, queue: str) -> None:
+        if event == "stopped":
+            metrics.remove(queue)
+        if events:
+            print_json({"event": event, "member": service.member, **({"queue": queue} if queue else {})})
+
+    service = TrackerFleet(
+        settings.tracker.fleet,
+        settings,
+        make_tracker,
+        check_engine=lambda: check_jvm(spark),
+        version=__version__,
+        on_event=tell,
+    )
+    signals.attach(service)
+    # Before it joins: the fleet gives no queue to a process that is not ready.
+    any(warm_up(spark, queue, settings) for queue in settings.tracker.queues)
+    with serving_fleet_metrics(metrics, settings, service.view, lambda: service.takeovers):
+        service.run()
+    if events:
+        print_json({"event": "ended", "member": service.member})
+    logger.info("member %s of fleet %s ended", service.member, service.name, extra={"action": "ended"})
 
 
 def _announce(service: TrackerService) -> None:

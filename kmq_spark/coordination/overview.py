@@ -8,22 +8,31 @@ history and that has no snapshot there is shown as far as it is known (`is_compl
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
+from kmq_spark.core.coordination.effects import Change
+from kmq_spark.core.coordination.fleet_names import FLEET_PREFIX
 from kmq_spark.core.coordination.partition import partition_of
 from kmq_spark.core.coordination.records import is_group
+from kmq_spark.errors import KafkaClientError, TopicError
+from kmq_spark.inspection.facts import FleetFacts
 from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import NOT_ALLOWED
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kmq_spark.config import Reach
     from kmq_spark.core.coordination.world import Member, World
+    from kmq_spark.inspection.cluster import Cluster
+    from kmq_spark.inspection.facts import TopicFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class GroupState:
         is_complete: Whether the world is that of the members; False where retention removed records and no snapshot
             replaces them.
         world: Members, claims, tasks and positions.
+        claimed_at_ms: Append time of the record that granted each claim, by resource, epoch milliseconds, broker's
+            clock; only those that the topic still has.
         ignored: Number of records, or entries of records, that changed nothing, by reason.
         fault: Text about an unreadable record, empty if there was none.
     """
@@ -45,6 +56,7 @@ class GroupState:
     partition: int
     is_complete: bool
     world: World
+    claimed_at_ms: Mapping[str, int]
     ignored: Mapping[str, int]
     fault: str
 
@@ -97,6 +109,7 @@ def read_groups(
     partition_count = len(admin.list_topics(topic, timeout=timeout_ms / 1000).topics[topic].partitions)
     wanted = [partition_of(group, partition_count)] if group else range(partition_count)
     first: dict[int, int] = {}
+    claimed_at_ms: dict[str, dict[str, int]] = defaultdict(dict)
     logs: dict[int, dict[str, GroupLog]] = {partition: {} for partition in wanted}
     reader = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout_ms)
     try:
@@ -108,17 +121,72 @@ def read_groups(
             if name not in of_partition and is_group(name) and group in ("", name):
                 of_partition[name] = GroupLog(name, topic=topic, partition=partition, first_offset=first_offset)
             # Records of other groups move the clock of each group.
-            for log in of_partition.values():
-                log.read(offset, record.timestamp()[1], record.key(), record.value())
+            append_time_ms = record.timestamp()[1]
+            for each, log in of_partition.items():
+                for effect in log.read(offset, append_time_ms, record.key(), record.value()).effects:
+                    if effect.change is Change.CLAIMED:
+                        claimed_at_ms[each][effect.resource] = append_time_ms
             on_progress(count)
     finally:
         reader.close()
     return [
-        _state_of(name, partition, log)
+        _state_of(name, partition, log, claimed_at_ms[name])
         for name, partition, log in sorted(
             (name, partition, log) for partition, of_partition in logs.items() for name, log in of_partition.items()
         )
     ]
+
+
+def look_at_fleets(cluster: Cluster, queue: str, *, topic: str, now_ms: int, reach: Reach) -> tuple[FleetFacts, ...]:
+    """
+    Return the tracker fleets to which a queue belongs, for `kmq doctor`.
+
+    Args:
+        cluster: Asks the brokers.
+        queue: Name of the queue, or `queue@group`.
+        topic: The coordination topic; without it there are no fleets.
+        now_ms: Epoch milliseconds.
+        reach: The broker.
+
+    Returns:
+        The fleets; none where this client may not read the topic, or where it does not fit, so that no process can
+        join.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time.
+    """
+    (facts,) = cluster.topics([topic]).values()
+    if not facts.partition_count:
+        return ()
+    try:
+        found = read_groups(topic=topic, **reach)
+    except TopicError:
+        return ()
+    except KafkaClientError as error:
+        if NOT_ALLOWED in error.code:
+            return ()
+        raise
+    return tuple(
+        _fleet_of(state, facts, queue, now_ms)
+        for state in found
+        if state.group.startswith(FLEET_PREFIX) and queue in state.world.tasks
+    )
+
+
+def _fleet_of(state: GroupState, topic: TopicFacts, queue: str, now_ms: int) -> FleetFacts:
+    world = state.world
+    stale = tuple(sorted(name for name, member in world.members.items() if state.is_stale(member, now_ms)))
+    claim = world.resources.get(queue)
+    return FleetFacts(
+        name=state.group.removeprefix(FLEET_PREFIX),
+        topic=topic,
+        tracked_by="" if claim is None else claim.holder,
+        assigned_to=world.tasks[queue].client_id,
+        processes=len(world.members) - len(stale),
+        stale=stale,
+        is_paused=world.paused_until_ms > now_ms,
+        is_complete=state.is_complete,
+    )
 
 
 def _name_of(key: bytes | str | None) -> str:
@@ -128,9 +196,11 @@ def _name_of(key: bytes | str | None) -> str:
     return (key or b"").decode("utf-8", "replace")
 
 
-def _state_of(name: str, partition: int, log: GroupLog) -> GroupState:
+def _state_of(name: str, partition: int, log: GroupLog, claimed_at_ms: Mapping[str, int]) -> GroupState:
     if not log.is_complete and log.stranger_at_ms < 0:
         # No record is of a member that was lost: the group is younger than the oldest record.
         log.accept()
     ignored = {reason.value: count for reason, count in sorted(log.ignored.items())}
-    return GroupState(name, partition, log.is_complete, log.world, ignored, log.unsupported or log.last_fault)
+    return GroupState(
+        name, partition, log.is_complete, log.world, claimed_at_ms, ignored, log.unsupported or log.last_fault
+    )

@@ -168,6 +168,32 @@ class ProducersFacts:
     open_for_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FleetFacts:
+    """
+    A tracker fleet to which the queue belongs.
+
+    Attributes:
+        name: Of the fleet.
+        topic: Its coordination topic.
+        tracked_by: Member that holds the queue; empty if none does.
+        assigned_to: Member to which the leader has assigned the queue; empty if none.
+        processes: Members that are not stale.
+        stale: Members without a heartbeat for 2T.
+        is_paused: Whether an operator has paused the fleet.
+        is_complete: Whether the coordination topic still has what the fleet's state depends on.
+    """
+
+    name: str
+    topic: TopicFacts
+    tracked_by: str = ""
+    assigned_to: str = ""
+    processes: int = 0
+    stale: tuple[str, ...] = ()
+    is_paused: bool = False
+    is_complete: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
     """
@@ -194,6 +220,7 @@ class QueueFacts:
         rules_differing: Settings that differ from the queue's own rules.
         checkpoint: None if no folder was given.
         producers: Producers with an id; None if we may not read them.
+        fleets: Tracker fleets to which the queue belongs.
     """
 
     queue: str
@@ -215,6 +242,7 @@ class QueueFacts:
     rules_differing: tuple[str, ...] = ()
     checkpoint: CheckpointFacts | None = None
     producers: ProducersFacts | None = None
+    fleets: tuple[FleetFacts, ...] = ()
 
     @property
     def topics(self) -> tuple[TopicFacts, TopicFacts, TopicFacts]:

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.expiry import expiry_finding
+from kmq_spark.inspection.fleets import fleet_problems, fleet_summary
 from kmq_spark.inspection.liveness import Life, describe, life_of, snapshots_late
 from kmq_spark.inspection.producers import producers_problems, producers_summary
 from kmq_spark.inspection.spans import counted, span
@@ -91,6 +92,7 @@ def examine(facts: QueueFacts) -> list[Finding]:
             _retention(facts),
             _tracker(facts),
             _fencing(facts),
+            _fleets(facts),
             _consumers(facts),
             _removed_messages(facts),
         ]
@@ -204,6 +206,16 @@ def _producers(facts: QueueFacts) -> Iterator[Finding]:
     yield from found
     if facts.producers.ids and not found:
         yield Finding("producers", Level.OK, producers_summary(facts.producers))
+
+
+def _fleets(facts: QueueFacts) -> Iterator[Finding]:
+    found = [
+        Finding("fleet", Level.UNHEALTHY if problem.is_bad else Level.WARNING, problem.what, problem.repair)
+        for problem in fleet_problems(facts.fleets, facts.queue)
+    ]
+    yield from found
+    if facts.fleets and not found:
+        yield Finding("fleet", Level.OK, fleet_summary(facts.fleets[0]))
 
 
 def _retention(facts: QueueFacts) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """
 The metrics: name, kind, labels and meaning. The code, the tests and the documentation use this one table.
 
-Rule 1: Values have base units, and counters end in `_total`. The labels are `queue`, `partition`, `reason` and
-`component`, never a message id.
+Rule 1: Values have base units, and counters end in `_total`. The labels are `queue`, `partition`, `reason`,
+`component` and `group` (of a fleet), never a message id.
 Rule 2: The number of label values is bounded for any queue; see the bounds below.
 
 Source: prometheus.io, "Metric and label naming"; RabbitMQ and SQS for the choice of metrics.
@@ -38,6 +38,12 @@ Name = Literal[
     "kmq_producer_messages_total",
     "kmq_producer_uncommitted",
     "kmq_producer_last_commit_timestamp_seconds",
+    "kmq_group_members",
+    "kmq_group_held",
+    "kmq_group_unheld",
+    "kmq_group_generation",
+    "kmq_group_heartbeat_age_seconds",
+    "kmq_group_takeovers_total",
 ]
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -139,6 +145,24 @@ METRICS: dict[Name, Metric] = {
     "kmq_producer_uncommitted": Metric("gauge", ("queue",), "Messages given to this producer and not committed yet."),
     "kmq_producer_last_commit_timestamp_seconds": Metric(
         "gauge", ("queue",), "Time of this producer's last commit, clock of its host; its start counts as a commit."
+    ),
+    "kmq_group_members": Metric(
+        "gauge", ("group",), "Members of the fleet's coordination group, those that stand by included."
+    ),
+    "kmq_group_held": Metric("gauge", ("group",), "Queues that a process of the fleet holds."),
+    "kmq_group_unheld": Metric(
+        "gauge", ("group",), "Queues of the fleet that no process holds: they are redelivered by none."
+    ),
+    "kmq_group_generation": Metric(
+        "gauge",
+        ("group",),
+        "Offset of the record that last changed the members; each change is a join, an end or a death.",
+    ),
+    "kmq_group_heartbeat_age_seconds": Metric(
+        "gauge", ("group",), "Age of the oldest heartbeat of a member, by the group's clock; a member is dropped at 2T."
+    ),
+    "kmq_group_takeovers_total": Metric(
+        "counter", ("group",), "Queues that this process took over from one that died or was suspended."
     ),
 }
 

@@ -239,7 +239,7 @@ def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
 
 def test_program_of_the_document_runs(bootstrap_servers: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As printed, with the broker and a group of this test."""
-    (block,) = blocks_of("docs/coordination.md")
+    block, *_ = blocks_of("docs/coordination.md")
     group = f"document-{time.time_ns()}"
     program = block.text.replace("localhost:9092", bootstrap_servers).replace('"fleet"', repr(group))
     exec(compile(program, "docs/coordination.md", "exec"), {})  # noqa: S102  # our own document

@@ -62,6 +62,26 @@ def test_producers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
     assert seen(Queue("orders", own_broker.bootstrap_servers)) == [b"anna", b"bert", b"carl"]
 
 
+@pytest.mark.slow  # its tutorial takes a while
+def test_coordination_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """In the tutorial each task is run by one process at a time, and anna's tasks by the other two after her death."""
+    reader = make_reader(own_broker.port)
+    reader.read("docs/coordination.md")
+    before, _, after = reader.run("python block_2.py").partition("anna is killed\n")
+    runs = [line.split(" runs ") for line in before.splitlines()]
+    tasks = {f"task-{number}" for number in range(10)}
+    assert {run.partition(",")[0] for _, run in runs} == tasks
+    assert {name for name, _ in runs} == {"anna", "bert", "carl"}
+    last_by_task = {run.partition(",")[0]: name for name, run in runs}
+    orphans = {task for task, name in last_by_task.items() if name == "anna"}
+    again = {line.split(" runs ")[1].partition(",")[0] for line in after.splitlines() if " runs " in line}
+    assert orphans
+    assert orphans <= again
+    assigned = [line.split(" is assigned to ") for line in after.splitlines() if " is assigned to " in line]
+    assert {task for task, _ in assigned} == tasks
+    assert {name for _, name in assigned} == {"bert", "carl"}
+
+
 @pytest.mark.timeout(400)
 def test_commands_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """A queue with messages, some of them in flight."""

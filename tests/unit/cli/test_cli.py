@@ -162,6 +162,23 @@ def test_acls_are_commands_that_name_the_queue_s_own_resources() -> None:
     assert any("--transactional-id kmq.orders.group-billing.tracker" in command for command in commands)
 
 
+def test_acls_of_a_fleet_and_a_group_name_the_coordination_topic() -> None:
+    """In addition to those of a tracker that is alone; a group's members get no right on the queue."""
+    alone = kmq("acls", "orders", "--part", "tracker").stdout.splitlines()
+    fleet = kmq("acls", "orders", "--part", "tracker", "--fleet", "production").stdout.splitlines()
+    assert fleet[: len(alone)] == alone
+    topic, group = fleet[len(alone) :]
+    assert "--operation Read --operation Write --operation Describe --operation DescribeConfigs" in topic
+    assert topic.endswith("--topic kmq.coordination")
+    assert group.endswith("--group kmq.coordination.kmq.fleet.production")
+    members = kmq("acls", "orders", "--part", "member", "--group", "g", "--coordination-topic", "c").stdout
+    assert "--topic c\n" in members
+    assert "--group kmq.coordination.g\n" in members
+    assert "orders" not in members
+    line = one_line(kmq("acls", "orders", "--fleet", "a b"), 2)
+    assert "fleet name is not allowed: got 'a b'" in line
+
+
 def test_acls_of_the_ledger_of_a_group_name_the_queue_s_own_group() -> None:
     """The messages of a queue are written once, whichever groups read it."""
     commands = kmq("acls", "orders@billing", "--part", "ledger").stdout

@@ -65,7 +65,8 @@ def test_table_of_metrics_is_that_of_the_code() -> None:
 
 def test_table_of_alerts_is_that_of_the_rules() -> None:
     def shown(text: str) -> str:
-        return re.sub(r"\{\{ \$value \}\} ", "", text).replace("{{ $labels.queue }}", "QUEUE")
+        shown = re.sub(r"\{\{ \$value \}\} ", "", text)
+        return shown.replace("{{ $labels.queue }}", "QUEUE").replace("{{ $labels.group }}", "GROUP")
 
     rules = [rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]]
     expected = [

@@ -13,6 +13,7 @@ from kmq_spark.inspection.facts import (
     Backlog,
     CheckpointFacts,
     ClusterFacts,
+    FleetFacts,
     GroupFacts,
     QueueFacts,
     TopicFacts,
@@ -439,3 +440,52 @@ def test_tracker_that_runs_is_told_from_one_that_is_gone(facts: QueueFacts) -> N
     found = [finding for finding in examine(facts) if finding.check in {"tracker", "ticks"}]
     assert [finding.level for finding in found] == [Level.OK]
     assert "the tracker runs, last heartbeat" in found[0].what
+
+
+COORDINATION = TopicFacts("kmq.coordination", 8, FIT, 1)
+
+
+def fleet_of(**changes: Any) -> FleetFacts:  # noqa: ANN401  # of the facts
+    """Return a fleet of two processes, of which one tracks the queue."""
+    well = FleetFacts("production", COORDINATION, tracked_by="a", assigned_to="a", processes=2)
+    return replace(well, **changes)
+
+
+def test_fleet_that_is_well_is_shown() -> None:
+    facts = facts_of(fleets=(fleet_of(),))
+    assert bad(facts) == []
+    (finding,) = [each for each in examine(facts) if each.check == "fleet"]
+    assert finding.what == "fleet production: tracked by a, 1 more process"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "what", "repair"),
+    [
+        ({"is_paused": True}, Level.UNHEALTHY, "is paused", "kmq group resume kmq.fleet.production"),
+        (
+            {"processes": 0, "stale": ("a",)},
+            Level.UNHEALTHY,
+            "no running process",
+            "kmq tracker run --fleet production",
+        ),
+        ({"tracked_by": "", "assigned_to": ""}, Level.UNHEALTHY, "assigned to no process", "kmq tracker fleet"),
+        ({"tracked_by": "c", "stale": ("c",)}, Level.UNHEALTHY, "no process of fleet production tracks", "logs"),
+        ({"processes": 1}, Level.WARNING, "no other one takes over", "start a second one"),
+        ({"is_complete": False}, Level.WARNING, "before a snapshot replaced them", "retention.ms"),
+    ],
+)
+def test_problem_of_a_fleet_is_named_with_its_repair(
+    changes: dict[str, Any], level: Level, what: str, repair: str
+) -> None:
+    (finding,) = bad(facts_of(fleets=(fleet_of(**changes),)))
+    assert (finding.check, finding.level) == ("fleet", level)
+    assert what in finding.what
+    assert repair in finding.repair
+
+
+def test_queue_of_two_fleets_is_unhealthy() -> None:
+    """Their trackers would fence each other."""
+    (finding,) = bad(facts_of(fleets=(fleet_of(), fleet_of(name="test"))))
+    assert finding.level is Level.UNHEALTHY
+    assert "belongs to 2 fleets" in finding.what
+    assert finding.repair == "keep one of them: kmq tracker fleet test --remove orders"

@@ -23,7 +23,15 @@ from kmq_spark.core.state import Counters, Status
 from kmq_spark.errors import ConfigError
 from kmq_spark.metrics.exposition import MetricsServer
 from kmq_spark.metrics.names import LATENESS_BUCKETS, MAX_PARTITIONS, MAX_QUEUES, METRICS, Name
-from kmq_spark.metrics.samples import Histogram, Sample, TrackerNumbers, dead_reason, queue_labels, samples_of
+from kmq_spark.metrics.samples import (
+    Histogram,
+    Sample,
+    TrackerNumbers,
+    dead_reason,
+    group_samples,
+    queue_labels,
+    samples_of,
+)
 from kmq_spark.metrics.worker import serving_worker
 
 ROOT = Path(__file__).parents[3]
@@ -108,11 +116,27 @@ def test_ages_are_absent_where_there_is_nothing() -> None:
     assert (found["kmq_oldest_ready_age_seconds",], found["kmq_tracker_last_commit_timestamp_seconds",]) == (60, 990)
 
 
+def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
+    """A resource that is no task is not a queue of the fleet."""
+    view = {
+        "members": {"a": {"seen_ms": 9_000}, "b": {"seen_ms": 7_500}},
+        "resources": {"orders": {"holder": "a"}, "emails": {"holder": ""}, "other": {"holder": "b"}},
+        "tasks": {"orders": {}, "emails": {}, "bills": {}},
+        "generation": 41,
+        "clock_ms": 10_000,
+    }
+    found = {sample.name: sample.value for sample in group_samples("production", view, 3)}
+    assert found == {
+        "kmq_group_members": 2, "kmq_group_held": 1, "kmq_group_unheld": 2, "kmq_group_generation": 41,
+        "kmq_group_heartbeat_age_seconds": 2.5, "kmq_group_takeovers_total": 3,
+    }  # fmt: skip
+
+
 def test_every_metric_has_its_name_kind_and_labels() -> None:
     assert list(METRICS) == list(get_args(Name))
     for name, metric in METRICS.items():
         assert name.endswith("_total") == (metric.kind == "counter"), name
-        assert set(metric.labels) <= {"queue", "partition", "reason", "component"}, name
+        assert set(metric.labels) <= {"queue", "partition", "reason", "component", "group"}, name
 
 
 def scraped(server: MetricsServer) -> str:

@@ -1,0 +1,390 @@
+"""
+Run one process of a tracker fleet: track the queues that the fleet's group assigns to it, and stand by for the others.
+
+Rule 1: coordination decides which process starts a tracker. Exactly once rests on the fencing of the tracker's
+transactional producer alone: two trackers of one queue at a time send nothing twice.
+Rule 2: a tracker is started when the queue is assigned to this process and its claim was granted.
+Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, assigned to another process or held
+by another process. It is not stopped because its claim is over: if no process can reach the coordination topic, all go
+on with what they track, and a process that takes a queue over fences its former tracker.
+Rule 4: a claim is released when its tracker has ended, or `HAND_OVER_S` after it was asked to end: its successor fences
+it.
+Rule 5: a process whose JVM is gone leaves the group and ends, so that the others take its queues over at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kmq_spark.config import TRACKED_NAME_PATTERN
+from kmq_spark.coordination.coordinator import Coordinator
+from kmq_spark.coordination.topic import create_coordination_topic
+from kmq_spark.core.coordination.effects import Change
+from kmq_spark.core.coordination.fleet_names import fleet_group
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kmq_spark.config import Settings
+    from kmq_spark.coordination.claim import Claim
+    from kmq_spark.core.coordination.effects import Effect
+
+logger = logging.getLogger(__name__)
+
+HAND_OVER_S = 5.0
+"""How long a successor waits for a tracker that was asked to end, seconds."""
+
+DRAIN_S = 25.0
+"""How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
+
+JOIN_S = 75.0
+"""
+Longest time to join, seconds. Where all members died and retention removed their records, the group's world is known
+after 65 s of silence.
+"""
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+FENCED_RETRY_S = 10.0
+"""Pause before a tracker is started again that was fenced from outside the fleet, seconds."""
+
+_LOOK_S = 0.05
+_CHECK_S = 1.0
+_WARN_INTERVAL_S = 10.0
+_IS_QUEUE = re.compile(TRACKED_NAME_PATTERN)
+
+
+class FleetTracker(Protocol):
+    """The part of a tracker that the fleet uses; `QueueTracker` has it."""
+
+    def run(self) -> None:
+        """Track until `stop`; raise a `KmqError` where that is not possible."""
+
+    def stop(self) -> None:
+        """Request that `run` ends."""
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait for the first batch; return whether it was carried out."""
+
+
+class _Tracking:
+    """A queue that this process tracks: its claim, its tracker, and the thread that runs it."""
+
+    def __init__(self, queue: str, claim: Claim, tracker: FleetTracker) -> None:
+        self.queue, self.claim, self.tracker = queue, claim, tracker
+        self.error: Exception | None = None
+        self.is_released = False
+        self.stop_asked_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self, reason: str) -> None:
+        """Ask the tracker to end, once."""
+        if self.stop_asked_s is None:
+            self.stop_asked_s = time.monotonic()
+            logger.info(
+                "stopping the tracker of %s: %s", self.queue, reason,
+                extra={"action": "fleet_hands_over", "queue": self.queue},
+            )  # fmt: skip
+            self.tracker.stop()
+
+    def release(self) -> None:
+        """Release the claim, once."""
+        if not self.is_released:
+            self.is_released = True
+            self.claim.release()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the tracker."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self.tracker.run()
+        except Exception as error:  # noqa: BLE001  # the fleet's thread logs it and decides what follows
+            self.error = error
+
+
+class TrackerFleet:
+    """
+    One process of a fleet.
+
+    Args:
+        name: Of the fleet.
+        settings: All settings; `[tracker] queues` are added to the fleet's queues.
+        make_tracker: Returns a new tracker of a queue.
+        check_engine: Called about every second; raises a `KmqError` if this process can run no tracker any more.
+        version: Version of this program, shown by `kmq tracker fleet`.
+        on_event: Called with an event (`joined`, `tracking`, `ready`, `stopped`) and a queue, empty for `joined`.
+
+    Attributes:
+        takeovers: How many queues this process took over from a process that did not release them.
+
+    Raises:
+        ConfigError: A name or a setting is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        make_tracker: Callable[[str], FleetTracker],
+        *,
+        check_engine: Callable[[], None] = lambda: None,
+        version: str = "",
+        on_event: Callable[[str, str], None] = lambda _kind, _queue: None,
+    ) -> None:
+        """Check the settings; `run` connects."""
+        self.name, self.takeovers = name, 0
+        self._settings, self._make_tracker = settings, make_tracker
+        self._check_engine, self._on_event = check_engine, on_event
+        self._running: dict[str, _Tracking] = {}
+        self._not_before_s: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._lapsed: set[str] = set()
+        self._foreign: set[str] = set()
+        self._stopping = threading.Event()
+        self._warned_s = self._checked_s = float("-inf")
+        tracker, kafka = settings.tracker, settings.kafka
+        self._coordinator = Coordinator(
+            fleet_group(name),
+            client_id=tracker.fleet_member,
+            heartbeat_ms=tracker.fleet_heartbeat_ms,
+            metadata=json.dumps(_metadata(version)).encode(),
+            on_change=self._note,
+            topic=tracker.coordination_topic,
+            **kafka.reach(),
+        )
+
+    @property
+    def member(self) -> str:
+        """Client id of this process in the fleet."""
+        return self._coordinator.client_id
+
+    @property
+    def queues(self) -> list[str]:
+        """Queues that this process tracks now."""
+        return sorted(self._running)
+
+    def tracker(self, queue: str) -> FleetTracker | None:
+        """Return the tracker of a queue in this process; None where another process tracks it."""
+        tracking = self._running.get(queue)
+        return None if tracking is None else tracking.tracker
+
+    def view(self) -> dict[str, Any]:
+        """Return the world of the fleet's group; see `Coordinator.view`."""
+        return self._coordinator.view()
+
+    def stop(self) -> None:
+        """Request that every queue is handed over and `run` ends; safe to call in a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """
+        Track what is assigned to this process until `stop`.
+
+        Raises:
+            TopicError: The coordination topic cannot be created, or does not fit.
+            FencedError: Another process uses the name of this member.
+            KmqError: This process can take no part in the group any more, or its JVM is gone.
+        """
+        if self._stopping.is_set():
+            return
+        tracker, reach = self._settings.tracker, self._settings.kafka.reach()
+        create_coordination_topic(topic=tracker.coordination_topic, **reach)
+        # A former process of this name is a member until 2T have passed.
+        self._coordinator.join(JOIN_S + 3 * tracker.fleet_heartbeat_ms / 1000)
+        try:
+            known = self._coordinator.view()["tasks"]
+            for queue in tracker.queues:
+                if queue not in known:
+                    self._coordinator.add_task(queue)
+            logger.info(
+                "%s joined fleet %s with %d members", self.member, self.name, len(self._coordinator.view()["members"]),
+                extra={"action": "fleet_joined"},
+            )  # fmt: skip
+            self._on_event("joined", "")
+            while not self._stopping.wait(_LOOK_S):
+                self._turn()
+            self._drain()
+        finally:
+            self._end_all()
+            self._coordinator.close()
+
+    def _turn(self, *, is_draining: bool = False) -> None:
+        """Start and stop trackers as the log wants it."""
+        if (failure := self._coordinator.failure) is not None:
+            raise failure
+        if time.monotonic() - self._checked_s > _CHECK_S:
+            self._checked_s = time.monotonic()
+            self._check_engine()
+        view = self._coordinator.view()
+        for queue, tracking in list(self._running.items()):
+            if reason := self._reason_to_stop(view, queue, is_draining=is_draining):
+                tracking.stop(reason)
+            self._look_after(queue, tracking)
+        if not is_draining:
+            self._begin_assigned()
+
+    def _reason_to_stop(self, view: dict[str, Any], queue: str, *, is_draining: bool) -> str:
+        """Return why a tracker must stop, empty if it must not; see rule 3."""
+        task, claim = view["tasks"].get(queue), view["resources"].get(queue)
+        if task is None:
+            return "the queue was removed from the fleet"
+        if view["paused_until_ms"]:
+            return "the fleet is paused"
+        assigned_to = task["client_id"]
+        if assigned_to not in {"", self.member}:
+            return f"the queue is assigned to {assigned_to}"
+        if is_draining and assigned_to != self.member:
+            return "this process ends and no other one is there"
+        if claim is not None and claim["holder"] not in {"", self.member}:
+            return f"{claim['holder']} holds the queue"
+        return ""
+
+    def _look_after(self, queue: str, tracking: _Tracking) -> None:
+        """Release the claim of a tracker that has ended or takes too long to end."""
+        if not tracking.is_running:
+            del self._running[queue]
+            tracking.release()
+            self._note_end(queue, tracking)
+            self._on_event("stopped", queue)
+        elif tracking.stop_asked_s is not None and time.monotonic() - tracking.stop_asked_s > HAND_OVER_S:
+            tracking.release()
+
+    def _note_end(self, queue: str, tracking: _Tracking) -> None:
+        """Log why a tracker has ended, and set when it may be started again here."""
+        error = tracking.error
+        if error is None or tracking.stop_asked_s is not None:
+            self._failures.pop(queue, None)
+            logger.info("tracker of %s ended", queue, extra={"action": "ended", "queue": queue})
+            return
+        failures = self._failures[queue] = self._failures.get(queue, 0) + 1
+        pause_s = min(FIRST_RETRY_S * 2 ** (failures - 1), LONGEST_RETRY_S)
+        if isinstance(error, FencedError):
+            pause_s = FENCED_RETRY_S
+        self._not_before_s[queue] = time.monotonic() + pause_s
+        is_known = isinstance(error, KmqError)
+        logger.error(
+            "tracker of %s failed; it is started again in %g s if the queue is still assigned to %s: %s",
+            queue, pause_s, self.member, error if is_known else repr(error), exc_info=None if is_known else error,
+            extra={"action": "restart", "queue": queue},
+        )  # fmt: skip
+
+    def _begin_assigned(self) -> None:
+        """Claim what is assigned to this process, and start its tracker."""
+        assigned = self._coordinator.assigned
+        # A queue that went elsewhere and comes back does not wait for what happened before.
+        self._not_before_s = {queue: at_s for queue, at_s in self._not_before_s.items() if queue in assigned}
+        for queue in assigned:
+            tracking = self._running.get(queue)
+            is_waiting = time.monotonic() < self._not_before_s.get(queue, 0.0)
+            if not self._is_queue(queue) or is_waiting or (tracking is not None and tracking.stop_asked_s is not None):
+                continue
+            if tracking is not None and tracking.claim.is_held:
+                continue
+            try:
+                # None while its last owner holds it.
+                claim = self._coordinator.claim(queue)
+            except KafkaClientError as error:
+                self._warn(error)
+                return
+            if claim is None:
+                continue
+            if tracking is not None:
+                # The claim had lapsed while this process could not read the log, and no other process took the queue.
+                tracking.claim = claim
+                continue
+            self._begin(queue, claim)
+
+    def _begin(self, queue: str, claim: Claim) -> None:
+        if queue in self._lapsed:
+            self._lapsed.discard(queue)
+            self.takeovers += 1
+        logger.info(
+            "starting the tracker of %s, epoch %d", queue, claim.epoch,
+            extra={"action": "fleet_takes", "queue": queue, "epoch": claim.epoch},
+        )  # fmt: skip
+        tracking = self._running[queue] = _Tracking(queue, claim, self._make_tracker(queue))
+        self._on_event("tracking", queue)
+        threading.Thread(target=self._tell_ready, args=(tracking,), name=f"kmq-ready-{queue}", daemon=True).start()
+
+    def _tell_ready(self, tracking: _Tracking) -> None:
+        while tracking.is_running and not tracking.tracker.wait_ready(1.0):
+            pass
+        if tracking.is_running:
+            self._failures.pop(tracking.queue, None)
+            self._on_event("ready", tracking.queue)
+
+    def _is_queue(self, name: str) -> bool:
+        """Return whether a task is a queue; log once for each that is not, because anybody may add tasks."""
+        if _IS_QUEUE.fullmatch(name):
+            return True
+        if name not in self._foreign:
+            self._foreign.add(name)
+            logger.warning(
+                "task %r of fleet %s is no name of a queue and is ignored; remove it with "
+                "`kmq tracker fleet %s --remove`", name, self.name, self.name, extra={"action": "fleet_foreign_task"},
+            )  # fmt: skip
+        return False
+
+    def _drain(self) -> None:
+        """Let the other members take all queues, each after its tracker has ended here."""
+        if not self._running:
+            return
+        until_s = time.monotonic() + DRAIN_S
+        try:
+            self._coordinator.drain()
+            while self._running and time.monotonic() < until_s:
+                self._turn(is_draining=True)
+                time.sleep(_LOOK_S)
+        except KmqError as error:
+            logger.warning("cannot hand the queues over: %s", error, extra={"action": "fleet_drain_failed"})
+
+    def _end_all(self) -> None:
+        """Stop the trackers that still run, and release their claims."""
+        for tracking in self._running.values():
+            tracking.stop("this process ends")
+        until_s = time.monotonic() + DRAIN_S
+        for queue, tracking in list(self._running.items()):
+            tracking.wait(max(0.0, until_s - time.monotonic()))
+            self._look_after(queue, tracking)
+
+    def _note(self, effects: Sequence[Effect]) -> None:
+        """Count takeovers; called in a thread of the coordinator."""
+        for effect in effects:
+            if effect.change is Change.LAPSED and effect.client_id != self.member:
+                self._lapsed.add(effect.resource)
+            elif effect.change is Change.RELEASED or (
+                effect.change is Change.CLAIMED and effect.client_id != self.member
+            ):
+                self._lapsed.discard(effect.resource)
+
+    def _warn(self, error: KmqError) -> None:
+        if time.monotonic() - self._warned_s > _WARN_INTERVAL_S:
+            self._warned_s = time.monotonic()
+            logger.warning(
+                "cannot claim queues of fleet %s, the running trackers go on: %s", self.name, error,
+                extra={"action": "fleet_cannot_claim"},
+            )  # fmt: skip
+
+
+def _metadata(version: str) -> dict[str, Any]:
+    """Return what `kmq tracker fleet` shows of a process."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "version": version,
+        "started_at_ms": int(time.time() * 1000),
+    }

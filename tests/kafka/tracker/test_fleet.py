@@ -1,0 +1,358 @@
+"""
+Which process of a fleet tracks which queue, on a real broker.
+
+The trackers of most tests here are threads that note when they ran. Spark's trackers are in `test_fleet_processes.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.config import Settings, load_settings
+from kmq_spark.coordination import Coordinator, create_coordination_topic
+from kmq_spark.core.coordination.fleet_names import fleet_group
+from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError
+from kmq_spark.tracker import fleet as fleet_module
+from kmq_spark.tracker.fleet import FleetTracker, TrackerFleet
+from tests.kafka.conftest import wait_until
+
+if TYPE_CHECKING:
+    from typing import Self
+
+pytestmark = pytest.mark.kafka
+
+T = 500
+
+
+class NotingTracker:
+    """A tracker that tracks nothing and notes when it ran."""
+
+    def __init__(self, queue: str, error: Exception | None = None, *, hangs: bool = False) -> None:
+        """Run until stopped, or raise *error* at once; one that *hangs* does not react to `stop`."""
+        self.queue, self._error, self._hangs = queue, error, hangs
+        self.began_s = self.ended_s = 0.0
+        self._stopping, self.end = threading.Event(), threading.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it began and has not ended."""
+        return self.began_s > 0 and not self.ended_s
+
+    def run(self) -> None:
+        """Run."""
+        self.began_s = time.monotonic()
+        try:
+            if self._error is not None:
+                raise self._error
+            (self.end if self._hangs else self._stopping).wait()
+        finally:
+            self.ended_s = time.monotonic()
+
+    def stop(self) -> None:
+        """Note that it is to end."""
+        self._stopping.set()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Return at once: it has no first batch."""
+        del timeout_s
+        return True
+
+
+class Process:
+    """A process of a fleet, in a thread of this one."""
+
+    def __init__(self, settings: Settings, name: str, make: Callable[[str], NotingTracker]) -> None:
+        """Start it."""
+        self.made: list[NotingTracker] = []
+        self.events: list[tuple[str, str]] = []
+        self.failure: BaseException | None = None
+        self.engine_error: KmqError | None = None
+
+        def made(queue: str) -> FleetTracker:
+            self.made.append(make(queue))
+            return self.made[-1]
+
+        self.fleet = TrackerFleet(
+            name,
+            settings,
+            made,
+            check_engine=self._check_engine,
+            on_event=lambda event, queue: self.events.append((event, queue)),
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def running(self) -> list[str]:
+        """Return the queues whose trackers run here."""
+        return sorted(tracker.queue for tracker in self.made if tracker.is_running)
+
+    def tracker(self, queue: str) -> NotingTracker:
+        """Return the newest tracker of a queue here."""
+        return [tracker for tracker in self.made if tracker.queue == queue][-1]
+
+    def end(self) -> None:
+        """End cleanly."""
+        for tracker in self.made:
+            tracker.end.set()
+        self.fleet.stop()
+        self._thread.join(40)
+        assert not self._thread.is_alive()
+
+    def die(self) -> None:
+        """Vanish without a word: the session writes nothing any more. The trackers run on, as in a zombie."""
+        self.fleet._coordinator.close(leave=False)
+
+    def wait_end(self) -> BaseException | None:
+        """Wait for the end of `run`; return what it raised."""
+        self._thread.join(40)
+        assert not self._thread.is_alive()
+        return self.failure
+
+    def _check_engine(self) -> None:
+        if self.engine_error is not None:
+            raise self.engine_error
+
+    def _run(self) -> None:
+        try:
+            self.fleet.run()
+        except BaseException as error:  # noqa: BLE001  # the test looks at it
+            self.failure = error
+
+
+class Fleet:
+    """A fleet of one test."""
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        """Begin without processes."""
+        self.name = f"fleet-{time.time_ns()}"
+        self.servers, self.topic = bootstrap_servers, topic
+        self._processes: list[Process] = []
+
+    def __enter__(self) -> Self:
+        """Begin without processes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.end()
+
+    def process(
+        self,
+        member: str,
+        *queues: str,
+        make: Callable[[str], NotingTracker] = NotingTracker,
+        **tracker: Any,  # noqa: ANN401  # settings
+    ) -> Process:
+        """Start a process, and wait until it has joined."""
+        settings = load_settings(
+            None,
+            {
+                "kafka": {"bootstrap_servers": self.servers},
+                "tracker": {
+                    "queues": queues, "fleet": self.name, "fleet_member": member, "fleet_heartbeat_ms": T,
+                    "coordination_topic": self.topic, **tracker,
+                },
+            },
+        )  # fmt: skip
+        self._processes.append(Process(settings, self.name, make))
+        process = self._processes[-1]
+        assert wait_until(lambda: ("joined", "") in process.events or process.failure is not None, 30)
+        return process
+
+    def operator(self) -> Coordinator:
+        """Follow the fleet's group."""
+        observer = Coordinator(fleet_group(self.name), bootstrap_servers=self.servers, topic=self.topic)
+        observer.watch()
+        return observer
+
+
+@pytest.fixture(scope="module")
+def topic(bootstrap_servers: str) -> str:
+    """A coordination topic of this module."""
+    name = f"fleet-{os.getpid()}-{time.time_ns()}"
+    create_coordination_topic(bootstrap_servers, topic=name, partitions=2, replication_factor=1)
+    return name
+
+
+@pytest.fixture
+def fleet(bootstrap_servers: str, topic: str) -> Iterator[Fleet]:
+    """A fleet of this test."""
+    with Fleet(bootstrap_servers, topic) as made:
+        yield made
+
+
+def test_each_queue_is_tracked_by_one_process(fleet: Fleet) -> None:
+    first = fleet.process("a", "orders", "emails", "bills")
+    assert wait_until(lambda: first.running() == ["bills", "emails", "orders"], 20)
+    second = fleet.process("b", "orders", "emails", "bills")
+    assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 2, 20)
+    assert sorted(first.running() + second.running()) == ["bills", "emails", "orders"]
+    (moved,) = second.running()
+    # The tracker of the former owner has ended before that of the new one begins.
+    assert first.tracker(moved).ended_s <= second.tracker(moved).began_s
+
+
+def test_queues_of_a_process_that_dies_are_taken_over(fleet: Fleet) -> None:
+    """Within 2T and the time for an assignment, and counted as a takeover."""
+    first = fleet.process("a", "orders")
+    assert wait_until(lambda: first.running() == ["orders"], 20)
+    standby = fleet.process("b")
+    assert standby.running() == []
+    first.die()
+    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    assert standby.fleet.takeovers == 1
+
+
+def test_queues_of_a_process_that_ends_are_handed_over(fleet: Fleet) -> None:
+    """One after the other: the new owner begins when the tracker of the old one has ended. It is no takeover."""
+    first = fleet.process("a", "orders", "emails")
+    assert wait_until(lambda: len(first.running()) == 2, 20)
+    standby = fleet.process("b")
+    assert wait_until(lambda: len(standby.running()) == 1, 20)
+    first.end()
+    assert wait_until(lambda: standby.running() == ["emails", "orders"], 20)
+    for queue in ("emails", "orders"):
+        assert first.tracker(queue).ended_s <= standby.tracker(queue).began_s
+    assert standby.fleet.takeovers == 0
+    assert first.failure is None
+
+
+def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
+    only = fleet.process("a", "orders")
+    assert wait_until(lambda: only.running() == ["orders"], 20)
+    only.end()
+    assert only.running() == []
+    assert only.failure is None
+    assert only.events[-1] == ("stopped", "orders")
+
+
+def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim is released after a while: the successor's producer fences what still runs."""
+    monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
+    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
+    assert wait_until(lambda: first.running() == ["orders"], 20)
+    standby = fleet.process("b")
+    first.fleet.stop()
+    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    assert first.running() == ["orders"]
+
+
+def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_queue(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim is over after T, and its tracker runs on; it claims again when the log can be read again."""
+    only = fleet.process("a", "orders")
+    assert wait_until(lambda: only.running() == ["orders"], 20)
+    session = only.fleet._coordinator._session
+    assert session is not None
+    held = session.claims["orders"]
+    channel = session._channel
+    read, write = channel.read, channel.write
+
+    def read_nothing(timeout_s: float) -> list[Any]:
+        time.sleep(timeout_s)
+        return []
+
+    monkeypatch.setattr(channel, "read", read_nothing)
+    monkeypatch.setattr(channel, "write", lambda _value: None)
+    assert wait_until(lambda: not held.is_held, 20)
+    time.sleep(3 * T / 1000)
+    assert only.running() == ["orders"]
+    monkeypatch.setattr(channel, "read", read)
+    monkeypatch.setattr(channel, "write", write)
+    operator = fleet.operator()
+    try:
+        # The session releases the claim that it had lost before it claims again.
+        assert operator.wait_for(
+            lambda world: world["resources"].get("orders", {"epoch": -1})["epoch"] > held.epoch, 40
+        )
+    finally:
+        operator.close()
+    assert len(only.made) == 1
+    assert only.running() == ["orders"]
+
+
+def test_paused_fleet_tracks_nothing_until_it_is_resumed(fleet: Fleet) -> None:
+    only = fleet.process("a", "orders")
+    assert wait_until(lambda: only.running() == ["orders"], 20)
+    operator = fleet.operator()
+    try:
+        operator.pause(60_000)
+        assert wait_until(lambda: only.running() == [], 20)
+        operator.resume()
+        assert wait_until(lambda: only.running() == ["orders"], 20)
+    finally:
+        operator.close()
+
+
+def test_queue_that_is_removed_is_tracked_no_more(fleet: Fleet) -> None:
+    only = fleet.process("a", "orders", "emails")
+    assert wait_until(lambda: only.running() == ["emails", "orders"], 20)
+    operator = fleet.operator()
+    try:
+        operator.remove_task("emails")
+    finally:
+        operator.close()
+    assert wait_until(lambda: only.running() == ["orders"], 20)
+
+
+def test_task_that_is_no_queue_is_ignored(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """Its name would become a folder."""
+    only = fleet.process("a", "orders")
+    operator = fleet.operator()
+    try:
+        operator.add_task("../etc")
+    finally:
+        operator.close()
+    assert wait_until(lambda: "'../etc' of fleet" in caplog.text, 20)
+    assert [tracker.queue for tracker in only.made] == ["orders"]
+
+
+def test_tracker_that_fails_is_started_again_and_the_others_run_on(fleet: Fleet) -> None:
+    """A queue whose topic is missing takes no other queue down."""
+    error = KafkaClientError("broker of this queue is away", code="_TRANSPORT", retriable=True)
+    only = fleet.process(
+        "a", "orders", "emails", make=lambda queue: NotingTracker(queue, error if queue == "emails" else None)
+    )
+    assert wait_until(lambda: len([one for one in only.made if one.queue == "emails"]) == 3, 20)
+    assert len([one for one in only.made if one.queue == "orders"]) == 1
+    assert only.running() == ["orders"]
+
+
+def test_tracker_that_is_fenced_from_outside_the_fleet_waits_before_it_fences_back(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    only = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, FencedError("fenced by x")))
+    assert wait_until(lambda: "started again in 10 s" in caplog.text, 20)
+    assert len(only.made) == 1
+
+
+def test_process_without_a_jvm_ends_and_the_others_take_over_at_once(fleet: Fleet) -> None:
+    """It leaves the group, so they need not wait for 2T; with T=60 s a lapse would take two minutes."""
+    first = fleet.process("a", "orders", fleet_heartbeat_ms=60_000)
+    assert wait_until(lambda: first.running() == ["orders"], 20)
+    standby = fleet.process("b")
+    first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")
+    assert first.wait_end() is first.engine_error
+    assert wait_until(lambda: standby.running() == ["orders"], 20)
+
+
+def test_second_process_with_a_members_name_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first one is a member."""
+    monkeypatch.setattr(fleet_module, "JOIN_S", 3.0)
+    fleet.process("a", "orders")
+    second = fleet.process("a", "orders")
+    assert "cannot join group" in str(second.wait_end())
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 191, "../x"])
+def test_name_that_is_not_allowed_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="fleet name is not allowed"):
+        fleet_group(name)

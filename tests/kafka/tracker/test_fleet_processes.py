@@ -1,0 +1,180 @@
+"""A fleet of `kmq tracker run --fleet` processes: killed, stopped, and shown by `kmq tracker fleet`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
+from tests.kafka.operator.test_commands import kmq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+READY_S = 150.0
+
+
+class Member:
+    """A process of a fleet, and the events that it printed."""
+
+    def __init__(self, name: str, arguments: list[str], environment: dict[str, str], folder: Path) -> None:
+        """Start it."""
+        self.name, self.log = name, folder / f"{name}-{time.time_ns()}.log"
+        self.events: list[dict[str, Any]] = []
+        with self.log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "kmq_spark.cli.main", "tracker", "run", *arguments, "--events"),
+                    *("--fleet-member", name, "--driver-memory", "1g"),
+                ],
+                stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+                env={**os.environ, **environment},
+            )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def ready(self) -> set[str]:
+        """Return the queues that it tracks, each after its first batch."""
+        found: set[str] = set()
+        for event in list(self.events):
+            if event["event"] == "ready":
+                found.add(event["queue"])
+            elif event["event"] == "stopped":
+                found.discard(event["queue"])
+        return found
+
+    def saw(self, event: str) -> bool:
+        """Return whether it printed such an event."""
+        return any(each["event"] == event for each in self.events)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition while the process runs."""
+        assert wait_until(lambda: condition() or self.process.poll() is not None, READY_S)
+        assert condition(), self.log.read_text(errors="replace")[-3000:]
+
+    def kill(self) -> None:
+        """`kill -9` of the process, its JVM and Spark's workers."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        """End it whatever it does."""
+        if self.process.poll() is None:
+            self.kill()
+        self._reader.join(10)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                self.events.append(json.loads(line))
+
+
+class Fleet:
+    """A fleet of one test, on two queues."""
+
+    def __init__(self, queues: list[Queue], folder: Path) -> None:
+        """Start no process."""
+        self.name, self.queues, self.folder = f"fleet-{time.time_ns()}", queues, folder
+        self.topic = f"coordination-{self.name}"
+        self._members: list[Member] = []
+
+    def member(self, name: str) -> Member:
+        """Start a process, with a checkpoint folder of its own as on a machine of its own."""
+        arguments = [
+            *(queue.name for queue in self.queues),
+            *("--fleet", self.name, "--bootstrap-server", self.queues[0].bootstrap_servers),
+            *("--checkpoint-dir", str(self.folder / f"checkpoint-{name}")),
+        ]
+        environment = {"KMQ_TRACKER__COORDINATION_TOPIC": self.topic, "KMQ_TRACKER__COMMIT_INTERVAL_MS": "500"}
+        self._members.append(Member(name, arguments, environment, self.folder))
+        return self._members[-1]
+
+    def shown(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+        """Return exit code and output of `kmq tracker fleet`."""
+        monkeypatch.setenv("KMQ_TRACKER__COORDINATION_TOPIC", self.topic)
+        result = kmq(self.queues[0].bootstrap_servers, "tracker", "fleet", self.name, "-o", "json")
+        return result.exit_code, json.loads(result.stdout)
+
+    def close(self) -> None:
+        """End the processes."""
+        for member in self._members:
+            member.close()
+
+
+@pytest.fixture
+def fleet(make_queue: Callable[..., Queue], tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet of this test."""
+    made = Fleet([make_queue(), make_queue()], tmp_path)
+    yield made
+    made.close()
+
+
+def drop(queue: Queue, *values: str) -> None:
+    """Send messages and let a consumer take them and die: they fall due after a second."""
+    queue.send(*values)
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        receive_all(consumer, len(values))
+
+
+def redelivered(queue: Queue, count: int) -> list[bytes | None]:
+    """Receive so many messages again, and acknowledge them."""
+    with consumer_of(queue) as consumer:
+        until = time.monotonic() + 90
+        found: list[bytes | None] = []
+        while len(found) < count and time.monotonic() < until:
+            for message in consumer.receive(count, timeout=1.0):
+                found.append(message.value)
+                message.ack()
+    return sorted(found, key=lambda value: value or b"")
+
+
+def test_standby_takes_the_queues_of_a_killed_process_and_hands_them_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed: the other one redelivers, once. Restarted and stopped: each queue always has a tracker."""
+    names = {queue.name for queue in fleet.queues}
+    first = fleet.member("a")
+    first.wait(lambda: first.ready() == names)
+    second = fleet.member("b")
+    second.wait(lambda: len(second.ready()) == 1)
+    code, shown = fleet.shown(monkeypatch)
+    assert (code, shown["is_healthy"], shown["leader"]) == (0, True, "a")
+    assert {row["tracked_by"] for row in shown["queues"]} == {"a", "b"}
+    for queue in fleet.queues:
+        drop(queue, "x", "y")
+    first.kill()
+    second.wait(lambda: second.ready() == names)
+    for queue in fleet.queues:
+        assert redelivered(queue, 2) == [b"x", b"y"]
+    code, shown = fleet.shown(monkeypatch)
+    assert (code, {row["tracked_by"] for row in shown["queues"]}) == (0, {"b"})
+
+    again = fleet.member("a")
+    again.wait(lambda: len(again.ready()) == 1)
+    for queue in fleet.queues:
+        drop(queue, "z")
+    assert second.stop() == 0
+    again.wait(lambda: again.ready() == names)
+    assert not [event for event in second.events if event["event"] == "failed"]
+    for queue in fleet.queues:
+        assert redelivered(queue, 1) == [b"z"]
+    assert again.stop() == 0
+    code, shown = fleet.shown(monkeypatch)
+    assert (code, [row["tracked_by"] for row in shown["queues"]]) == (3, [None, None])
