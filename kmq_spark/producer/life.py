@@ -15,6 +15,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from confluent_kafka import KafkaException
+
 from kmq_spark.core.markers import MessageId
 from kmq_spark.core.producing import Outcome, ProducerState, next_life, outcome_of
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
 
     OnDelivery = Callable[[MessageId | None, KmqError | None], object]
 
-    Item = tuple[bytes | None, bytes | None, int, Headers | None, OnDelivery | None, EncodedPosition | int | None, bool]
-    """What is written: value, key, partition, headers, callback, position, and whether it is a message at all."""
+    Item = tuple[bytes | None, bytes | None, int, Headers | None, OnDelivery | None]
+    """A message: value, key, partition, headers, callback."""
+
+    Position = EncodedPosition | int | None
+    """A source position as it is written; None if it does not change. Most positions are numbers: they need no text."""
 
 logger = logging.getLogger(__name__)
 
@@ -129,19 +134,20 @@ class Life:
         """Give up what is open."""
         self.transactions.close()
 
-    def write(self, items: list[Item], timeout_s: float) -> None:
+    def write(self, items: list[Item], position: Position, timeout_s: float) -> None:
         """
-        Write one transaction, and again until it is committed or cannot be.
+        Write one transaction. Write it again until it is committed or cannot be committed.
 
         Args:
-            items: Messages and positions; the last position becomes that of the state.
+            items: Messages; may be empty.
+            position: Source position after these messages.
             timeout_s: How long it is tried, seconds.
 
         Raises:
             FencedError: A newer life has taken over; nothing of the transaction is visible.
             KafkaClientError: The broker refuses a message, which is named; or it did not succeed in time.
         """
-        before, after = self.state, self._state_after(items)
+        before, after = self.state, self._state_after(len(items), position)
         work = _Work(self, items, before, after)
         until_s = time.monotonic() + timeout_s
         while True:
@@ -165,9 +171,7 @@ class Life:
         self.state = after
         work.tell_places()
 
-    def _state_after(self, items: list[Item]) -> ProducerState:
-        count = count_messages(items)
-        given = next((position for *_, position, _ in reversed(items) if position is not None), None)
+    def _state_after(self, count: int, given: Position) -> ProducerState:
         position = self.state.position
         if given is not None:
             position = given if isinstance(given, int) else decode_position(given)
@@ -249,7 +253,7 @@ class Life:
         )
 
     def _refused(self, error: _RefusedError, items: list[Item], before: ProducerState) -> KafkaClientError:
-        sequence = before.sequence + count_messages(items[: error.index + 1])
+        sequence = before.sequence + error.index + 1
         return KafkaClientError(
             f"cannot send to {self.topic}: the broker rejected the message of sequence {sequence}, "
             f"{size_of(items[error.index])} bytes: {error} ({error.code}); no message after sequence "
@@ -261,9 +265,10 @@ class Life:
 
 class _Work:
     """
-    Writes one transaction, each time anew.
+    Writes one transaction; after a failure, writes it anew.
 
-    The first attempt has no reports of single messages. Where it fails, the next one has them, to name what is refused.
+    The first attempt requests no delivery reports: a report takes longer than a message. If it fails, the next attempt
+    requests them, to find out which message the broker refuses.
     """
 
     def __init__(self, life: Life, items: list[Item], before: ProducerState, after: ProducerState) -> None:
@@ -271,7 +276,7 @@ class _Work:
         self._items = items
         self._before = before
         self._record = life.log.record_of(life.key, after)
-        self._has_callbacks = any(on_delivery is not None for _, _, _, _, on_delivery, _, _ in items)
+        self._has_callbacks = any(on_delivery is not None for _, _, _, _, on_delivery in items)
         self._places: dict[int, MessageId] = {}
         self._attempts = 0
         self._refused: _RefusedError | None = None
@@ -285,34 +290,42 @@ class _Work:
         if self._attempts > 1 or self._has_callbacks:
             transactions.send_all(self._records(), self._on_report)
         else:
-            transactions.send_unreported(record for record in self._records() if record is not None)
+            self._send_unreported(transactions)
         failpoint("sink.rows-sent" if self._life.is_sink else "producer.sent")
         transactions.send(self._record)
         failpoint("producer.position-sent")
 
     def tell_places(self) -> None:
-        """Call back for what is committed."""
+        """Call the callbacks of the committed messages."""
         if not self._has_callbacks:
             return
-        for number, (_, _, _, _, on_delivery, _, _) in enumerate(self._items):
+        for number, (_, _, _, _, on_delivery) in enumerate(self._items):
             if on_delivery is not None:
                 call_back(on_delivery, self._places.get(number), None)
 
-    def _records(self) -> Iterator[Record | None]:
-        topic = self._life.topic
-        sequence = self._before.sequence
-        producer = (PRODUCER, self._life.key.encode())
-        generation = (GENERATION, b"%d" % self._before.generation)
-        for value, key, partition, headers, _, _, is_message in self._items:
-            if not is_message:
-                yield None
-                continue
+    def _send_unreported(self, transactions: TransactionalProducer) -> None:
+        # This loop is half of the cost of a message: it calls only the client, and the client reads the headers within
+        # the call, so that one list serves all messages.
+        topic, sequence, produce = self._life.topic, self._before.sequence, transactions.client.produce
+        numbered = self._numbered()
+        for value, key, partition, own, _ in self._items:
             sequence += 1
-            number = (SEQUENCE, b"%d" % sequence)
-            all_headers: Headers = [producer, generation, number]
-            if headers:
-                all_headers = headers + all_headers
-            yield (topic, partition, key, value, all_headers)
+            numbered[2] = (SEQUENCE, b"%d" % sequence)
+            headers = own + numbered if own else numbered
+            try:
+                produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
+            except (BufferError, KafkaException):
+                transactions.send_unreported([(topic, partition, key, value, headers)])
+
+    def _records(self) -> Iterator[Record]:
+        numbered = self._numbered()
+        for sequence, (value, key, partition, own, _) in enumerate(self._items, self._before.sequence + 1):
+            numbered[2] = (SEQUENCE, b"%d" % sequence)
+            yield (self._life.topic, partition, key, value, own + numbered if own else numbered)
+
+    def _numbered(self) -> Headers:
+        """Return the headers of a message of this life; the third one is to be replaced for each message."""
+        return [(PRODUCER, self._life.key.encode()), (GENERATION, b"%d" % self._before.generation), (SEQUENCE, b"")]
 
     def _on_report(self, number: int, error: KafkaError | None, record: KafkaMessage) -> None:
         if error is None:
@@ -330,12 +343,7 @@ def call_back(on_delivery: OnDelivery, place: MessageId | None, error: KmqError 
 
 
 def size_of(item: Item) -> int:
-    """Return about how many bytes an item takes."""
-    value, key, _, headers, _, _, _ = item
+    """Return the approximate size of a message, bytes."""
+    value, key, _, headers, _ = item
     header_bytes = sum([len(name) + len(text or b"") for name, text in headers or ()])
     return RECORD_BYTES + len(value or b"") + len(key or b"") + header_bytes
-
-
-def count_messages(items: list[Item]) -> int:
-    """Return how many items are messages."""
-    return sum([is_message for _, _, _, _, _, _, is_message in items])

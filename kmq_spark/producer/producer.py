@@ -126,7 +126,8 @@ class QueueProducer:
         self._errors: list[KmqError] = []
         self._sent_count = 0
         self._closed = threading.Event()
-        self._is_closed = False
+        # Closed, or a copy in a forked process.
+        self._is_unusable = False
         self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
         self._resuming: ResumingSender | None = None
         if producer_id is not None:
@@ -239,11 +240,11 @@ class QueueProducer:
                 *position*.
         """
         # Checked inline before the call: a function call that does nothing costs a twentieth of a send.
-        if self._is_closed or self._pid != os.getpid():
+        if self._is_unusable:
             self._check_usable()
         if self._errors:
             self._raise_failed()
-        if not (isinstance(value, _SENDABLE) and isinstance(key, _SENDABLE)):
+        if not ((type(value) is bytes or isinstance(value, _SENDABLE)) and (key is None or isinstance(key, _SENDABLE))):
             wrong = key if isinstance(value, _SENDABLE) else value
             message = (
                 f"message has the wrong type: expected bytes, str or None, got {type(wrong).__name__}; encode it first"
@@ -255,9 +256,7 @@ class QueueProducer:
             self._retentions.check(self._topic, wait_ms(delay, at, time.time()))
             pairs = [*(pairs or ()), *options]
         if self._resuming is not None:
-            self._resuming.send(
-                value, key=key, partition=partition, headers=pairs, on_delivery=on_delivery, position=position
-            )
+            self._resuming.send(value, key, partition, pairs, on_delivery, position)
             return
         if position is not None:
             raise self._no_id("a position")
@@ -366,7 +365,8 @@ class QueueProducer:
             self._producer.flush(1.0)
 
     def after_fork(self) -> tuple[object, ...]:
-        """Return the Kafka clients that a forked child process must not use."""
+        """Refuse calls in a forked child process; return the Kafka clients that it must not use."""
+        self._is_unusable = True
         return (self._producer,) if self._resuming is None else self._resuming.clients
 
     def _abort(self) -> None:
@@ -375,7 +375,7 @@ class QueueProducer:
             self._resuming.close(0.0, is_aborting=True)
 
     def _set_closed(self) -> None:
-        self._is_closed = True
+        self._is_unusable = True
         self._closed.set()
 
     def _committed_state(self, what: str) -> ProducerState:

@@ -146,8 +146,7 @@ def _write(plan: SinkPlan, slot: int, life: Life, rows: Iterable[Row]) -> SlotRe
 def _commit(plan: SinkPlan, life: Life, items: list[Item], rows: int, digest: str, *, is_whole: bool) -> None:
     batch = plan.batch
     position = SlotPosition(batch.query, batch.number, batch.slots, rows, digest, is_whole).to_dict()
-    last: Item = (None, None, -1, None, None, encode_position(position), False)
-    life.write([*items, last], plan.settings.delivery_timeout_ms / 1000)
+    life.write(items, encode_position(position), plan.settings.delivery_timeout_ms / 1000)
 
 
 def _item(row: Row) -> Item:
@@ -155,7 +154,7 @@ def _item(row: Row) -> Item:
     if row.queue is not None or row.delay or row.ttl is not None:
         asked = option_headers(queue=row.queue, delay=row.delay, ttl=row.ttl)
         headers += [(name, text.encode() if isinstance(text, str) else text) for name, text in asked]
-    return (row.value, row.key, -1, headers or None, None, None, True)
+    return (row.value, row.key, -1, headers or None, None)
 
 
 def _add(digest: hashlib.blake2b, row: Row) -> None:
