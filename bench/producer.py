@@ -4,7 +4,8 @@ Measure producers beside each other, in one run, interleaved: plain idempotent, 
     .venv/bin/python -m bench.producer [--rounds 5] [--sizes 100,1024] [--mib 200]
 
 Messages a second: from the first send until all are durable, or committed. Latency: from `send` until a reader of
-committed records has the message, at a steady rate. Each producer is a process of its own, on a topic of its own.
+committed records has the message, at a steady rate. CPU: of the producer's process, which other work on the machine
+changes less than its rate. Each producer is a process of its own, on a topic of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from bench.sender import Spent
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 
@@ -46,16 +48,20 @@ def measure(
     for size in sizes:
         count = min(MAX_MESSAGES, mib * 2**20 // size)
         rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        cpu_us: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for number in range(rounds + 1):
             for kind in KINDS:
-                rate = count / _send(broker, kind, count, size)
+                spent = _send(broker, kind, count, size)
                 if number:  # the first round warms the broker up
-                    rates[kind].append(rate)
+                    rates[kind].append(count / spent.seconds)
+                    cpu_us[kind].append(1e6 * spent.cpu_s / count)
         medians = {kind: round(statistics.median(found)) for kind, found in rates.items()}
-        _say(f"{size} B", medians)
+        cpu = {kind: round(statistics.median(found), 2) for kind, found in cpu_us.items()}
+        _say(f"{size} B, messages a second", medians)
+        _say(f"{size} B, CPU in microseconds a message", cpu)
         cases.append(
             {
-                "bytes": size, "messages": count, "per_s": medians,
+                "bytes": size, "messages": count, "per_s": medians, "cpu_us": cpu,
                 "spread": {kind: [round(min(found)), round(max(found))] for kind, found in rates.items()},
                 # Round by round, then the median: what else the machine does meanwhile is in both.
                 "vs_plain": {
@@ -85,15 +91,15 @@ def _start(broker: EmbeddedBroker, kind: str, **work: Any) -> subprocess.Popen[b
     return subprocess.Popen([sys.executable, "-m", "bench.sender", kind, json.dumps(work)], stdout=subprocess.PIPE)
 
 
-def _send(broker: EmbeddedBroker, kind: str, count: int, size: int) -> float:
-    """Return the seconds that one producer took."""
+def _send(broker: EmbeddedBroker, kind: str, count: int, size: int) -> Spent:
+    """Return what one producer spent."""
     topic = _queue(broker, kind)
     output, _ = _start(broker, kind, topic=topic, messages=count, size=size).communicate()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     # Payloads of a whole run would fill a disk.
     for future in admin.delete_topics([topic]).values():
         future.result(30)
-    return float(json.loads(output))
+    return Spent(*json.loads(output))
 
 
 def _latency(broker: EmbeddedBroker, kind: str, per_s: int, seconds: int) -> dict[str, float]:

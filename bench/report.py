@@ -76,11 +76,17 @@ def _producers(found: dict[str, Any]) -> list[str]:
     ]
     sizes = " | ".join(f"{case['bytes']:,} B" for case in found["throughput"])
     ratios = " | ".join(f"{case['bytes']:,} B, of plain" for case in found["throughput"])
-    lines += [f"| | {sizes} | {ratios} | p50, ms | p95, ms |", "|---" * (3 + 2 * len(found["throughput"])) + "|"]
+    cpu = " | ".join(f"{case['bytes']:,} B, CPU, µs" for case in found["throughput"])
+    lines += [
+        f"| | {sizes} | {ratios} | {cpu} | p50, ms | p95, ms |",
+        "|---" * (3 + 3 * len(found["throughput"])) + "|",
+    ]
     for kind, name in PRODUCER_NAMES.items():
         rates = " | ".join(f"{case['per_s'][kind] / 1000:,.0f}" for case in found["throughput"])
         shares = " | ".join(str(case["vs_plain"].get(kind, 1.0)) for case in found["throughput"])
-        lines.append(f"| {name} | {rates} | {shares} | {latency['ms'][kind]['p50']} | {latency['ms'][kind]['p95']} |")
+        spent = " | ".join(str(case.get("cpu_us", {}).get(kind, "-")) for case in found["throughput"])
+        late = f"{latency['ms'][kind]['p50']} | {latency['ms'][kind]['p95']}"
+        lines.append(f"| {name} | {rates} | {shares} | {spent} | {late} |")
     return lines
 
 

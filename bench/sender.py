@@ -1,8 +1,9 @@
 """
 One producer of the producers' benchmark, in a process of its own: `python -m bench.sender KIND {settings as JSON}`.
 
-It sends messages and prints how long that took, from the first send until all are durable or committed. Each value
-begins with the time at which it was given to `send`, nanoseconds of the machine's monotonic clock.
+It sends messages and prints the seconds that took, from the first send until all are durable or committed, and the CPU
+seconds of this process meanwhile. Each value begins with the time at which it was given to `send`, nanoseconds of the
+machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -32,6 +33,22 @@ class Work(NamedTuple):
     """Messages a second; 0 for as many as it can."""
 
 
+class Spent(NamedTuple):
+    """Seconds by the clock, and CPU seconds of this process with all its threads."""
+
+    seconds: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Spent:
+        """Return both clocks."""
+        return cls(time.monotonic(), time.process_time())
+
+    def since(self, began: Spent) -> Spent:
+        """Return what was spent since then."""
+        return Spent(self.seconds - began.seconds, self.cpu_s - began.cpu_s)
+
+
 def values(work: Work) -> Iterator[bytes]:
     """Yield the values, at the rate that is asked for."""
     rest = bytes(work.size - 20)
@@ -44,7 +61,7 @@ def values(work: Work) -> Iterator[bytes]:
             yield b"%020d" % number + rest
 
 
-def plain(work: Work) -> float:
+def plain(work: Work) -> Spent:
     """`confluent_kafka.Producer`, idempotent, with the settings of ours and a report of each message."""
     refused: list[str] = []
 
@@ -59,7 +76,7 @@ def plain(work: Work) -> float:
         }
     )  # fmt: skip
     producer.list_topics(work.topic, timeout=30)
-    began_s = time.monotonic()
+    began = Spent.now()
     for number, value in enumerate(values(work)):
         while True:
             try:
@@ -72,34 +89,34 @@ def plain(work: Work) -> float:
     producer.flush()
     if refused:
         raise RuntimeError(refused[0])
-    return time.monotonic() - began_s
+    return Spent.now().since(began)
 
 
-def ours(work: Work) -> float:
+def ours(work: Work) -> Spent:
     """`QueueProducer` without an id."""
     with QueueProducer(work.topic, bootstrap_servers=work.bootstrap_servers) as producer:
-        began_s = time.monotonic()
+        began = Spent.now()
         for value in values(work):
             producer.send(value)
         producer.flush(120)
-        return time.monotonic() - began_s
+        return Spent.now().since(began)
 
 
-def resuming(work: Work) -> float:
+def resuming(work: Work) -> Spent:
     """`QueueProducer` with an id and a position for each message, committed every 100 ms."""
     with QueueProducer(work.topic, bootstrap_servers=work.bootstrap_servers, producer_id="bench") as producer:
-        began_s = time.monotonic()
+        began = Spent.now()
         for number, value in enumerate(values(work), 1):
             producer.send(value, position=number)
         producer.commit(timeout=120)
-        return time.monotonic() - began_s
+        return Spent.now().since(began)
 
 
-SENDERS: dict[str, Callable[[Work], float]] = {"plain": plain, "ours": ours, "resuming": resuming}
+SENDERS: dict[str, Callable[[Work], Spent]] = {"plain": plain, "ours": ours, "resuming": resuming}
 
 
 def main(kind: str, text: str) -> None:
-    """Send, and print the seconds."""
+    """Send, and print what was spent."""
     # All alike: what was imported is no garbage.
     gc.collect()
     gc.freeze()
