@@ -44,10 +44,13 @@ else
     jars=$("$python" -m kmq_spark.local.jars paths spark)
     set -- --jars "$(printf '%s' "$jars" | tr '\n' ',')" "$@"
 fi
+quick=''
 case $master in
     local | 'local['*)
         # PySpark's own daemon prints a traceback for each worker whose query stops. Executors have only PySpark's.
         set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
+        # Java's first compiler only: it starts sooner. On a cluster the driver has processors enough for the second one.
+        quick='-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m'
         ;;
     *)
         archive=$("$python" -m kmq_spark.local.archive)
@@ -58,7 +61,7 @@ esac
 # -Xss16m: stopping a query during foreachBatch otherwise overflows the stack of a regex in Spark's log formatter.
 exec "$submit" \
     --driver-memory "${KMQ_DRIVER_MEMORY:-2g}" \
-    --driver-java-options "-Xss16m -XX:+UseSerialGC -Dlog4j2.configurationFile=file://$here/kmq_spark/spark/log4j2.properties" \
+    --driver-java-options "-Xss16m -XX:+UseSerialGC $quick -Dlog4j2.configurationFile=file://$here/kmq_spark/spark/log4j2.properties" \
     --conf spark.ui.showConsoleProgress=false \
     --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
     --conf spark.python.unix.domain.socket.enabled=true \

@@ -114,7 +114,9 @@ def broker() -> Iterator[EmbeddedBroker]:
     from kmq_spark.local.broker import EmbeddedBroker  # noqa: PLC0415  # as above
 
     # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.
-    with EmbeddedBroker(extra={**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}) as running:
+    extra = {**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}
+    # Java's first compiler only, as above.
+    with EmbeddedBroker(extra=extra, environment={"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}) as running:
         yield running
 
 

@@ -34,6 +34,13 @@ Paths where Databricks mounts object stores as folders. A rename is not atomic t
 Databricks must stay in use.
 """
 
+_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""
+Java's first compiler only. The second one takes half of two cores for minutes after a start, see docs/performance.md.
+The room for compiled code is Java's default with both compilers. Delta fills the smaller default of one, and then the
+JVM ends.
+"""
+
 _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
@@ -85,7 +92,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
     settings = {
         "spark.driver.memory": driver_memory,
         # -Xss: otherwise `query.stop()` during foreachBatch overflows the stack in a regex of the log formatter.
-        "spark.driver.extraJavaOptions": f"-Xss16m -XX:+UseSerialGC {_LOG_FLAG}",
+        "spark.driver.extraJavaOptions": f"-Xss16m -XX:+UseSerialGC {_QUICK_START} {_LOG_FLAG}",
         "spark.ui.enabled": "false",
         # The progress bar is printed again in every batch and would fill the log.
         "spark.ui.showConsoleProgress": "false",
