@@ -40,6 +40,7 @@ def test_consumer_killed_at_every_step(campaign: Campaign) -> None:
     run(campaign, on_consumers.killed, len(on_consumers.CONSUMER_POINTS))
 
 
+@pytest.mark.slow  # three trackers in processes of their own
 @pytest.mark.crosses(*MOST_TELLING)
 def test_tracker_killed_around_its_commit(campaign: Campaign) -> None:
     """Before the commit nothing is sent, after it nothing is sent again."""

@@ -63,6 +63,7 @@ def has_handled_all(written: str) -> bool:
     return written.count("b'order ") == 99
 
 
+@pytest.mark.slow  # installs into an environment of its own
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_readme_runs_as_typed(make_reader: Callable[[int], Reader]) -> None:

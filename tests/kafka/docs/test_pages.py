@@ -82,6 +82,7 @@ def test_coordination_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader
     assert {name for _, name in assigned} == {"bert", "carl"}
 
 
+@pytest.mark.slow  # a process for each command
 @pytest.mark.timeout(400)
 def test_commands_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """A queue with messages, some of them in flight."""

@@ -71,6 +71,7 @@ def test_suspended_producer_that_wakes_up_behind_a_newer_one_is_fenced_and_doubl
     assert stage.verdict().violations == []
 
 
+@pytest.mark.slow  # a broker of its own, killed twice
 def test_producer_goes_on_through_a_broker_that_was_killed(tmp_path: Path, copy_of: Callable[..., CopyStage]) -> None:
     with EmbeddedBroker() as broker:
         stage = copy_of(lines=6_000, rate=1_000, on=broker)
@@ -169,6 +170,7 @@ def test_checker_of_sequences_finds_what_is_wrong() -> None:
     assert "older life behind a newer one" in violations(older, 10)[0]
 
 
+@pytest.mark.slow  # a broker of its own
 def test_restarted_producer_with_broker_restarts_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """A small campaign: `python -m faults.run --only S1,S2,S3` makes the whole one."""
     from faults.campaign import Campaign  # noqa: PLC0415  # of this test alone

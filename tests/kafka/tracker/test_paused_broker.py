@@ -58,6 +58,7 @@ def paused_while(broker: EmbeddedBroker, seconds: float) -> threading.Timer:
     return timer
 
 
+@pytest.mark.slow  # a transaction has to time out
 def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_restart(
     own_broker: EmbeddedBroker, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_ticker_whose_producer_met_a_fatal_error_takes_a_new_one(own_broker: Emb
         ticker.stop()
 
 
+@pytest.mark.slow  # a transaction has to time out
 @pytest.mark.spark
 def test_redelivery_goes_on_after_a_pause_longer_than_lease_and_transaction(
     own_broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path

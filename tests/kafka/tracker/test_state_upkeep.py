@@ -17,6 +17,7 @@ BATCHES = 40
 """More than Spark lets pass between two snapshots (10), and than it keeps (10 and what a snapshot needs)."""
 
 
+@pytest.mark.slow  # Spark uploads every ten seconds
 def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_removed(stage: Stage) -> None:
     """Without a snapshot the lineage in each commit grows until Spark cannot write it, after 863 batches."""
     state = stage.folder / "checkpoint" / stage.queue / "state" / "0"
