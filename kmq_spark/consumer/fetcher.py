@@ -24,6 +24,7 @@ from confluent_kafka import Message as KafkaMessage
 from kmq_spark.consumer.callbacks import Callbacks
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -86,7 +87,7 @@ class Fetcher:
         self._uncommitted: dict[int, int] = {}
         self._has_confirmed = False
         self._failed_commits = 0
-        self._commit_logged_at = float("-inf")
+        self._commit_warning_limit = RateLimit(COMMIT_LOG_S)
         self._committed_at = time.monotonic()
         self._served_at = time.monotonic()
         self._buffer: list[KafkaMessage] = []
@@ -421,14 +422,13 @@ class Fetcher:
 
     def _log_commit(self, error: KafkaError) -> None:
         self._failed_commits += 1
-        now = time.monotonic()
-        if now - self._commit_logged_at < COMMIT_LOG_S:
+        if not self._commit_warning_limit.allows():
             return
         logger.warning(
             "cannot commit offsets of %s: %s; %d commits failed since the last warning, they are retried",
             self._topic, error.str(), self._failed_commits, extra={"action": "commit_failed"},
         )  # fmt: skip
-        self._commit_logged_at, self._failed_commits = now, 0
+        self._failed_commits = 0
 
     def _on_error(self, error: KafkaError) -> None:
         if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:

@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
 from kmq_spark.kafka.settings import new_client_id, reader_config
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,7 +103,7 @@ class FullWatch(threading.Thread):
         self._end: int | None = None
         self._changed_s = float("-inf")
         self._stopping = threading.Event()
-        self._logged_s = float("-inf")
+        self._warning_limit = RateLimit(WARN_INTERVAL_S)
         self.is_full = False
 
     @property
@@ -166,8 +167,7 @@ class FullWatch(threading.Thread):
     def _update(self) -> None:
         now_s, was_full = time.monotonic(), self.is_full
         self.is_full = self._freshness.is_fresh(self._reader.full, now_s, time.time())
-        if self.is_full and now_s - self._logged_s >= WARN_INTERVAL_S:
-            self._logged_s = now_s
+        if self.is_full and self._warning_limit.allows():
             logger.warning(
                 "fetching paused: queue %s has more messages in flight than its max_in_flight; acknowledge messages, "
                 "or raise the limit with `kmq queue alter %s --max-in-flight`",

@@ -10,6 +10,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from kmq_spark.rate_limit import RateLimit
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -40,7 +42,8 @@ class CatchUp:
         self._decide_from = decide_from
         self._read_to: dict[int, int] = {}
         self._in_flight: dict[int, int] = {}
-        self._logged_at_s = time.monotonic()
+        self._log_limit = RateLimit(LOG_INTERVAL_S)
+        self._log_limit.allows()  # the first line comes an interval after the start
         self.is_over = False
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
@@ -55,8 +58,7 @@ class CatchUp:
             for partition, read_to in self._read_to.items()
             if read_to < self._decide_from.get(partition, 0)
         )
-        if left and time.monotonic() - self._logged_at_s > LOG_INTERVAL_S:
-            self._logged_at_s = time.monotonic()
+        if left and self._log_limit.allows():
             self._log_progress(left)
         elif not left and self._decide_from.keys() <= self._read_to.keys():
             self.is_over = True

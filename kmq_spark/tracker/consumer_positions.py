@@ -35,6 +35,7 @@ from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.lookups import EARLIEST, NOT_ALLOWED, offsets_of, topic_id_of
 from kmq_spark.kafka.positions import ConsumerOffsets
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +90,8 @@ class ConsumerPositions:
         self._groups: dict[str, _Group] = {}
         self._timeout_s = min(timeout_ms / 1000, LONGEST_CALL_S)
         self._admin = make_client(AdminClient, admin_config(bootstrap_servers, new_client_id("positions"), extra))
-        self._groups_at_s = self._warned_at_s = float("-inf")
+        self._groups_at_s = float("-inf")
+        self._warning_limit = RateLimit(WARN_INTERVAL_S)
         self._topic_id = ""
         self._copies: dict[str, dict[int, int]] = {}
         self._by_partition: dict[int, ConsumerOffsets] = {}
@@ -256,8 +258,7 @@ class ConsumerPositions:
         }
 
     def _warn(self, error: KmqError) -> None:
-        if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
-            self._warned_at_s = time.monotonic()
+        if self._warning_limit.allows():
             logger.warning("%s; trying again", error, extra={"action": "offsets_not_kept", "queue": str(self._topics)})
 
 

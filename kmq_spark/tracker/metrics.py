@@ -21,6 +21,7 @@ from kmq_spark.inspection.liveness import HEARTBEAT_LATE_MS
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.metrics.exposition import MetricsServer
 from kmq_spark.metrics.samples import TrackerNumbers, queue_labels, samples_of
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class TrackerMetrics:
         self._numbers = {tracker.queue: TrackerNumbers() for tracker in trackers}
         self._labels = queue_labels(list(self._numbers))
         self._stopping = threading.Event()
-        self._warned_at_s = float("-inf")
+        self._warning_limit = RateLimit(WARN_INTERVAL_S)
         self._starts: dict[tuple[str, int], tuple[int, float | None]] = {}
         for tracker in trackers:
             tracker.on_batch = self._batch_callback(tracker.queue)
@@ -192,8 +193,7 @@ class TrackerMetrics:
         return min((at_s for at_s in known if at_s is not None), default=None)
 
     def _warn(self, queue: str, error: KmqError) -> None:
-        if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
-            self._warned_at_s = time.monotonic()
+        if self._warning_limit.allows():
             logger.warning(
                 "metrics of %s are not up to date: %s", queue, error, extra={"action": "metrics", "queue": queue}
             )

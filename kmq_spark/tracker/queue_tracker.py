@@ -29,6 +29,7 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import UNREACHABLE_NAMES
 from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.catch_up import CatchUp
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
@@ -109,7 +110,7 @@ class QueueTracker:
         self._ticker: Ticker | None = None
         self._full_record_writer: FullRecordWriter | None = None
         self._first_batch = -1
-        self._snapshot_warned_at_s = -SNAPSHOT_WARN_INTERVAL_S
+        self._snapshot_warning_limit = RateLimit(SNAPSHOT_WARN_INTERVAL_S)
         self.snapshot_lag = 0
         self.stats = TrackerStats()
         self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
@@ -392,9 +393,7 @@ class QueueTracker:
             self._periodic_work_failure = error
 
     def _warn_if_snapshot_is_late(self) -> None:
-        now_s = time.monotonic()
-        if self.snapshot_lag > SNAPSHOT_LATE_BATCHES and now_s - self._snapshot_warned_at_s > SNAPSHOT_WARN_INTERVAL_S:
-            self._snapshot_warned_at_s = now_s
+        if self.snapshot_lag > SNAPSHOT_LATE_BATCHES and self._snapshot_warning_limit.allows():
             logger.warning(
                 "the state of %s has had no snapshot for %d batches: Spark cannot upload one to %s; the query will "
                 "fail after about 860 batches; check the log of the Spark driver and the file system",

@@ -31,6 +31,7 @@ from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.wire.codec import encode_marker, tick_marker
 from kmq_spark.wire.signature import signed
 
@@ -195,7 +196,8 @@ class Ticker(threading.Thread):
         self._key = key
         self._ends = ends
         self._ends_requested_at_s = -ENDS_INTERVAL_S
-        self._warned_at_s = self._replaced_at_s = -WARN_INTERVAL_S
+        self._warning_limit = RateLimit(WARN_INTERVAL_S)
+        self._replacement_limit = RateLimit(WARN_INTERVAL_S)
         self._reported_partitions: set[int] = set()
         self._all_reported = threading.Event()
 
@@ -320,15 +322,13 @@ class Ticker(threading.Thread):
 
     def _replace_producer(self, fatal: KafkaError) -> None:
         """Create a new producer: after a fatal error librdkafka refuses every record."""
-        now_s = time.monotonic()
-        if now_s - self._replaced_at_s > WARN_INTERVAL_S:
+        if self._replacement_limit.allows():
             logger.warning(
                 "replacing the producer of TICKs to %s after a fatal error: %s", self._topic, fatal.str(),
                 extra={"action": "producer_replaced"},
             )  # fmt: skip
         elif self._stopping.wait(REPLACE_PAUSE_S):
             return
-        self._replaced_at_s = now_s
         self._producer.purge()
         self._producer, self._fatal = make_client(Producer, self._config), None
         with self._lock:
@@ -436,8 +436,7 @@ class Ticker(threading.Thread):
             self._warn(failure.args[0])
 
     def _warn(self, cause: object) -> None:
-        if time.monotonic() - self._warned_at_s > WARN_INTERVAL_S:
-            self._warned_at_s = time.monotonic()
+        if self._warning_limit.allows():
             text = cause.str() if isinstance(cause, KafkaError) else cause
             logger.warning(
                 "cannot write TICKs to %s: %s; no message is redelivered until this works", self._topic, text,

@@ -36,6 +36,7 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.tracker.producer import TrackerProducer
 from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
@@ -149,7 +150,7 @@ class RedeliverySender:
         self.consumer_positions = consumer_positions
         self._key = b""
         self._counted: dict[tuple[str, int], int] = {}
-        self._untrusted_logged_at_s = -UNTRUSTED_LOG_INTERVAL_S
+        self._untrusted_warning_limit = RateLimit(UNTRUSTED_LOG_INTERVAL_S)
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -434,8 +435,7 @@ class RedeliverySender:
     def _note_untrusted(self, outcome: PartitionOutcome) -> None:
         """Log, at most once a minute, tracker markers (TICK, RULES, END) that lack a valid signature."""
         added = self._growth_of("untrusted", outcome)
-        if added and time.monotonic() - self._untrusted_logged_at_s > UNTRUSTED_LOG_INTERVAL_S:
-            self._untrusted_logged_at_s = time.monotonic()
+        if added and self._untrusted_warning_limit.allows():
             logger.warning(
                 "%d new tracker markers in %s[%d] lack a valid signature of this queue and are ignored; find the "
                 "client that writes them: a tracker of an older version, or a client with too many rights",

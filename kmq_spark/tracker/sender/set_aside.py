@@ -9,11 +9,11 @@ records are set aside.
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.consumer.transactions.record import size_of
 from kmq_spark.kafka.records import OutgoingRecord
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.tracker.sender.records import unreadable_record
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SetAside:
         self._reader = reader
         self._topics = topics
         self._dead_letter_partitions = dead_letter_partitions
-        self._logged_at_s = -LOG_INTERVAL_S
+        self._warning_limit = RateLimit(LOG_INTERVAL_S)
 
     def chunks(
         self, outcomes: Sequence[PartitionOutcome], committed: Mapping[int, Position], limits: ChunkLimits
@@ -109,9 +109,8 @@ class SetAside:
         yield Chunk(records, _set_aside_to(wanted, left))
 
     def _log(self, errors: Mapping[tuple[int, int], str]) -> None:
-        if time.monotonic() - self._logged_at_s <= LOG_INTERVAL_S:
+        if not self._warning_limit.allows():
             return
-        self._logged_at_s = time.monotonic()
         logger.warning(
             "%d records of %s are not markers; sending them to %s; the first: %s",
             len(errors), self._topics.markers_topic, self._topics.dead_letter_topic, next(iter(errors.values())),

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError
 
 from kmq_spark.consumer import fetcher as fetcher_module
 from kmq_spark.consumer.fetcher import Fetcher
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     import pytest
@@ -23,7 +24,7 @@ def test_commits_that_fail_one_after_the_other_cost_a_line_now_and_then(
     with caplog.at_level(logging.WARNING):
         for _ in range(1_000):
             fetcher._on_commit(refused, [])
-        monkeypatch.setattr(fetcher_module, "COMMIT_LOG_S", 0.0)
+        monkeypatch.setattr(fetcher, "_commit_warning_limit", RateLimit(0))  # the interval is over
         fetcher._on_commit(refused, [])
     fetcher.close(5)
     lines = [record.getMessage() for record in caplog.records if record.name == fetcher_module.__name__]
