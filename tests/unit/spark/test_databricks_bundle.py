@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+import kmq_spark.cli.enqueue
 import kmq_spark.cli.ledger
 import kmq_spark.cli.tracker
 import kmq_spark.cli.tracker_once
 from kmq_spark.cli.options import Address, settings_from
 from kmq_spark.config import load_settings, plain
+from kmq_spark.sink.enqueue import Source
 from kmq_spark.spark.session import local_checkpoint_settings
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ TEXT = (ROOT / "databricks.yml").read_text(encoding="utf-8")
 BUNDLE: dict[str, Any] = yaml.safe_load(TEXT)
 JOBS: dict[str, dict[str, Any]] = BUNDLE["resources"]["jobs"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CONTINUOUS = "kmq_tracker"
+TRACKER, ENQUEUE = "kmq_tracker", "kmq_enqueue"
+CONTINUOUS = (TRACKER, ENQUEUE)
 SERVERLESS = "kmq_tracker_once"
 ON_CLUSTERS = [job for job in JOBS if job != SERVERLESS]
 
@@ -37,6 +40,7 @@ COMMAND_OF: dict[str, Callable[..., None]] = {
     "kmq_tracker": kmq_spark.cli.tracker.run,
     "kmq_tracker_once": kmq_spark.cli.tracker_once.once,
     "kmq_ledger": kmq_spark.cli.ledger.run,
+    "kmq_enqueue": kmq_spark.cli.enqueue.enqueue,
 }
 
 OPTION_OF_FLAG = {"--checkpoint-dir": "checkpoint_dir", "--trigger": "trigger", "--catalog": "catalog"}
@@ -60,8 +64,10 @@ def task_of(job: str) -> dict[str, Any]:
 
 
 def flags_of(job: str) -> dict[str, str]:
-    """Return the parameters of a job's task: every one is a flag with a value."""
+    """Return the parameters of a job's task: every one is a flag with a value, but for the queue of `kmq enqueue`."""
     parameters = [resolved(text) for text in task_of(job)["python_wheel_task"]["parameters"]]
+    if job == ENQUEUE:
+        assert not parameters.pop(0).startswith("-")
     return dict(zip(parameters[::2], parameters[1::2], strict=True))
 
 
@@ -85,7 +91,7 @@ def test_entry_point_of_each_job_is_one_of_the_wheel(job: str) -> None:
     assert callable(getattr(import_module(module), function))
 
 
-@pytest.mark.parametrize("job", ON_CLUSTERS)
+@pytest.mark.parametrize("job", SECTION_OF)
 def test_settings_of_each_job_are_taken(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags, the file and the secrets, together."""
     flags = flags_of(job)
@@ -98,7 +104,7 @@ def test_settings_of_each_job_are_taken(job: str, monkeypatch: pytest.MonkeyPatc
     assert plain(settings.kafka.extra)["security.protocol"] == "SASL_SSL"  # of the file
     got = getattr(settings, SECTION_OF[job])
     assert got.checkpoint_dir == values["checkpoint_dir"]
-    assert got.trigger == ("processing-time" if job == CONTINUOUS else "available-now")
+    assert got.trigger == ("processing-time" if job in CONTINUOUS else "available-now")
 
 
 def test_serverless_job_has_its_secrets_from_a_file_in_a_volume(tmp_path: Path) -> None:
@@ -119,20 +125,28 @@ def test_serverless_job_has_its_secrets_from_a_file_in_a_volume(tmp_path: Path) 
 @pytest.mark.parametrize("job", JOBS)
 def test_flags_of_each_job_are_those_of_its_command(job: str) -> None:
     taken = set(inspect.signature(COMMAND_OF[job]).parameters)
-    assert {flag.removeprefix("--").replace("-", "_") for flag in flags_of(job)} <= taken
+    names = {flag.removeprefix("--").replace("-", "_") for flag in flags_of(job)}
+    assert {"source" if name == "from" else name for name in names} <= taken
+
+
+def test_enqueue_job_names_a_source_and_goes_on_after_a_failure() -> None:
+    """As the tracker's job: without end, and started again; paused until its queue and its source are named."""
+    Source.parse(flags_of(ENQUEUE)["--from"])
+    assert "--trigger" not in flags_of(ENQUEUE)
+    assert JOBS[ENQUEUE]["continuous"]["pause_status"] == "PAUSED"
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_one_run_of_a_job_at_a_time_and_only_the_tracker_runs_on(job: str) -> None:
-    """A second tracker of a queue fences the first."""
+def test_one_run_of_a_job_at_a_time_and_only_tracker_and_enqueue_run_on(job: str) -> None:
+    """A second one fences the first."""
     assert JOBS[job]["max_concurrent_runs"] == 1
-    assert ("continuous" in JOBS[job]) == (job == CONTINUOUS)
-    assert ("schedule" in JOBS[job]) == (job != CONTINUOUS)
+    assert ("continuous" in JOBS[job]) == (job in CONTINUOUS)
+    assert ("schedule" in JOBS[job]) == (job not in CONTINUOUS)
 
 
 def test_the_two_forms_of_the_tracker_do_not_run_by_themselves_together() -> None:
     """They would fence each other in turns."""
-    assert JOBS[CONTINUOUS]["continuous"]["pause_status"] == "UNPAUSED"
+    assert JOBS[TRACKER]["continuous"]["pause_status"] == "UNPAUSED"
     assert JOBS[SERVERLESS]["schedule"]["pause_status"] == "PAUSED"
 
 
@@ -162,7 +176,7 @@ def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) ->
     assert cluster_of(job)["data_security_mode"] == "SINGLE_USER"
 
 
-@pytest.mark.parametrize("entry_point", ["kmq-tracker", "kmq-tracker-once", "kmq-ledger"])
+@pytest.mark.parametrize("entry_point", ["kmq-tracker", "kmq-tracker-once", "kmq-ledger", "kmq-enqueue"])
 def test_task_that_ends_well_returns_and_one_that_fails_says_so(
     entry_point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
