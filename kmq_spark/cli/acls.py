@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors
-from kmq_spark.cli.output import Output, OutputForm, print_data
 from kmq_spark.cli.queue import Name
+from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.output import Output, OutputForm, print_data
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import ConfigError
 

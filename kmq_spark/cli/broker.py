@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors
+from kmq_spark.cli.shared.common import one_line_errors
 
 
 @one_line_errors

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, one_line_errors, print_json, set_up_logs
-from kmq_spark.cli.options import BootstrapServer
+from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors, print_json, set_up_logs
+from kmq_spark.cli.shared.options import BootstrapServer
 
 
 @one_line_errors

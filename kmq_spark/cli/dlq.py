@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, one_line_errors
-from kmq_spark.cli.dlq_view import as_json, print_letters, print_summary, print_whole
-from kmq_spark.cli.options import Connection, QueueName
-from kmq_spark.cli.output import Output as Form
-from kmq_spark.cli.output import OutputForm, print_data
+from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors
+from kmq_spark.cli.shared.options import Connection, QueueName
+from kmq_spark.cli.shared.output import Output as Form
+from kmq_spark.cli.shared.output import OutputForm, print_data
+from kmq_spark.cli.views.dlq import as_json, print_letters, print_summary, print_whole
 from kmq_spark.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.common import EXIT_UNHEALTHY, one_line_errors
-from kmq_spark.cli.looking import inspector_of, reading
-from kmq_spark.cli.options import Connection, QueueName
-from kmq_spark.cli.output import Output, OutputForm, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.common import EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.looking import inspector_of, reading
+from kmq_spark.cli.shared.options import Connection, QueueName
+from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, rendered, shown, table
 from kmq_spark.errors import KafkaClientError
 
 if TYPE_CHECKING:

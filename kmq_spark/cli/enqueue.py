@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
-from kmq_spark.cli.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
+from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
+from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
 from kmq_spark.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors
+from kmq_spark.cli.shared.common import one_line_errors
 
 
 @one_line_errors

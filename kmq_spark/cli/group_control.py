@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, one_line_errors, print_json
 from kmq_spark.cli.group import Group, GroupConnection, app, now_ms
-from kmq_spark.cli.looking import quiet_client
-from kmq_spark.cli.output import Output, OutputForm, print_rows, shown, table
+from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors, print_json
+from kmq_spark.cli.shared.looking import quiet_client
+from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted, instant
 

@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
-from kmq_spark.cli.ledger_view import print_rows
-from kmq_spark.cli.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
-from kmq_spark.cli.output import Output, OutputForm
+from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
+from kmq_spark.cli.shared.options import (
+    Address,
+    ConfigFile,
+    DriverMemory,
+    Events,
+    LogLevel,
+    Master,
+    TimeoutMs,
+    settings_from,
+)
+from kmq_spark.cli.shared.output import Output, OutputForm
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
+from kmq_spark.cli.views.ledger import print_rows
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted

@@ -29,7 +29,7 @@ from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its co
 from kmq_spark.cli import tracker_fleet as _tracker_fleet  # noqa: F401  # adds its command to `kmq tracker`
 from kmq_spark.cli import tracker_once as _tracker_once  # noqa: F401  # as above
 from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
-from kmq_spark.cli.one_line import HELP_OPTIONS, OneLineGroup
+from kmq_spark.cli.shared.one_line import HELP_OPTIONS, OneLineGroup
 
 app = typer.Typer(
     name="kmq",

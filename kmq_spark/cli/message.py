@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, one_line_errors
-from kmq_spark.cli.looking import inspector_of, reading
-from kmq_spark.cli.options import Connection, QueueName
-from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors
+from kmq_spark.cli.shared.looking import inspector_of, reading
+from kmq_spark.cli.shared.options import Connection, QueueName
+from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.history import merge_renewals

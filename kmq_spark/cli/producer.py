@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
-from kmq_spark.cli.looking import quiet_client, reading
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.looking import quiet_client, reading
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
 from kmq_spark.inspection.spans import counted, instant, span
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, print_rows
 from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
+from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, print_rows
 from kmq_spark.inspection.spans import counted
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.output import table
+from kmq_spark.cli.shared.output import table
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:

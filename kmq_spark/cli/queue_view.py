@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors
-from kmq_spark.cli.looking import inspector_of, quiet_client, reading
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, json_bytes, print_rows, shown, table
 from kmq_spark.cli.queue import Name, app
+from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.looking import inspector_of, quiet_client, reading
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, shown, table
 from kmq_spark.inspection.spans import span
 from kmq_spark.wire.headers import (
     DELAY_MS,

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kmq_spark.cli.common import one_line_errors, print_json
-from kmq_spark.cli.looking import inspector_of
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, rendered, shown, table, width
-from kmq_spark.cli.quit_key import quit_key
+from kmq_spark.cli.shared.common import one_line_errors, print_json
+from kmq_spark.cli.shared.looking import inspector_of
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table, width
+from kmq_spark.cli.shared.quit_key import quit_key
 from kmq_spark.errors import ConfigError, KmqError
 from kmq_spark.inspection.spans import span
 

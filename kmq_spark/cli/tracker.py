@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from kmq_spark import __version__
-from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
-from kmq_spark.cli.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
+from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
+from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:

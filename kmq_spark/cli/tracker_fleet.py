@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
 from kmq_spark.cli.group import member_rows, now_ms, task_rows
-from kmq_spark.cli.looking import counting, quiet_client
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, rendered, shown, table
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.looking import counting, quiet_client
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table
 from kmq_spark.cli.tracker import app
 from kmq_spark.inspection.spans import instant, span
 

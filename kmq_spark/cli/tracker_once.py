@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from kmq_spark.cli import tracker
-from kmq_spark.cli.common import one_line_errors, print_json, run_alone, set_up_logs
-from kmq_spark.cli.options import Address, LogLevel, TimeoutMs, settings_from
+from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
+from kmq_spark.cli.shared.options import Address, LogLevel, TimeoutMs, settings_from
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.common import EXIT_UNHEALTHY, one_line_errors
-from kmq_spark.cli.looking import inspector_of, reading
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.cli.queue import Name
+from kmq_spark.cli.shared.common import EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.looking import inspector_of, reading
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.cli.tracker import app
 from kmq_spark.inspection.spans import counted, span
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.cli.dlq_view import as_json
-from kmq_spark.cli.output import shown
+from kmq_spark.cli.shared.output import shown
+from kmq_spark.cli.views.dlq import as_json
 from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.markers import MessageId, OffsetRange
 from kmq_spark.dlq.filter import DeadLetterFilter, filter_of, parse_id

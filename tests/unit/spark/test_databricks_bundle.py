@@ -17,7 +17,7 @@ import kmq_spark.cli.enqueue
 import kmq_spark.cli.ledger
 import kmq_spark.cli.tracker
 import kmq_spark.cli.tracker_once
-from kmq_spark.cli.options import Address, settings_from
+from kmq_spark.cli.shared.options import Address, settings_from
 from kmq_spark.config import load_settings, plain
 from kmq_spark.sink.enqueue import Source
 from kmq_spark.spark.session import local_checkpoint_settings

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from kmq_spark.cli.one_line import HELP_OPTIONS, OneLineCommand
-from kmq_spark.cli.options import spread
+from kmq_spark.cli.shared.one_line import HELP_OPTIONS, OneLineCommand
+from kmq_spark.cli.shared.options import spread
 from kmq_spark.errors import ConfigError, KmqError
 
 if TYPE_CHECKING:

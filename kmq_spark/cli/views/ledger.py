@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.output import OutputForm, print_data, shown
+from kmq_spark.cli.shared.output import OutputForm, print_data, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.common import one_line_errors
-from kmq_spark.cli.looking import quiet_client
-from kmq_spark.cli.options import Connection
-from kmq_spark.cli.output import Output, OutputForm, json_bytes, shown
 from kmq_spark.cli.queue import Name
+from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.looking import quiet_client
+from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, shown
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kmq_spark.cli.output import OutputForm, json_bytes, print_data, rendered, shown, table
+from kmq_spark.cli.shared.output import OutputForm, json_bytes, print_data, rendered, shown, table
 from kmq_spark.inspection.spans import counted, instant
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What several commands share: options, output, errors and exit codes, progress."""
