@@ -77,7 +77,7 @@ class Channel:
         delivery_timeout_ms: int,
         extra: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the clients; they connect when they are used."""
+        """Make the reader; it connects when it is used."""
         self.topic, self.partition = topic, -1
         self.failure: KmqError | None = None
         self.trouble = ""
@@ -95,15 +95,16 @@ class Channel:
             }
         )
         self._reader = make_client(Consumer, reader)
-        self._writer = make_client(
-            Producer,
-            marker_producer_config(bootstrap_servers, client_id, extra, delivery_timeout_ms=delivery_timeout_ms),
+        # Made with the first record: an idempotent producer of a user who may only read ends with a fatal error.
+        self._writer: Producer | None = None
+        self._writer_config = marker_producer_config(
+            bootstrap_servers, client_id, extra, delivery_timeout_ms=delivery_timeout_ms
         )
 
     @property
-    def clients(self) -> tuple[object, object]:
+    def clients(self) -> tuple[object, ...]:
         """The clients, for a fork."""
-        return (self._reader, self._writer)
+        return (self._reader,) if self._writer is None else (self._reader, self._writer)
 
     def open(self, timeout_s: float) -> tuple[int, int]:
         """
@@ -122,7 +123,7 @@ class Channel:
         try:
             self._partition_count = self._count(timeout_s)
         except KafkaException as error:
-            raise unreachable(error, self._writer, self._bootstrap_servers) from error
+            raise unreachable(error, self._reader, self._bootstrap_servers) from error
         if not self._partition_count:
             message = (
                 f"coordination topic {self.topic!r} does not exist; run `kmq group init`, or call "
@@ -165,6 +166,8 @@ class Channel:
         Raises:
             KafkaClientError: Its queue is full: nothing has been delivered for long.
         """
+        if self._writer is None:
+            self._writer = make_client(Producer, self._writer_config)
         try:
             self._writer.produce(self.topic, value, self._key, partition=self.partition, on_delivery=self._delivered)
         except (BufferError, KafkaException) as error:
@@ -176,26 +179,31 @@ class Channel:
 
     def serve(self) -> None:
         """Take the answers to what was written; now and then, check the topic."""
-        self._writer.poll(0)
+        if self._writer is not None:
+            try:
+                self._writer.poll(0)
+            except KafkaException as error:  # it is fatal: others come with the delivery of a record
+                self.failure = self.failure or client_error(error, f"cannot write to {self.topic}")
         if time.monotonic() - self._checked_s > _CHECK_EVERY_S:
             self._checked_s = time.monotonic()
             self._check_partition_count()
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything has an answer, at most so long."""
-        if self.failure is None:
+        if self.failure is None and self._writer is not None:
             self._writer.flush(timeout_s)
 
     def close(self) -> None:
         """Close the clients; what has no answer is given up."""
-        self._writer.purge()
-        if self.failure is None:  # after a fatal error confluent-kafka's flush raises SystemError
-            self._writer.flush(_FLUSH_S)
+        if self._writer is not None:
+            self._writer.purge()
+            if self.failure is None:  # after a fatal error confluent-kafka's flush raises SystemError
+                self._writer.flush(_FLUSH_S)
         self._reader.close()
 
     def _count(self, timeout_s: float) -> int:
         """Return the partitions of the topic, 0 where it does not exist."""
-        metadata = self._writer.list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
+        metadata = self._reader.list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
         return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
     def _check_partition_count(self) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kmq_spark.coordination.claim import Claim
 from kmq_spark.coordination.leader import Leader
-from kmq_spark.core.coordination.effects import Change, Ignored
+from kmq_spark.core.coordination.effects import Applied, Change, Ignored
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, KmqError, UsageError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.coordination.channel import LoggedBytes
     from kmq_spark.core.coordination.assign import Assign
-    from kmq_spark.core.coordination.effects import Applied, Effect
+    from kmq_spark.core.coordination.effects import Effect
     from kmq_spark.core.coordination.world import World
     from kmq_spark.wire.coordination_log import GroupLog
 
@@ -209,7 +209,7 @@ class Session:
         self._awaited.discard(sequence)
 
     def join(self, wait_s: float) -> Applied | None:
-        """Write a JOIN and wait for its answer; from now on the thread heartbeats."""
+        """Write a JOIN and wait until this instance is a member, or is refused; from now on the thread heartbeats."""
         with self.changed:
             self._wants_membership = True
             self._join_sequence, self._join_sent_ms = (
@@ -218,7 +218,13 @@ class Session:
             )
             self._beat_ms = self._clock_ms()
             sequence = self._join_sequence
-        return self.answer_to(sequence, wait_s)
+            # The record may be lost, as with a broker that was just started. Then the thread joins again a T later.
+            self.changed.wait_for(
+                lambda: self.is_member or sequence in self._answers or self.failure is not None, wait_s
+            )
+            is_lost = self.is_member and sequence not in self._answers
+            answer = self.answer_to(sequence, 0)
+            return Applied() if is_lost else answer
 
     def stop(self, *, leave: bool) -> None:
         """

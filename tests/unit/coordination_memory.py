@@ -75,6 +75,11 @@ class MemoryChannel:
         while self.can_write and self._kept:
             self._partition.append(self._kept.pop(0))
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether something was written and not appended."""
+        return bool(self._kept)
+
     def lose(self) -> None:
         """Give up what was kept, as Kafka's client does after its time-out."""
         self._kept.clear()

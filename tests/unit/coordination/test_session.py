@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +18,9 @@ from kmq_spark.wire import coordination_pb2
 from kmq_spark.wire.coordination import decode_record
 from kmq_spark.wire.coordination_log import GroupLog
 from tests.unit.coordination_memory import GROUP, Partition, Process, T, pass_time
+
+if TYPE_CHECKING:
+    from kmq_spark.core.coordination.effects import Applied
 
 
 @pytest.fixture
@@ -51,6 +57,23 @@ def test_claim_is_granted_to_one_and_lasts_while_it_heartbeats(
     claim.check()
     assert not second.session.may_claim("r")
     assert types(partition, "a").count(RecordType.HEARTBEAT) == pytest.approx(29, abs=1)
+
+
+def test_join_ends_when_a_later_join_was_read_back(partition: Partition) -> None:
+    """The first JOIN is lost, as with a broker that was just started; the thread of the session joins again."""
+    one = Process(partition, "a")
+    one.channel.can_write = False
+    answers: list[Applied | None] = []
+    joining = threading.Thread(target=lambda: answers.append(one.session.join(60)), daemon=True)
+    joining.start()
+    while not one.channel.has_kept:
+        continue
+    one.channel.lose()
+    one.channel.can_write = True
+    pass_time(partition, 3 * T, one)
+    joining.join(30)
+    assert [answer.ignored for answer in answers if answer is not None] == [[]]
+    assert types(partition) == [RecordType.JOIN, *[RecordType.HEARTBEAT] * (len(partition.records) - 1)]
 
 
 def test_hold_is_over_when_nothing_was_read_back_for_t_and_stays_over(
