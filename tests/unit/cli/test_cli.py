@@ -154,6 +154,13 @@ def test_private_key_on_the_command_line_is_warned_of(key: str) -> None:
     assert SECRET not in result.output
 
 
+def test_fleet_that_would_end_by_itself_is_refused() -> None:
+    """Before the broker or Spark is asked for anything."""
+    line = one_line(kmq("tracker", "run", "orders", "--fleet", "f", "--trigger", "available-now"), 2)
+    assert "trigger is not allowed in a fleet: got 'available-now'" in line
+    assert "setting tracker.fleet is not allowed: got 'a b'" in one_line(kmq("tracker", "run", "--fleet", "a b"), 2)
+
+
 def test_acls_are_commands_that_name_the_queue_s_own_resources() -> None:
     commands = kmq("acls", "orders@billing", "--part", "tracker").stdout.splitlines()
     assert commands[0] == "# tracker"
