@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from faults.on_coordination import GroupStage
     from faults.on_producers import CopyStage
 
+Group = TypeVar("Group", bound="GroupStage")
 Value = TypeVar("Value")
 
 
@@ -51,7 +53,7 @@ class Campaign:
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
         self._shared_spark = spark
         self._own_spark: SparkSession | None = None
-        self._stages: list[Stage | CopyStage] = []
+        self._stages: list[Stage | CopyStage | GroupStage] = []
 
     def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
@@ -68,6 +70,13 @@ class Campaign:
         from faults.on_producers import CopyStage  # noqa: PLC0415  # it imports this module's types
 
         stage = CopyStage(self.broker, self.folder, f"{name}.{time.time_ns() // 1_000_000}", **options)
+        self._stages.append(stage)
+        return stage
+
+    def group_stage(self, kind: type[Group], name: str, **options: Any) -> Group:  # noqa: ANN401  # of the stage
+        """Return a coordination group of some processes, on the campaign's broker."""
+        group = f"{name}.{time.time_ns() // 1_000_000}"
+        stage = kind(self.broker, self.folder, group, seed=self.seed, **options)
         self._stages.append(stage)
         return stage
 

@@ -25,7 +25,7 @@ class FaultResult:
     What one scenario of a fault gave.
 
     Attributes:
-        fault: Its number, `F1` to `F28` and, of senders, `S1` on.
+        fault: Its number, `F1` to `F28`; `S1` on of senders, `G1` on of coordination groups and fleets.
         what: One line.
         injections: How often it was injected.
         violations: What the checker found.

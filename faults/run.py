@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from faults import on_brokers, on_consumers, on_markers, on_producers, on_trackers
+from faults import on_brokers, on_consumers, on_coordination, on_fleets, on_markers, on_producers, on_trackers
 from faults.campaign import Campaign
 from faults.checker import Violation
 from faults.report import FaultResult, listed_violations, percentiles, write_results
@@ -29,6 +29,7 @@ from faults.report import FaultResult, listed_violations, percentiles, write_res
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from faults.on_coordination import GroupStage
     from faults.on_producers import CopyStage
     from faults.stage import Stage
 
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 
-Scenario = Callable[["Campaign"], "Stage | CopyStage | list[Stage] | None"]
+Scenario = Callable[["Campaign"], "Stage | CopyStage | GroupStage | list[Stage] | list[GroupStage] | None"]
 
 SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
@@ -68,6 +69,14 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("S1", on_producers.restarted),
     ("S2", on_producers.killed_at_points),
     ("S3", on_producers.two_at_once),
+    ("G1", on_coordination.killed),
+    ("G2", on_coordination.paused),
+    ("G3", on_coordination.broker_restarted),
+    ("G4", on_coordination.leader_killed),
+    ("G5", on_coordination.consumers_killed),
+    ("G6", on_fleets.killed),
+    ("G6", on_fleets.upgraded),
+    ("G7", on_fleets.restarted),
 )
 
 
@@ -92,7 +101,7 @@ def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultRes
     return result
 
 
-def _add(result: FaultResult, stage: Stage | CopyStage) -> None:
+def _add(result: FaultResult, stage: Stage | CopyStage | GroupStage) -> None:
     verdict = stage.verdict(is_drained=stage.is_drained)
     result.injections += stage.injections
     result.violations += verdict.violations

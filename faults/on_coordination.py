@@ -1,0 +1,345 @@
+"""Faults of coordination groups and of tracker fleets: members and brokers killed, paused and restarted."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from faults.checker import Verdict
+from faults.claims import (
+    Kill,
+    bad_grants,
+    late_repeats,
+    missing,
+    overlaps,
+    read_lines,
+    read_log,
+    repeats,
+    stretches_of,
+    summary,
+    takeovers_ms,
+)
+from faults.member import ACT_S, now_ms
+from faults.processes import Child
+from kmq_spark.coordination import create_coordination_topic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from faults.campaign import Campaign
+    from kmq_spark.local.broker import EmbeddedBroker
+
+BEGIN_TIMEOUT_S = 60.0
+T_MS = 1_000
+SETTLE_S = 3.0
+CLICKS_PARTITIONS = 6
+MAX_MESSAGES = 20
+MARGIN_MS = 1_000
+"""Time above 2T within which an orphan must be taken."""
+
+
+class MemberChild(Child):
+    """A process of `faults.member`."""
+
+    def __init__(self, settings: dict[str, Any], log: Path) -> None:
+        """Start it."""
+        self.has_joined = False
+        super().__init__([sys.executable, "-m", "faults.member", json.dumps(settings)], log, None)
+
+    def wait_joined(self, timeout_s: float = BEGIN_TIMEOUT_S) -> bool:
+        """Wait until it is a member; return whether it is."""
+        give_up_s = time.monotonic() + timeout_s
+        while not self.has_joined and self.is_running and time.monotonic() < give_up_s:
+            time.sleep(0.02)
+        return self.has_joined
+
+    def _saw(self, line: str) -> None:
+        self.has_joined = self.has_joined or line.startswith("joined")
+
+
+class GroupStage:
+    """
+    A group of processes, and the verdict on it.
+
+    Args:
+        broker: Running.
+        folder: Of the campaign; the group gets one inside.
+        group: Name; also that of its coordination topic.
+        seed: Of everything that is chosen.
+        processes: Of the group.
+        options: Of each process, see `faults.member`.
+    """
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker,
+        folder: Path,
+        group: str,
+        *,
+        seed: int,
+        processes: int,
+        **options: Any,  # noqa: ANN401  # of the processes
+    ) -> None:
+        """Start the processes."""
+        self.broker, self.group = broker, group
+        self.folder = folder / group
+        self.folder.mkdir(parents=True)
+        self.chance = random.Random(seed)  # noqa: S311  # repeatable
+        self.injections = 0
+        self.is_drained = True
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+        self.recovery_s: list[float] = []
+        self.group_protocols: set[str] = set()
+        self.kills: list[Kill] = []
+        self._disturbed_ms: list[float] = []
+        self._options = options
+        self._started = 0
+        create_coordination_topic(broker.bootstrap_servers, topic=group, partitions=1, replication_factor=1)
+        self.members: dict[str, tuple[str, MemberChild]] = {}
+        for number in range(processes):
+            self.start(f"p{number}")
+        for name, child in self.members.values():
+            if not child.wait_joined():
+                self.fail(f"{name} did not join: {child.last_words()}")
+
+    def start(self, client_id: str) -> MemberChild:
+        """Start a process under a client id."""
+        self._started += 1
+        name = f"{client_id}-{self._started}"
+        settings = {
+            "bootstrap_servers": self.broker.bootstrap_servers, "topic": self.group, "group": self.group,
+            "client_id": client_id, "heartbeat_ms": T_MS, "file": str(self.folder / f"{name}.acts"), **self._options,
+        }  # fmt: skip
+        child = MemberChild(settings, self.folder / f"{name}.log")
+        self.members[client_id] = (name, child)
+        return child
+
+    def kill(self, client_id: str) -> None:
+        """Kill a member, and start it again after 0 to 3 T."""
+        name, child = self.members[client_id]
+        child.kill()
+        self.kills.append(Kill(now_ms(), name))
+        self.injections += 1
+        time.sleep(self.chance.uniform(0, 3) * T_MS / 1000)
+        self.start(client_id)
+
+    def suspend(self, client_id: str) -> None:
+        """Suspend a member for 0.5 T to 5 T."""
+        _, child = self.members[client_id]
+        child.pause()
+        time.sleep(self.chance.uniform(0.5, 5) * T_MS / 1000)
+        child.resume()
+        self.injections += 1
+
+    def disturb_broker(self, *, is_clean: bool) -> None:
+        """Kill or stop the broker, and start it again."""
+        (self.broker.stop if is_clean else self.broker.kill)()
+        self.broker.start()
+        self.injections += 1
+        self._disturbed_ms.append(now_ms())
+
+    def leader(self) -> str:
+        """Return the client id of the leader: of the members of this group, the one that joined first."""
+        running = {client_id for client_id, (_, child) in self.members.items() if child.is_running}
+        log = read_log(self.broker.bootstrap_servers, self.group, self.group)
+        joined = {record.client_id: offset for offset, record in sorted(log.items()) if record.type == 1}
+        return min(running & joined.keys(), key=lambda client_id: joined[client_id])
+
+    def any_member(self) -> str:
+        """Return the client id of any member."""
+        return self.chance.choice(sorted(self.members))
+
+    def rest(self) -> None:
+        """Let the group work for some seconds."""
+        time.sleep(self.chance.uniform(2, 4) * T_MS / 1000)
+
+    def fail(self, what: str) -> None:
+        """Note that something besides the promises went wrong: it counts as a violation."""
+        self.failures.append(what)
+
+    def verdict(self, *, is_drained: bool = True) -> Verdict:
+        """Read the files and the log, and check them."""
+        del is_drained
+        time.sleep(3 * T_MS / 1000)
+        self.close()
+        found = Verdict()
+        for what in self.failures:
+            found.add("harness", what)
+        acts, handed = read_lines(self.folder)
+        stretches = stretches_of(acts)
+        log = read_log(self.broker.bootstrap_servers, self.group, self.group)
+        for what in overlaps(stretches):
+            found.add("C1", what)
+        for what in bad_grants(stretches, log, T_MS):
+            invariant, _, text = what.partition(": ")
+            found.add(invariant, text)
+        times_ms = takeovers_ms(stretches, self.kills, held_within_ms=10 * ACT_S * 1000)
+        self.recovery_s += [time_ms / 1000 for time_ms in times_ms]
+        bound_ms = 2 * T_MS + MARGIN_MS
+        for time_ms in times_ms if not self._disturbed_ms else ():
+            if time_ms > bound_ms:
+                found.add("C4", f"a resource had no owner for {time_ms:.0f} ms after a kill, bound {bound_ms} ms")
+        if acts:
+            self.notes.append(f"{self.group.partition('.')[0]}: {summary(times_ms)}")
+        found.counts["claims"] += len(stretches)
+        found.counts["acts"] += len(acts)
+        found.counts["takeovers"] += len(times_ms)
+        found.counts["handed_out"] += len(handed)
+        return found
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        for _, child in self.members.values():
+            if child.is_running:
+                child.resume()
+                child.kill()
+
+
+class ConsumingStage(GroupStage):
+    """
+    A group that consumes a topic of numbered messages.
+
+    Args:
+        broker: Running.
+        folder: Of the campaign.
+        group: Name.
+        messages: Of the topic.
+        delivery: `at-least-once` or `at-most-once`.
+        options: Of `GroupStage`.
+    """
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker,
+        folder: Path,
+        group: str,
+        *,
+        messages: int,
+        delivery: str,
+        **options: Any,  # noqa: ANN401  # of GroupStage
+    ) -> None:
+        """Write the messages, and start the processes."""
+        self._delivery, self._clicks = delivery, f"{group}.clicks"
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        (made,) = admin.create_topics([NewTopic(self._clicks, CLICKS_PARTITIONS, 1)]).values()
+        made.result()
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        for number in range(messages):
+            producer.produce(self._clicks, str(number), partition=number % CLICKS_PARTITIONS)
+            producer.poll(0)
+        producer.flush(60)
+        self._ends = {
+            partition: len(range(partition, messages, CLICKS_PARTITIONS)) for partition in range(CLICKS_PARTITIONS)
+        }
+        super().__init__(
+            broker, folder, group, mode="consume", clicks=self._clicks, delivery=delivery, max_messages=MAX_MESSAGES,
+            **options,
+        )  # fmt: skip
+
+    @property
+    def left(self) -> int:
+        """How many messages no process has handed out yet."""
+        return missing(read_lines(self.folder)[1], self._ends)
+
+    def work_off(self, timeout_s: float = 120.0) -> None:
+        """Wait until the rest is handed out; at most once, what the kills lost never is."""
+        give_up_s, before = time.monotonic() + timeout_s, -1
+        while time.monotonic() < give_up_s and (left := self.left) not in {0, before}:
+            before = left
+            time.sleep(4 * T_MS / 1000)
+
+    def verdict(self, *, is_drained: bool = True) -> Verdict:
+        """Read the files and the log, and check them; C5 or C6 in addition."""
+        found = super().verdict(is_drained=is_drained)
+        _, handed = read_lines(self.folder)
+        lost, again = missing(handed, self._ends), repeats(handed)
+        found.counts[f"{self._delivery.replace('-', '_')}_lost"] += lost
+        found.counts[f"{self._delivery.replace('-', '_')}_repeats"] += len(again)
+        if self._delivery == "at-most-once":
+            for (partition, offset), each in again.items():
+                owners = " and ".join(one.process for one in each)
+                found.add("C5", f"message {partition}:{offset} was handed out by {owners}")
+            # A member hands out one batch at a time.
+            if lost > len(self.kills) * MAX_MESSAGES:
+                found.add("C5", f"{lost} messages are lost, after {len(self.kills)} kills with {MAX_MESSAGES} each")
+        else:
+            if lost:
+                found.add("C6", f"{lost} messages were never handed out")
+            for what in late_repeats(handed, T_MS):
+                found.add("C6", what)
+        self.notes.append(
+            f"{self._delivery}: {lost} lost, {len(again)} handed out again, of {sum(self._ends.values())}"
+        )
+        return found
+
+
+def _holding(campaign: Campaign, name: str, processes: int = 10, resources: int = 50) -> GroupStage:
+    most = math.ceil(resources / processes) + 3
+    stage = campaign.group_stage(
+        GroupStage, name, processes=processes, mode="claims", resources=resources, most=most
+    )  # fmt: skip
+    time.sleep(SETTLE_S)
+    return stage
+
+
+def killed(campaign: Campaign) -> GroupStage:
+    """G1: `kill -9` of members that hold resources, every third time the leader; started again under the same name."""
+    stage = _holding(campaign, "g1")
+    for number in range(campaign.scaled(40, least=3)):
+        stage.kill(stage.leader() if number % 3 == 0 else stage.any_member())
+        stage.rest()
+    return stage
+
+
+def paused(campaign: Campaign) -> GroupStage:
+    """G2: SIGSTOP of members that hold resources, for 0.5 T to 5 T, every third time the leader."""
+    stage = _holding(campaign, "g2")
+    for number in range(campaign.scaled(30, least=3)):
+        stage.suspend(stage.leader() if number % 3 == 0 else stage.any_member())
+        stage.rest()
+    return stage
+
+
+def broker_restarted(campaign: Campaign) -> GroupStage:
+    """G3: the broker killed and stopped while members hold resources, a member killed each time."""
+    stage = _holding(campaign, "g3", processes=5, resources=20)
+    for number in range(campaign.scaled(6, least=1)):
+        stage.disturb_broker(is_clean=number % 2 == 1)
+        stage.rest()
+        stage.kill(stage.any_member())
+        stage.rest()
+    return stage
+
+
+def leader_killed(campaign: Campaign) -> GroupStage:
+    """G4: `kill -9` of the leader of a group that runs ten tasks over three processes."""
+    stage = campaign.group_stage(GroupStage, "g4", processes=3, mode="tasks", tasks=10)
+    time.sleep(SETTLE_S)
+    for _ in range(campaign.scaled(20, least=2)):
+        stage.kill(stage.leader())
+        stage.rest()
+    return stage
+
+
+def consumers_killed(campaign: Campaign) -> list[GroupStage]:
+    """G5: `kill -9` of members that consume a topic at most once, and of members that consume it at least once."""
+    stages: list[GroupStage] = []
+    for delivery in ("at-most-once", "at-least-once"):
+        stage = campaign.group_stage(
+            ConsumingStage, f"g5-{delivery}", processes=3, messages=campaign.scaled(40_000, least=6_000),
+            delivery=delivery,
+        )  # fmt: skip
+        for _ in range(campaign.scaled(10, least=2)):
+            stage.rest()
+            stage.kill(stage.any_member())
+        stage.work_off()
+        stages.append(stage)
+    return stages
