@@ -92,9 +92,10 @@ class Refetches:
 
     That is right where the consumer that had started one before could not commit its position: it was killed, it was
     torn by an exception, or it or the broker was away, and that between the two STARTs; or another worker has just come
-    or gone, since a commit of an older generation is refused, once. A consumer that was asked to end commits before it
-    leaves, so that its own end is no cause. For each cause it is no more than that consumer had started within a
-    second: a commit follows each START. One that commits its position with its STARTs in a transaction has no cause.
+    or gone, or something has just come back, since a commit of an older generation is refused, once. A consumer that
+    was asked to end commits before it leaves, so that its own end is no cause. For each cause it is no more than that
+    consumer had started within a second: a commit follows each START. One that commits its position with its STARTs in
+    a transaction has no cause.
 
     Attributes:
         found: Message, process and time of the first START, process and time of the next one.
@@ -120,7 +121,8 @@ class Refetches:
             if event["event"] == "interrupted" and (at_ms := times.of(event)) is not None:
                 self._causes[process_of_actor(str(event["actor"]))].append(Stretch(at_ms - EDGE_MS, at_ms + EDGE_MS))
         self._away = list(away)
-        self._changes = sorted(self._changed(run, events, times, names))
+        # Who comes back has lost its place in the group: it may start messages before it learns so, and joins again.
+        self._changes = sorted([*self._changed(run, events, times, names), *((each.end_ms, "") for each in away)])
         self._starts = hands.starts()
         self._exact = {name for name, began in hands.began.items() if began.get("starts_in_transaction")}
         self.by_change = 0
@@ -148,7 +150,7 @@ class Refetches:
         return max((at - bisect_left(written, at_ms - COMMIT_MS) + 1 for at, at_ms in enumerate(written)), default=0)
 
     def _change(self, process: str, again_ms: int) -> int | None:
-        """Return when another worker came or went last before an instant; None where none did for long."""
+        """Return when another worker came or went, or something came back, last before an instant; None: long ago."""
         for at_ms, other in reversed(self._changes[: bisect_left(self._changes, (again_ms + 1, ""))]):
             if other != process:
                 return at_ms if at_ms >= again_ms - CHANGE_MS else None

@@ -103,6 +103,17 @@ def test_message_may_be_fetched_again_after_another_worker_came() -> None:
     assert verdict.counts["fetched_again_from_the_living"] == 1
 
 
+def test_message_may_be_fetched_again_after_its_consumer_came_back() -> None:
+    """A suspended process wakes up, starts what it had fetched, and only then learns that it is out of the group."""
+    story = Story()
+    story.bounds = Bounds(away=[Stretch(400, 900)])
+    fetch_again(story, 1, 12_000, ends=False, by=78)
+    redeliver(story, 1, 12, 20_100, tick(20_000))
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["fetched_again_from_the_living"] == 1
+
+
 def test_results_of_transactions_are_as_many_as_acks() -> None:
     story = Story()
     story.work_in_transactions()
