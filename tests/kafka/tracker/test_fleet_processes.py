@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,6 @@ from tests.kafka.operator.test_commands import kmq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,6 +68,14 @@ class Member:
         """`kill -9` of the process, its JVM and Spark's workers."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def kill_jvm(self) -> None:
+        """`kill -9` of the JVM alone, as the kernel does when memory is short."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_java = b"java" in (folder / "cmdline").read_bytes()[:200]
+                if is_java and os.getpgid(int(folder.name)) == self.process.pid:
+                    os.kill(int(folder.name), signal.SIGKILL)
 
     def stop(self) -> int:
         """SIGTERM; return the exit code."""
@@ -178,3 +187,18 @@ def test_standby_takes_the_queues_of_a_killed_process_and_hands_them_back(
     assert again.stop() == 0
     code, shown = fleet.shown(monkeypatch)
     assert (code, [row["tracked_by"] for row in shown["queues"]]) == (3, [None, None])
+
+
+def test_process_without_a_jvm_ends_and_the_standby_takes_its_queues(fleet: Fleet) -> None:
+    """With exit code 1 and one line; the queues are released, so nothing waits for 2T."""
+    names = {queue.name for queue in fleet.queues}
+    first, second = fleet.member("a"), fleet.member("b")
+    for member in (first, second):
+        member.wait(lambda: member.saw("joined"))  # noqa: B023  # called within the loop
+    first.wait(lambda: len(first.ready()) == 1)
+    first.kill_jvm()
+    assert first.process.wait(60) == 1
+    second.wait(lambda: second.ready() == names)
+    last = first.log.read_text(errors="replace").strip().splitlines()[-1]
+    assert last.startswith("kmq: ")
+    assert "Traceback" not in first.log.read_text(errors="replace")
