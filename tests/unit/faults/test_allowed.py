@@ -219,6 +219,20 @@ def test_expired_message_is_dropped_by_consumer_and_by_tracker() -> None:
     assert story.verdict().violations == []
 
 
+def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
+    """A stretch of the log twice, as F9 writes it: no tracker decided the second END."""
+    story = Story()
+    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(4, 14_000), tick(19_100), end(4, 19_200, outcome=Outcome.EXPIRED))
+    story.resign(-1, "old")
+    story.append(end(4, 19_300, outcome=Outcome.EXPIRED))
+    story.resign(-1, "old")
+    story.is_reported = False
+    assert {one.invariant for one in story.verdict().violations} == {"I4"}
+    story.injected = {story.markers[-1].marker_offset}
+    assert story.verdict().violations == []
+
+
 def test_what_does_not_exist_is_taken_out_by_a_tick() -> None:
     """STARTs past the end of the queue topic: no copy, no dead letter, no END; the lease counts as nonexistent."""
     story = Story()
