@@ -103,6 +103,16 @@ def test_message_may_be_fetched_again_after_another_worker_came() -> None:
     assert verdict.counts["fetched_again_from_the_living"] == 1
 
 
+def test_injector_may_repeat_what_a_tracker_said_of_an_expired_message() -> None:
+    """A stretch of the log is written once more; the same words of a tracker are a violation."""
+    story = Story()
+    story.append(end(1, 12_000, outcome=Outcome.EXPIRED), is_handled=False)
+    story.resign(len(story.markers) - 1, OLD.tracker_id)
+    assert "I4" in {each.invariant for each in story.verdict().violations}
+    story.injected = {story.markers[-1].marker_offset}
+    assert story.verdict().violations == []
+
+
 def test_message_may_be_fetched_again_after_its_consumer_came_back() -> None:
     """A suspended process wakes up, starts what it had fetched, and only then learns that it is out of the group."""
     story = Story()
