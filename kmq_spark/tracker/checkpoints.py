@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
+
+from kmq_spark.tracker.spark_errors import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -76,7 +80,7 @@ def is_damaged(error: BaseException) -> bool:
     """Return whether the error of a query means that its checkpoint cannot be read."""
     cause: BaseException | None = error
     while cause is not None:
-        texts = [f"{type(cause).__name__}: {cause}", *_java_texts(cause)]
+        texts = [f"{type(cause).__name__}: {text_of(cause)}", *_java_texts(cause)]
         if any(damage in text for text in texts for damage in DAMAGE_TEXTS):
             return True
         cause = cause.__cause__
@@ -85,7 +89,7 @@ def is_damaged(error: BaseException) -> bool:
 
 def is_of_another_topic(error: BaseException) -> bool:
     """Return whether the topic is shorter than the checkpoint states: the topic was deleted and created again."""
-    return any(TOPIC_SHRANK in text for text in (str(error), *_java_texts(error)))
+    return any(TOPIC_SHRANK in text for text in (text_of(error), *_java_texts(error)))
 
 
 def is_out_of_date(read_to: Mapping[int, int], resume: ResumePoint) -> bool:
@@ -116,11 +120,14 @@ def _deepest_frames(error: BaseException) -> list[str]:
 
 
 def _throwables(error: BaseException) -> list[Any]:
-    """Return the chain of Java exceptions behind an error of PySpark, the root cause last."""
+    """Return the chain of Java exceptions behind an error, the root cause last; none if the JVM has ended."""
     # Since version 3.4 PySpark keeps it in this attribute; there is no public one.
     throwable = getattr(error, "_origin", None)
     found: list[Any] = []
-    while throwable is not None:
-        found.append(throwable)
-        throwable = throwable.getCause()
+    try:
+        while throwable is not None:
+            found.append(throwable)
+            throwable = throwable.getCause()
+    except (Py4JError, ConnectionError):
+        return []
     return found

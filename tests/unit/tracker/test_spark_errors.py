@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from kmq_spark.errors import KmqError
 from kmq_spark.tracker.spark_errors import is_stop_timeout, one_line
@@ -33,3 +34,15 @@ def test_line_of_an_exception_of_the_jvm_names_it_and_not_the_call() -> None:
     assert one_line(error).startswith("java.util.concurrent.TimeoutException: Stream Execution thread")
     assert is_stop_timeout(error)
     assert not is_stop_timeout(KmqError("cannot reach broker"))
+
+
+@pytest.mark.parametrize("cause", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
+def test_exception_of_a_jvm_that_has_ended_has_a_line_of_its_own(cause: Exception) -> None:
+    """Its text is in the JVM: a tracker that was stopped together with its JVM ended with a traceback."""
+
+    class JvmError(Exception):
+        def __str__(self) -> str:
+            raise cause
+
+    assert one_line(JvmError()) == "JvmError of a JVM that has ended"
+    assert not is_stop_timeout(JvmError())
