@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
@@ -78,5 +78,9 @@ def start_abort(producer: Producer, wait_s: float) -> Future[None]:
 
     answer = call_in_thread("kmq-transaction-abort", call)
     while not answer.done() and time.monotonic() < deadline_s:
-        producer.poll(POLL_S)
+        try:
+            producer.poll(POLL_S)
+        except KafkaException:
+            # A fatal error of the client, for example that it is fenced. The abort reports it too.
+            wait([answer], POLL_S)
     return answer
