@@ -25,22 +25,19 @@ def test_busy_queue_with_long_leases_costs_a_batch_a_rest(stage: Stage) -> None:
     with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease_ms=3_600_000) as consumer:
         (query,) = (each for each in stage.spark.streams.active if (each.name or "").endswith(stage.queue))
         before, until, settled = tracker.stats.batches, time.monotonic() + BUSY_S, 0
+        pauses_s: list[float] = []
         while time.monotonic() < until and settled < count:
             for message in consumer.receive(1, timeout=0.1):
                 message.ack()
                 settled += 1
             time.sleep(0.1)
+            # The progress may be of another batch by the time that it is asked for again.
+            progress, worked_s, newer = query.lastProgress, tracker.batch_s, query.lastProgress
+            if progress and newer and worked_s is not None and newer.batchId == progress.batchId:
+                pauses_s.append(progress.durationMs["triggerExecution"] / 1000 - worked_s)
         batches = tracker.stats.batches - before
         assert wait_until(lambda: sum(at.counters["acked"] for at in tracker.stats.statuses.values()) == settled > 0)
         # A batch and a rest at a time: however fast a batch is there are no more than these.
         assert 1 <= batches <= BUSY_S / REST_S + 2
-        for _ in range(5):
-            # The progress may be of another batch by the time that it is asked for again.
-            progress, worked_s = query.lastProgress, tracker.batch_s
-            if (newer := query.lastProgress) and progress and newer.batchId == progress.batchId:
-                break
-        else:
-            pytest.fail("no batch's progress was the same before and after its time was read")
-        assert progress is not None
-        assert worked_s is not None
-        assert progress.durationMs["triggerExecution"] / 1000 - worked_s >= REST_S * 0.9
+        # The longest: a TICK that is due ends a pause early.
+        assert max(pauses_s) >= REST_S * 0.9
