@@ -36,6 +36,9 @@ CHANGE_MS = 15_000
 COMMIT_MS = 1_000
 """What a consumer starts within this time it may have left uncommitted."""
 
+REJOIN_MS = 3_000
+"""The same for one that was away, or whose broker was: it joins again first, and its session is of two seconds."""
+
 FOREVER_MS = 2**62
 
 WORKER, TRACKER = "WorkerChild", "TrackerChild"
@@ -144,22 +147,22 @@ class Refetches:
             if event["event"] in CHANGES and (at_ms := times.of(event)) is not None:
                 yield at_ms, process_of_actor(str(event["actor"]))
 
-    def _a_second(self, process: str) -> int:
-        """Return the most that a consumer starts within a second."""
+    def _most(self, process: str, span_ms: int) -> int:
+        """Return the most that a consumer starts within some time."""
         written = sorted(at_ms for starts in self._starts.values() for name, at_ms in starts if name == process)
-        return max((at - bisect_left(written, at_ms - COMMIT_MS) + 1 for at, at_ms in enumerate(written)), default=0)
+        return max((at - bisect_left(written, at_ms - span_ms) + 1 for at, at_ms in enumerate(written)), default=0)
 
-    def _change(self, process: str, again_ms: int) -> int | None:
+    def _change(self, process: str, again_ms: int) -> tuple[int, str] | None:
         """Return when another worker came or went, or something came back, last before an instant; None: long ago."""
         for at_ms, other in reversed(self._changes[: bisect_left(self._changes, (again_ms + 1, ""))]):
             if other != process:
-                return at_ms if at_ms >= again_ms - CHANGE_MS else None
+                return (at_ms, other) if at_ms >= again_ms - CHANGE_MS else None
         return None
 
     def faults(self) -> Iterator[str]:
         """Yield what has no cause, and what is too many."""
         lost: Counter[str] = Counter()
-        refused: Counter[tuple[str, int]] = Counter()
+        refused: Counter[tuple[str, tuple[int, str]]] = Counter()
         for message_id, (process, before_ms), (_, again_ms) in self.found:
             if process in self._exact:
                 yield f"{message_id} was started by process {process} with its position in a transaction, and again"
@@ -175,11 +178,11 @@ class Refetches:
             else:
                 refused[process, change] += 1
         for process, count in lost.items():
-            most = self._a_second(process) * (len(self._causes[process]) + len(self._away))
+            most = self._most(process, COMMIT_MS) * (len(self._causes[process]) + len(self._away))
             if count > most:
                 yield f"{count} messages of process {process} were fetched again, at most {most} are allowed"
-        for (process, _), count in refused.items():
-            if count > (most := self._a_second(process)):
+        for (process, (_, other)), count in refused.items():
+            if count > (most := self._most(process, COMMIT_MS if other else REJOIN_MS)):
                 yield f"{count} messages of process {process} were fetched again after a change, at most {most} may be"
 
 
