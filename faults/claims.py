@@ -17,9 +17,12 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
+
+from faults.topics import patiently
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -228,7 +231,9 @@ def read_log(bootstrap_servers: str, topic: str, group: str) -> dict[int, LogRec
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
         # As of now: the members of a living group write on, and a reader that waits for the end never gets there.
         watermarks = {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30, cached=False)
+            number: patiently(
+                partial(consumer.get_watermark_offsets, TopicPartition(topic, number), timeout=30, cached=False)
+            )
             for number in partitions
         }
         unread = {number: end for number, (first, end) in watermarks.items() if end > first}

@@ -7,9 +7,11 @@ Rule 2: a reader of its own, and names as docs/protocol.md has them: nothing of 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from faults.evidence import RawRecord
 from faults.protocol import (
@@ -28,9 +30,14 @@ from faults.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from confluent_kafka import Consumer
+
     from faults.protocol import Marker, OffsetRange
 
+Result = TypeVar("Result")
+
 READ_TIMEOUT_S = 15.0
+RETRY_PAUSE_S = 0.2
 
 
 class Record(NamedTuple):
@@ -147,7 +154,7 @@ def read_topic(topic: str, bootstrap_servers: str, *, may_be_missing: bool = Fal
         TimeoutError: Nothing came for a while before the end.
     """
     # Judging evidence needs no broker.
-    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
+    from confluent_kafka import Consumer, KafkaError, TopicPartition  # noqa: PLC0415
 
     consumer = Consumer(
         {
@@ -162,12 +169,8 @@ def read_topic(topic: str, bootstrap_servers: str, *, may_be_missing: bool = Fal
         }
     )
     try:
-        metadata = consumer.list_topics(topic, READ_TIMEOUT_S).topics[topic]
-        if metadata.error is not None:
-            if may_be_missing and metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return
-            raise KafkaException(metadata.error)
-        ends = _ends(topic, metadata.partitions, bootstrap_servers)
+        partitions = patiently(partial(_partitions, consumer, topic, may_be_missing=may_be_missing))
+        ends = patiently(partial(_ends, topic, partitions, bootstrap_servers))
         consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
         unread, held_up = set(ends), set[int]()
         while unread:
@@ -191,6 +194,32 @@ def read_topic(topic: str, bootstrap_servers: str, *, may_be_missing: bool = Fal
                 # Other errors pass by themselves, or the time-out above names them.
     finally:
         consumer.close()
+
+
+def patiently(call: Callable[[], Result]) -> Result:
+    """Try a call again for a while: a broker that has just begun answers that it leads no partition yet."""
+    from confluent_kafka import KafkaException  # noqa: PLC0415  # judging evidence needs no broker
+
+    give_up_s = time.monotonic() + READ_TIMEOUT_S
+    while True:
+        try:
+            return call()
+        except KafkaException:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(RETRY_PAUSE_S)
+
+
+def _partitions(consumer: Consumer, topic: str, *, may_be_missing: bool) -> list[int]:
+    """Return the partitions of a topic; none where it may be missing and is."""
+    from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415  # judging evidence needs no broker
+
+    metadata = consumer.list_topics(topic, READ_TIMEOUT_S).topics[topic]
+    if metadata.error is None:
+        return list(metadata.partitions)
+    if may_be_missing and metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return []
+    raise KafkaException(metadata.error)
 
 
 def _ends(topic: str, partitions: Iterable[int], bootstrap_servers: str) -> dict[int, int]:
