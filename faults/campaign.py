@@ -31,6 +31,7 @@ class Campaign:
         scale: Share of the full number of injections, in each fault.
         broker: A running one; one of its own by default.
         spark: Returns a running session; one of its own by default.
+        patience: Factor of every time limit; more than 1 where other work loads the machine.
         evidence: Folder in which each stage leaves what its verdict was made from; None for none.
     """
 
@@ -42,12 +43,14 @@ class Campaign:
         scale: float = 1.0,
         broker: EmbeddedBroker | None = None,
         spark: Callable[[], SparkSession] | None = None,
+        patience: float = 1.0,
         evidence: Path | None = None,
     ) -> None:
         """Start nothing yet but the broker."""
         self.folder = folder
         self.seed = seed
         self.scale = scale
+        self.patience = patience
         self.evidence = evidence
         self._owns_broker = broker is None
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
@@ -60,7 +63,7 @@ class Campaign:
         # Only the name of a queue: it must be new on this broker, and say when it was made.
         queue = f"{name}.{time.time_ns() // 1_000_000}"
         evidence = None if self.evidence is None else self.evidence / queue
-        options |= {"owns_broker": broker is not None, "evidence": evidence}
+        options |= {"owns_broker": broker is not None, "evidence": evidence, "patience": self.patience}
         stage = Stage(broker or self.broker, self.folder, queue, seed=self.seed, spark=self.spark, **options)
         self._stages.append(stage)
         return stage

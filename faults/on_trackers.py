@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from faults.clocks import FalseClock, is_available
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from faults.stage import Stage
 
 KILL_BOUND_S = 30.0
+PASS_TIMEOUT_S = 60.0
+"""How long a tracker may take to pass the crash point at which it is to end, its start included."""
+
 LOST_CHECKPOINT_BOUND_S = 60.0
 HOUR_MS = 3_600_000
 
@@ -58,11 +62,12 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> None:
     if point:
         tracker = stage.tracker(failpoint=f"{point}:{nth}", once_file=str(stage.folder / f"once-{time.time_ns()}"))
         # The state function runs in a Python worker of Spark: its end fails the batch, and the driver starts anew.
-        code = _wait_worker_death(tracker) if point == "tracker.state-updated" else tracker.wait(60)
+        wait = partial(_wait_worker_death, tracker) if point == "tracker.state-updated" else tracker.wait
+        code = wait(PASS_TIMEOUT_S * stage.patience)
         if code == EXIT_CODE:
             stage.injected("crash point", point=point, nth=nth)
         else:
-            stage.notes.append(f"{point}:{nth} was not passed in 60 s")
+            stage.notes.append(f"{point}:{nth} was not passed in time")
         if tracker.is_running:
             tracker.kill()
         return
@@ -73,8 +78,8 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> None:
     stage.injected("kill -9")
 
 
-def _wait_worker_death(tracker: TrackerChild) -> int:
-    give_up_s = time.monotonic() + 60
+def _wait_worker_death(tracker: TrackerChild, timeout_s: float) -> int:
+    give_up_s = time.monotonic() + timeout_s
     while time.monotonic() < give_up_s and tracker.is_running:
         if "restarting in" in tracker.log.read_text(errors="replace"):
             tracker.wait_ready()
@@ -87,6 +92,7 @@ def _wait_worker_death(tracker: TrackerChild) -> int:
 def _recover(stage: Stage, tracker: TrackerChild, bound_s: float = KILL_BOUND_S) -> None:
     took_s = tracker.wait_ready()
     stage.recovery_s.append(took_s)
+    bound_s *= stage.patience
     if not 0 <= took_s <= bound_s:
         stage.fail(f"I8: recovery took {took_s:.1f} s, bound {bound_s:g} s: {tracker.last_words()}")
 

@@ -254,7 +254,7 @@ class WorkerChild(Child):
             time.sleep(POLL_S)
         return super().stop()
 
-    def wait_working(self, deliveries: int = 1, timeout_s: float = 15.0) -> bool:
+    def wait_working(self, deliveries: int = 1, timeout_s: float = BEGIN_TIMEOUT_S) -> bool:
         """Wait until it has been given so many messages; return whether it was."""
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s and self.is_running:

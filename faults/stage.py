@@ -92,6 +92,7 @@ class Stage:
         spark: For a tracker in this process.
         clock: Of the broker, where it may be moved.
         owns_broker: Whether the broker ends with the stage.
+        patience: Factor of every time limit; more than 1 where other work loads the machine.
         evidence: Folder for what the verdict is made from; None where it is not kept.
         profile: Values that its workers have unlike the default.
     """
@@ -108,6 +109,7 @@ class Stage:
         spark: Callable[[], SparkSession] | None = None,
         clock: MovableClock | None = None,
         owns_broker: bool = False,
+        patience: float = 1.0,
         evidence: Path | None = None,
         **profile: Any,  # noqa: ANN401  # fields of Profile
     ) -> None:
@@ -116,7 +118,7 @@ class Stage:
         choice = random.Random(f"{seed}:{queue.partition('.')[0]}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
         profile = {"group_protocol": choice, "extra": PROTOCOLS[choice], **profile}
         self.broker, self.queue, self.seed, self.max_deliveries = broker, queue, seed, max_deliveries
-        self.bootstrap_servers = broker.bootstrap_servers
+        self.bootstrap_servers, self.patience = broker.bootstrap_servers, patience
         self.folder = folder / queue
         self.folder.mkdir(parents=True)
         self.layout = create_queue(queue, bootstrap_servers=self.bootstrap_servers, partitions=partitions)
@@ -176,6 +178,8 @@ class Stage:
 
     def judge(self, **bounds: Any) -> None:  # noqa: ANN401  # fields of Bounds
         """Set what this fault allows unlike the others."""
+        if "stall_ms" in bounds:
+            bounds["stall_ms"] = round(bounds["stall_ms"] * self.patience)
         self.bounds = replace(self.bounds, **bounds)
 
     def fail(self, what: str) -> None:
@@ -238,7 +242,7 @@ class Stage:
         with self._service_log():
             thread.start()
             try:
-                if not tracker.wait_ready(90):
+                if not tracker.wait_ready(90 * self.patience):
                     self.fail("the tracker did not get ready")
                 ready_at_ms = _now_ms()
                 yield tracker
@@ -257,8 +261,9 @@ class Stage:
 
         Args:
             workers: How many fresh ones.
-            timeout_s: I9 is broken after it.
+            timeout_s: I9 is broken after it, times the patience.
         """
+        timeout_s *= self.patience
         for sender in self._senders:
             sender.stop()
         survivors = [child for child in self._children if isinstance(child, WorkerChild) and child.is_running]

@@ -27,6 +27,8 @@ def campaign(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator
         folder,
         seed=1,
         scale=0.0,
+        # Three processes of tests share the machine. `make faults` judges times, a test does not.
+        patience=4.0,
         broker=broker,
         spark=lambda: request.getfixturevalue("spark"),
         # A failure that comes once in many runs is found by what it left.
