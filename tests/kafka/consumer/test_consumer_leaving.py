@@ -117,12 +117,18 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
 
     assert wait_until(balanced, 40)
     third = consumer_of(queue)
-    third.receive(1, 2.5)
-    # Gives up one of its own for the third, and joins again; the first one would have to.
-    second.receive(1, 2.0)
+
+    def gave_up_one() -> bool:
+        third.receive(1, 0.1)
+        second.receive(1, 0.1)
+        return len(second._intake.owned) == 2
+
+    # For the third one. Then the second one joins again, and the first one would have to.
+    assert wait_until(gave_up_one, 40)
+    second.receive(1, 1.0)
     began_at = time.monotonic()
     second.close(timeout=3)
-    assert time.monotonic() - began_at < 10
+    assert time.monotonic() - began_at < 30
     assert "timed out after 3 s leaving the consumer group" in caplog.text
 
     # As soon as the first one is polled, the leave that continues in the background succeeds.
