@@ -1,7 +1,7 @@
 """
 Send librdkafka's log lines to the stdlib logger `kmq_spark.kafka.client`, with a limit on repeated lines.
 
-Rule 1: Lines about a temporary state of normal operation, which librdkafka retries, are logged at level DEBUG.
+Rule 1: Lines about normal operation are logged at level DEBUG: see `HARMLESS`.
 Rule 2: At most one line per kind and client passes in ten seconds. The next line contains how many were suppressed.
 Rule 3: Only these lines contain the reason of a failed connection. The reason is kept for the error of the call that
 timed out.
@@ -24,10 +24,10 @@ MAX_KINDS = 1_000
 """Maximum number of kinds that are remembered. Above it all are forgotten, so some lines pass twice."""
 
 
-RETRIED_FACILITIES = frozenset({"GETPID"})
+HARMLESS = {"GETPID": "retrying", "CONFWARN": "will be ignored by this"}
 """
-librdkafka facilities whose lines are harmless if they say that librdkafka retries, for example a coordinator that
-starts.
+librdkafka facilities, and the words that make a line of them harmless: a coordinator that starts, and a setting of
+consumers alone in `extra`, which configures the producers of a consumer too.
 """
 
 
@@ -43,7 +43,8 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line passes. A line that passes contains how many lines before it were suppressed."""
         args = record.args if isinstance(record.args, tuple) else ()
-        if args and args[0] in RETRIED_FACILITIES and "retrying" in str(args[-1]) and record.levelno > logging.DEBUG:
+        words = HARMLESS.get(str(args[0])) if args else None
+        if words is not None and words in str(args[-1]) and record.levelno > logging.DEBUG:
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
             return client_logger.isEnabledFor(logging.DEBUG)
         kind = (record.levelno, record.msg, *args[:2])
