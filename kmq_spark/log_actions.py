@@ -37,6 +37,7 @@ LOG_ACTIONS: dict[str, str] = {
     "leave_timed_out": "A consumer did not leave its consumer group in time; leaving continues in the background.",
     "marker_failed": "A marker could not be written; its messages are redelivered.",
     "marker_round_failed": "Writing markers raised an unexpected exception; the next round follows.",
+    "markers_resent": "A consumer sends ENDs or releases again, because the broker did not confirm them in time.",
     "metrics": "The metrics are served at the logged address, or the tracker could not update them.",
     "no_committed_offsets": "A consumer group has no committed offsets for partitions of the queue topic.",
     "nonexistent_messages": "Markers named offsets past the end of the queue topic; the tracker drops them.",

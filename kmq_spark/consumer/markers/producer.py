@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ _LOG_APPEND_TIME = 2
 
 RETRY_PAUSE_S = 0.2
 """Pause before failed markers are resent. The client has already retried for `delivery.timeout.ms`."""
+
+RESENT_LOG_S = 10.0
+"""Minimum time between two log lines about resent markers: as long as the client retries, `delivery.timeout.ms`."""
 
 METADATA_TIMEOUT_S = 5.0
 """Timeout of a metadata request after the topic has gained partitions."""
@@ -75,6 +79,7 @@ class MarkerProducer:
         self._failed: deque[_Pending] = deque()
         self._errors: list[KmqError] = []
         self._retry_at = 0.0
+        self._resent_log_limit = RateLimit(RESENT_LOG_S)
         self._is_broken = False
 
     @property
@@ -113,6 +118,13 @@ class MarkerProducer:
         if self._is_broken:
             self._replace()
         if self._failed and time.monotonic() >= self._retry_at:
+            if self._resent_log_limit.allows():
+                # The broker may have written a marker although its response did not arrive in time.
+                logger.warning(
+                    "%d marker(s) were not confirmed by %s and are sent again; the topic may contain them twice, "
+                    "which changes nothing",
+                    len(self._failed), self._topic, extra={"action": "markers_resent"},
+                )  # fmt: skip
             for _ in range(len(self._failed)):
                 self._produce(self._failed.popleft())
 
