@@ -7,7 +7,7 @@ What the promises leave room for, counted, and bounded: an allowance without a b
 | fetched again after a change | another worker came or went: one commit is refused; what it starts in a second |
 | acked, renewed, released or started after the decision | the tracker's END comes within I8's bound of the TICK |
 | ends of one message | one, and one more for each lease that it had besides, and for each ack behind the decision |
-| acked again | the broker was away between START and ACKED; once for each 10 s of it, see `hands` |
+| acked again | the broker was away between START and ACKED, once for each 10 s; or its consumer said so; see `hands` |
 | sends without an answer | none while every sender was closed in order |
 """
 

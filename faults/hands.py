@@ -6,7 +6,8 @@ Rule 2: one START hands out one delivery at most; one that was given back as unc
 Rule 3: an ACKED needs a handler of that consumer that returned from that copy before; REJECTED and FAILED likewise.
 Rule 4: consumers and event files belong together by their process id, which both have in their names.
 Rule 5: a consumer repeats an ACKED whose first copy has no answer: only where the broker was away between the START and
-that ACKED, and once for each `ANSWER_MS` of it at most.
+that ACKED, and once for each `ANSWER_MS` of it at most; or where it says so (event `resent`), and once each time. It
+logs that once in `ANSWER_MS` at most, so that what it repeats up to `ANSWER_MS` later is covered.
 Rule 6: events carry a monotonic clock, which all processes of a machine share. The injector's wall clock is right: its
 events say what the monotonic clock means in true time.
 """
@@ -151,6 +152,10 @@ class Hands:
         self._records = {record.place: record for record in dump.messages}
         self._slack_ms = EDGE_MS + bounds.slack_ms
         self._away = bounds.away
+        self._resent: defaultdict[str, list[int]] = defaultdict(list)
+        for event in events:
+            if event["event"] == "resent" and (said_ms := times.of(event)) is not None:
+                self._resent[process_of_actor(str(event.get("actor", "")))].append(said_ms)
         self.acked_again = 0
 
     def findings(self) -> Iterator[Finding]:
@@ -205,17 +210,19 @@ class Hands:
                 yield from self._caused(holding, one, "raised", "a failure")
         if acked > started > 0:
             again = acked - started
-            if again > self._repeats(said[0].at_ms, said[-1].at_ms):
+            if again > self._repeats(process, said[0].at_ms, said[-1].at_ms):
                 yield Finding("I4", f"process {process} acked {copy} {acked} times, and started it {started} times")
             self.acked_again += again
 
-    def _repeats(self, from_ms: int, until_ms: int) -> int:
-        """Return how many markers without an answer may have been repeated in a stretch of time."""
-        return sum(
+    def _repeats(self, process: str, from_ms: int, until_ms: int) -> int:
+        """Return how often a process may have repeated a marker without an answer in a stretch of time."""
+        by_absence = sum(
             1 + (end_ms - begin_ms) // ANSWER_MS
             for begin_ms, end_ms in self._away
             if begin_ms <= until_ms and end_ms >= from_ms
         )
+        said = [at_ms for at_ms in self._resent[process] if from_ms - ANSWER_MS <= at_ms <= until_ms + self._slack_ms]
+        return by_absence + len(said)
 
     def _start(self, copy: MessageId, one: Said) -> Iterator[Finding]:
         record = self._records.get(copy)

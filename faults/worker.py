@@ -129,12 +129,32 @@ class Handler:
         self._events.write("handled", **note)
 
 
+class ResendEvents(logging.Handler):
+    """
+    Notes that the consumer sends markers again because the broker did not confirm them.
+
+    Args:
+        events: Where.
+    """
+
+    def __init__(self, events: EventFile) -> None:
+        """Keep the argument."""
+        super().__init__()
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it; called with each log line of the producer of markers."""
+        if getattr(record, "action", "") == "markers_resent":
+            self._events.write("resent")
+
+
 def main(text: str) -> None:
     """Work until SIGTERM."""
     profile = Profile(**json.loads(text))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("kmq_spark.consumer.worker").setLevel(logging.CRITICAL)  # handlers raise on purpose
     events = EventFile(Path(profile.folder), f"{profile.name}-{os.getpid()}")
+    logging.getLogger("kmq_spark.consumer.markers.producer").addHandler(ResendEvents(events))
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,

@@ -272,6 +272,12 @@ def ack_more_often_than_it_was_started(story: Story) -> None:
     story.append(end(0, 12_000), end(0, 12_100))
 
 
+def ack_again_because_another_consumer_had_no_answer(story: Story) -> None:
+    """I4: two acks of one START; a consumer did not get an answer, and it is another one."""
+    story.append(end(0, 12_000))
+    story.events.append(event("resent", 11_900, actor="worker-78"))
+
+
 def fetch_again_for_no_cause(story: Story) -> None:
     """I4: a message is started a second time, and nothing has happened to the consumer that had started it."""
     fetch_again(story, at_ms=40_000)

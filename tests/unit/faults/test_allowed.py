@@ -15,7 +15,17 @@ from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import end, keep_alive, log, rules, start, tick
 from tests.unit.fault_seed_parts import HOUR_MS, bury, defer, fetch_again, kill_the_worker, redeliver
 from tests.unit.fault_seeds_1_to_6 import set_aside_twice
-from tests.unit.fault_story import DEAD_LETTERED, OLD, REDELIVERED, Story, copy_of, empty_letter, event, letter_of
+from tests.unit.fault_story import (
+    ACTOR,
+    DEAD_LETTERED,
+    OLD,
+    REDELIVERED,
+    Story,
+    copy_of,
+    empty_letter,
+    event,
+    letter_of,
+)
 
 
 def test_right_story_has_no_violations() -> None:
@@ -59,6 +69,30 @@ def test_ack_without_an_answer_is_written_again() -> None:
     assert verdict.violations == []
     assert verdict.counts["acked_again"] == 2
     story.append(end(0, 9_002))
+    assert "I4" in {each.invariant for each in story.verdict().violations}
+
+
+def test_ack_that_its_consumer_says_it_repeats_is_counted() -> None:
+    """No fault was active: the machine was busy for longer than the producer waits for an answer."""
+    story = Story()
+    story.append(end(0, 12_000))
+    assert "I4" in {each.invariant for each in story.verdict().violations}
+    story.events.append(event("resent", 11_900))
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.counts["acked_again"] == 1
+
+
+def test_repeated_ack_needs_the_word_of_its_own_consumer_at_that_time() -> None:
+    """Once for each time that it says so: not of another one, not before the START, not after the second END."""
+    for actor, at_ms in (("worker-78", 11_900), (ACTOR, -9_100), (ACTOR, 12_400)):
+        story = Story()
+        story.append(end(0, 12_000))
+        story.events.append(event("resent", at_ms, actor=actor))
+        assert "I4" in {each.invariant for each in story.verdict().violations}
+    story = Story()
+    story.append(end(0, 12_000), end(0, 12_001))
+    story.events.append(event("resent", 11_900))
     assert "I4" in {each.invariant for each in story.verdict().violations}
 
 
