@@ -243,7 +243,7 @@ class WorkerChild(Child):
     def __init__(self, profile: Profile, folder: Path, **options: Any) -> None:  # noqa: ANN401  # of Child
         """Start it."""
         self._folder = folder
-        self.name = profile.name
+        self.name, self.logical_queue = profile.name, profile.logical_queue
         command = [sys.executable, "-m", "faults.worker", profile.to_json()]
         super().__init__(command, folder / f"{profile.name}.log", None, **options)
 

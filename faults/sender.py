@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from faults.events import EventFile
+from faults.mix import Asked
 from kmq_spark.errors import KmqError
 from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kmq_spark.core.markers import MessageId
@@ -32,6 +34,8 @@ class Sender(threading.Thread):
         seed: Of keys and payloads.
         count: Messages altogether; 0 for no end.
         ttl_s: After which a message is not handed out any more; None for never.
+        least_bytes: Of a payload.
+        ask: What each message asks for, see `mix.ask`; nothing by default.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class Sender(threading.Thread):
         seed: int,
         count: int = 0,
         ttl_s: float | None = None,
+        least_bytes: int = 0,
+        ask: Callable[[random.Random], Asked] | None = None,
     ) -> None:
         """Connect; `start` begins to send."""
         super().__init__(name=f"sender-{queue}", daemon=True)
@@ -53,6 +59,7 @@ class Sender(threading.Thread):
         self._rate = rate
         self._count = count
         self._ttl_s = ttl_s
+        self._least_bytes, self._ask = least_bytes, ask
         self._random = random.Random(seed)  # noqa: S311  # repeatable
         self._stopping = threading.Event()
 
@@ -76,15 +83,17 @@ class Sender(threading.Thread):
         self.join()
 
     def _send(self, name: str, number: int) -> None:
-        value = name.encode() + b"|" + self._random.randbytes(self._random.randrange(LARGEST_BYTES))
+        size = self._least_bytes + self._random.randrange(LARGEST_BYTES)
+        value = name.encode() + b"|" + self._random.randbytes(size)
         headers: list[tuple[str, bytes | str | None]] = [
             ("traceparent", f"00-{number:032x}-{number:016x}-01"),
             ("twice", b"1"),
             ("twice", None),
         ]
-        self._events.write("send", id=name)
+        asked = Asked({"ttl": self._ttl_s}, {}) if self._ask is None else self._ask(self._random)
+        self._events.write("send", id=name, asked=asked.headers)
         self._producer.send(
-            value, key=str(number % 97), headers=headers, on_delivery=partial(self._report, name), ttl=self._ttl_s
+            value, key=str(number % 97), headers=headers, on_delivery=partial(self._report, name), **asked.options
         )
 
     def _report(self, name: str, place: MessageId | None, error: KmqError | None) -> None:

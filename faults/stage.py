@@ -18,18 +18,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka.admin import AdminClient, NewTopic
+
 from faults.checker import Verdict, open_messages
 from faults.conservation import ReportedStatus, Status
 from faults.events import EventFile
 from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
 from faults.judge import verdict_of
 from faults.leases import Session, read_leases
+from faults.mix import LOGICAL_QUEUE, Mix, ask
 from faults.processes import NEVER_MS, TrackerChild, WorkerChild
 from faults.sender import Sender
-from faults.topics import Dump, read_dump, without
+from faults.topics import Dump, read_dump, results_of, without
 from faults.waits import Bounds, Stretch, gaps
 from faults.worker import Profile
-from kmq_spark.config import load_settings
+from kmq_spark.config import QueueSettings, load_settings
+from kmq_spark.kafka.queue_rules import write_rules
+from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue
 
 if TYPE_CHECKING:
@@ -50,6 +55,8 @@ BROKER_SETTINGS = {
     "group.consumer.min.heartbeat.interval.ms": "500",
     "group.consumer.heartbeat.interval.ms": "500",
     "group.min.session.timeout.ms": "2000",
+    # What a dead process has left open is given up when its time is over, and not up to ten seconds later.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
 }
 
 PROTOCOLS: dict[str, dict[str, str]] = {
@@ -94,6 +101,8 @@ class Stage:
         owns_broker: Whether the broker ends with the stage.
         patience: Factor of every time limit; more than 1 where other work loads the machine.
         evidence: Folder for what the verdict is made from; None where it is not kept.
+        is_mixed: Whether messages ask for delays, times to live and a logical queue, the queue has a backoff, and
+            workers may work in the ways of `mix.WAYS`.
         profile: Values that its workers have unlike the default.
     """
 
@@ -111,11 +120,13 @@ class Stage:
         owns_broker: bool = False,
         patience: float = 1.0,
         evidence: Path | None = None,
+        is_mixed: bool = False,
         **profile: Any,  # noqa: ANN401  # fields of Profile
     ) -> None:
         """Make the queue."""
         # By the fault's name, not by its queue's, which carries the time.
-        choice = random.Random(f"{seed}:{queue.partition('.')[0]}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
+        fault = queue.partition(".")[0]
+        choice = random.Random(f"{seed}:{fault}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
         profile = {"group_protocol": choice, "extra": PROTOCOLS[choice], **profile}
         self.broker, self.queue, self.seed, self.max_deliveries = broker, queue, seed, max_deliveries
         self.bootstrap_servers, self.patience = broker.bootstrap_servers, patience
@@ -123,6 +134,9 @@ class Stage:
         self.folder.mkdir(parents=True)
         self.layout = create_queue(queue, bootstrap_servers=self.bootstrap_servers, partitions=partitions)
         self.profile = Profile(self.bootstrap_servers, queue, str(self.folder), seed=seed, **profile)
+        self.mix = Mix(seed, fault) if is_mixed else None
+        if self.mix is not None:
+            self._mix(self.mix)
         self.events = EventFile(self.folder, "injector")
         self.injections = 0
         self._passed: set[str] = set()
@@ -132,6 +146,7 @@ class Stage:
         self.hostile_markers: set[tuple[int, int]] = set()
         self._clock, self._owns_broker, self._evidence = clock, owns_broker, evidence
         self._away: list[Stretch] = []
+        self._held_up: list[Stretch] = []
         self._tracked: list[Stretch] = []
         self._began_ms = _now_ms()
         self._remembered = Dump()
@@ -144,6 +159,14 @@ class Stage:
         self._senders: list[Sender] = []
         self._last_reported: tuple[Path, Mapping[int, TrackerStatus]] | None = None
         self._lock = threading.Lock()
+
+    def _mix(self, mix: Mix) -> None:
+        """Give the queue its rules, and a topic for results."""
+        rules = QueueSettings(max_deliveries=self.max_deliveries, **mix.rules)
+        write_rules(self.queue, rules, expected_version=0, bootstrap_servers=self.bootstrap_servers)
+        admin = AdminClient(admin_config(self.bootstrap_servers))
+        for future in admin.create_topics([NewTopic(results_of(self.queue), 1, 1)]).values():
+            future.result()
 
     @property
     def group_protocols(self) -> set[str]:
@@ -172,6 +195,11 @@ class Stage:
             with self._lock:
                 self._away.append(Stretch(begin_ms, _now_ms() + round(1000 * after_s)))
 
+    def held_up(self, seconds: float) -> None:
+        """Note that a process may have died in a transaction, which holds redeliveries up for so long from now on."""
+        with self._lock:
+            self._held_up.append(Stretch(_now_ms(), _now_ms() + round(1000 * seconds)))
+
     def keeps_broker(self) -> None:
         """Leave the broker to another stage that ends later."""
         self._owns_broker = False
@@ -189,6 +217,7 @@ class Stage:
     def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:  # noqa: ANN401  # of Sender
         """Start a sender; with a *count* it ends by itself."""
         seed = self.seed + len(self._senders)
+        options = {"ask": None if self.mix is None else ask, **options}
         sender = Sender(self.bootstrap_servers, self.queue, self.folder, rate=rate, seed=seed, count=count, **options)
         self._senders.append(sender)
         sender.start()
@@ -207,6 +236,22 @@ class Stage:
         with self._lock:
             self._children.append(child)
         return child
+
+    def crew(self, name: str, **profile: Any) -> list[WorkerChild]:  # noqa: ANN401  # fields of Profile
+        """Start a worker for each logical queue."""
+        return [
+            self.worker("-".join(filter(None, (name, queue))), logical_queue=queue, **profile)
+            for queue in self._logical_queues
+        ]
+
+    @property
+    def _logical_queues(self) -> tuple[str, ...]:
+        return ("",) if self.mix is None else ("", LOGICAL_QUEUE)
+
+    @property
+    def workers(self) -> list[WorkerChild]:
+        """Workers that run."""
+        return [child for child in self._children if isinstance(child, WorkerChild) and child.is_running]
 
     def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> TrackerChild:  # noqa: ANN401  # of Child
         """Start a tracker in a process of its own."""
@@ -260,16 +305,20 @@ class Stage:
         a fresh one. Only where none is left, fresh ones do it.
 
         Args:
-            workers: How many fresh ones.
+            workers: How many fresh ones, for each logical queue.
             timeout_s: I9 is broken after it, times the patience.
         """
         timeout_s *= self.patience
+        survivors = self.workers
         for sender in self._senders:
             sender.stop()
-        survivors = [child for child in self._children if isinstance(child, WorkerChild) and child.is_running]
         profile = _workers_idle_profile(self.profile)
-        fresh = 0 if survivors else workers
-        crew = [WorkerChild(replace(profile, name=f"drain{n}"), self.folder) for n in range(fresh)]
+        left_alone = set(self._logical_queues) - {child.logical_queue for child in survivors}
+        crew = [
+            WorkerChild(replace(profile, name=f"drain{number}{queue}", logical_queue=queue), self.folder)
+            for queue in sorted(left_alone)
+            for number in range(workers)
+        ]
         self._crew += crew
         began_s = time.monotonic()
         self.is_drained = True
@@ -367,7 +416,7 @@ class Stage:
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
         present = [*self._tracked, *(stretch for stretch in children if stretch is not None)]
         away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
-        return replace(self.bounds, away=away)
+        return replace(self.bounds, away=away, held_up=list(self._held_up))
 
     def reported(self) -> dict[int, ReportedStatus]:
         """Return the status that the last tracker reported, by markers partition."""

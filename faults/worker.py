@@ -8,6 +8,7 @@ What happens to a message depends on the seed, its id and its delivery count: a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faults.events import EventFile
+from faults.once import PROCESS, TRANSACTION
+from faults.topics import results_of
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.errors import KmqError
+from kmq_spark.errors import KmqError, LeaseLostError
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
@@ -49,11 +52,16 @@ class Profile:
         seed: Of its choices.
         lease_ms: Length of a lease.
         group_protocol: As of the consumer.
-        mode: `run` (handlers in threads), `receive` (a loop that settles, or forgets) or `interrupted` (the same loop,
-            torn by exceptions of a signal handler, which it catches to receive on).
+        logical_queue: Of the messages that it takes; empty for those of none.
+        mode: `run` (handlers in threads), `receive` (a loop that settles, or forgets), `transaction` (a loop that
+            writes a result with each ack) or `interrupted` (a loop torn by exceptions of a signal handler, which it
+            catches to receive on).
         keep_alive: Whether leases are renewed.
         threads: Handler threads.
         max_in_flight: Messages held at once.
+        max_batch: Messages that `run` fetches, and `receive` returns, at once.
+        prefetch: As of the consumer.
+        starts_in_transaction: As of the consumer.
         work_ms: How long a message takes.
         raised: Share of deliveries whose handler raises.
         rejected: Share of deliveries that are rejected.
@@ -72,10 +80,14 @@ class Profile:
     seed: int = 1
     lease_ms: int = 2_000
     group_protocol: str = "consumer"
+    logical_queue: str = ""
     mode: str = "run"
     keep_alive: bool = True
     threads: int = 4
     max_in_flight: int = 200
+    max_batch: int = 2_000
+    prefetch: int = 0
+    starts_in_transaction: bool = False
     work_ms: int = 2
     raised: float = 0.02
     rejected: float = 0.005
@@ -158,11 +170,14 @@ def main(text: str) -> None:
     consumer = QueueConsumer(
         profile.queue,
         bootstrap_servers=profile.bootstrap_servers,
+        queue=profile.logical_queue,
         group_protocol=profile.group_protocol,
         lease_ms=profile.lease_ms,
         keep_alive=profile.keep_alive,
         max_in_flight=profile.max_in_flight,
+        prefetch=profile.prefetch,
         isolate_after=profile.isolate_after,
+        start_in_transaction=profile.starts_in_transaction,
         extra=profile.extra,
     )
     # They share the machine with the tracker and the broker, which in production they do not.
@@ -175,11 +190,20 @@ def main(text: str) -> None:
 
     signal.signal(signal.SIGTERM, end)
     # From here on it may be asked to end: before, the signal would kill it.
-    events.write("began")
+    events.write(
+        "began",
+        queue=profile.logical_queue,
+        mode=profile.mode,
+        isolate_after=profile.isolate_after,
+        starts_in_transaction=profile.starts_in_transaction,
+    )
     if profile.mode == "run":
-        consumer.run(Handler(profile, events), concurrency=profile.threads, retry_delay_ms=200)
+        handler = Handler(profile, events)
+        consumer.run(handler, concurrency=profile.threads, retry_delay_ms=200, max_batch=profile.max_batch)
     elif profile.mode == "receive":
         _receive(consumer, profile, events, stopping)
+    elif profile.mode == TRANSACTION:
+        _receive_in_transactions(consumer, profile, events, stopping)
     else:
         _receive_interrupted(consumer, profile, events, stopping)
     events.write("ended")
@@ -190,14 +214,44 @@ def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile, stopp
     generator = random.Random(profile.seed)  # noqa: S311  # repeatable
     with consumer:
         while not stopping:
-            for message in _received(consumer, profile.max_in_flight):
+            for message in _received(consumer, min(profile.max_batch, profile.max_in_flight)):
                 name = (message.value or b"").partition(b"|")[0].decode()
                 note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
                 events.write("delivered", **note)
                 if not message.is_settled and generator.random() >= profile.forgotten:
                     events.write("handled", **note)
                     message.ack()
+            events.write("held", count=consumer.in_flight_count)
             time.sleep(profile.work_ms / 1000)
+
+
+def _receive_in_transactions(consumer: QueueConsumer, profile: Profile, events: EventFile, stopping: list[int]) -> None:
+    """Write a result for each message, and ack them together, until SIGTERM."""
+    results, headers = results_of(profile.queue), {PROCESS: str(os.getpid())}
+    with consumer:
+        while not stopping:
+            held = _received(consumer, profile.max_in_flight)
+            for message in held:
+                _note(message, events)
+            time.sleep(profile.work_ms / 1000)
+            try:
+                if held:
+                    with consumer.transaction() as tx:
+                        for message in held:
+                            tx.send(results, message.value, key=message.id.text, headers=headers)
+                            tx.ack(message)
+            except KmqError as error:
+                if not (error.retriable or isinstance(error, LeaseLostError)):
+                    raise
+                logging.getLogger(__name__).warning("a transaction failed, its messages come again: %s", error)
+                _release(held)
+
+
+def _release(held: list[Message]) -> None:
+    for message in held:
+        with contextlib.suppress(KmqError):
+            if not message.is_settled:
+                message.release()
 
 
 class AlarmError(Exception):
@@ -235,11 +289,16 @@ def _receive_interrupted(consumer: QueueConsumer, profile: Profile, events: Even
 
 def _settle(messages: list[Message], events: EventFile) -> None:
     for message in messages:
-        name = (message.value or b"").partition(b"|")[0].decode()
-        note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
-        events.write("delivered", **note)
-        events.write("handled", **note)
+        _note(message, events)
         message.ack()
+
+
+def _note(message: Message, events: EventFile) -> None:
+    """Write down that a message was given and handled."""
+    name = (message.value or b"").partition(b"|")[0].decode()
+    note = {"id": name, "copy": list(message.id), "delivery": message.delivery_count}
+    events.write("delivered", **note)
+    events.write("handled", **note)
 
 
 def _received(consumer: QueueConsumer, max_messages: int) -> list[Message]:
