@@ -8,7 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from faults.clocks import FalseClock, is_available
+from faults.events import read_events
 from faults.mix import WAYS
+from faults.topics import read_dump
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
 if TYPE_CHECKING:
@@ -30,6 +32,23 @@ STALL_MS = 10_000
 FEW = 40
 """Messages held at once by consumers that are to be full most of the time, and pause their partitions."""
 
+MANY, HOLD_TIMEOUT_S = 2_000, 30.0
+"""Messages that F21's consumers hold at least, and how long they may take to get them."""
+
+GREEDY: dict[str, Any] = {
+    "mode": "receive",
+    "forgotten": 1.0,
+    "work_ms": 300,
+    "max_in_flight": 5_000,
+    "max_batch": 500,
+    "prefetch": 4,
+}
+"""A consumer that takes what it gets and settles nothing."""
+
+POISON, WARM_UP = 0.2, 20
+GOOD_RATE, RATE_S, GOOD_SHARE = 60.0, 12.0, 0.8
+"""F22: good messages a second that are sent; for how long; the share of the calm rate that they must keep."""
+
 SLOTS = 2
 """Victims at a time."""
 
@@ -41,20 +60,23 @@ CONSUMER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("consumer
 WAY_TO = {"consumer.tx-": "transaction", "consumer.start-tx-": "starts"}
 """How a worker works that passes points of these names; the others are passed by the defaults."""
 
+POINT_TIMEOUT_S = 30.0
+"""For a crash point to be passed; it takes seconds on an idle machine."""
+
 TRANSACTION_S = 8.0
 """A consumer that dies in a transaction holds its markers partitions up until the broker has given that up."""
 
 
 def killed(campaign: Campaign) -> Stage:
     """F1: `kill -9` of consumers, at every crash point and at random."""
-    stage = campaign.stage("f1", is_mixed=True, rejected=0.01, slow=0.01)
+    stage = campaign.stage("f1", is_mixed=True, rejected=0.01, slow=0.005)
     random_kills = campaign.scaled(60, least=2)
     jobs: list[tuple[str, int]] = [
         (point, nth) for point in CONSUMER_POINTS for nth in campaign.picked((1, 2, 5, 9), 4, least=1)
     ] + [("", number) for number in range(random_kills)]
     random.Random(stage.seed).shuffle(jobs)  # noqa: S311  # repeatable
     with stage.tracking():
-        stage.send(rate=200)
+        stage.send(rate=120)
         # No suspects for these: what a victim had alone must not wait for its turn at the end.
         stage.crew("healthy", threads=8, max_in_flight=1_000)
         _in_slots(jobs, lambda job: _kill_one(stage, *job))
@@ -69,17 +91,17 @@ def _kill_one(stage: Stage, point: str, number: int) -> None:
         way = WAYS[name_of_way]
         name = f"victim-{point}-{number}-{time.time_ns()}"
         worker = stage.worker(name, failpoint=f"{point}:{number}", **way)
-        if worker.wait(25) == EXIT_CODE:
+        if worker.wait(POINT_TIMEOUT_S * stage.patience) == EXIT_CODE:
             _note_transaction(stage, way)
             stage.injected("crash point", point=point, nth=number)
             return
-        stage.notes.append(f"{point}:{number} was not passed in 25 s")
+        stage.notes.append(f"{point}:{number} was not passed in time")
         worker.kill()
         return
     assert stage.mix is not None
     way = stage.mix.way()
     worker = stage.worker(f"victim-random-{number}", **way)
-    is_working = worker.wait_working(1 + number % 40)
+    is_working = worker.wait_working(1 + number % 40, 15 * stage.patience)
     worker.kill()
     _note_transaction(stage, way)
     if is_working:
@@ -146,21 +168,21 @@ def _skew_one(stage: Stage, clock: FalseClock, number: int) -> None:
 
 
 def holding_many(campaign: Campaign) -> Stage:
-    """F21: kill a consumer that holds thousands which no handler has seen, and one that stops cleanly."""
-    stage = campaign.stage("f21", lease_ms=4_000, raised=0.0, rejected=0.0, poison=0.0, slow=0.0)
+    """F21: kill a consumer that has prefetched thousands which no caller has seen, and one that stops cleanly."""
+    # A killed one's messages count as silent deliveries: only a limit that they cannot reach shows that none is lost.
+    stage = campaign.stage("f21", lease_ms=4_000, max_deliveries=20, raised=0.0, rejected=0.0, poison=0.0, slow=0.0)
     with stage.tracking():
-        stage.send(rate=0, count=campaign.scaled(6_000, least=2_000)).join()
+        stage.send(rate=0, count=campaign.scaled(6_000, least=2 * MANY)).join()
         for number in range(campaign.scaled(8, least=2)):
-            worker = stage.worker(f"greedy-{number}", max_in_flight=5_000, work_ms=200, threads=1)
-            worker.wait_working(2)
-            if number % 2:
-                worker.kill()
-                stage.injected("kill -9 while thousands are held")
-                time.sleep(1)
-            else:
-                worker.stop()
-                stage.injected("clean stop while thousands are held")
+            what = "kill -9" if number % 2 else "clean stop"
+            worker = stage.worker(f"greedy-{number}", **GREEDY)
+            if not worker.wait_holding(MANY, HOLD_TIMEOUT_S * stage.patience):
+                stage.fail(f"a consumer that was to hold {MANY} messages holds {worker.held_count()} before its {what}")
+            (worker.kill if number % 2 else worker.stop)()
+            stage.injected(f"{what} while thousands are held", held=worker.held_count())
         stage.drain(workers=3)
+    if letters := read_dump(stage.queue, stage.bootstrap_servers).dead_letters:
+        stage.fail(f"I5: {len(letters)} messages that no handler failed on are dead letters")
     return stage
 
 
@@ -182,15 +204,39 @@ def storm(campaign: Campaign) -> Stage:
 
 
 def poisoned(campaign: Campaign) -> Stage:
-    """F22: a fifth of all messages raises in every handler; each ends in the dead-letter topic, once."""
-    stage = campaign.stage("f22", poison=0.2, raised=0.0, rejected=0.0, slow=0.0)
+    """F22: a fifth of all messages raises in every handler and ends as dead letters; the others keep their rate."""
+    stage = campaign.stage("f22", raised=0.0, rejected=0.0, slow=0.0, work_ms=5)
     with stage.tracking():
-        for number in range(campaign.scaled(3, least=1)):
-            stage.send(rate=0, count=1_000).join()
-            stage.injected("poison flood", messages=200)
-            stage.worker(f"eats-{number}").wait_working(500, 40)
+        stage.send(rate=0, count=WARM_UP).join()
+        stage.worker("calm", poison=0.0).wait_working(WARM_UP, 30 * stage.patience)
+        rates = [_rate_of_good(stage, GOOD_RATE)]
+        for worker in stage.workers:
+            worker.stop()
+        stage.send(rate=0, count=WARM_UP).join()
+        stage.worker("eats", poison=POISON).wait_working(WARM_UP, 30 * stage.patience)
+        for _ in range(campaign.scaled(3, least=1)):
+            rates.append(_rate_of_good(stage, GOOD_RATE / (1 - POISON)))
+            stage.injected("poison flood", messages=round(GOOD_RATE * RATE_S * POISON))
+        stage.notes.append(f"good messages a second, before and in each flood: {[round(rate, 1) for rate in rates]}")
+        if min(rates[1:]) < GOOD_SHARE * rates[0]:
+            stage.fail(f"I8: good messages kept {min(rates[1:]) / rates[0]:.0%} of their rate, at least 80 %")
         stage.drain()
     return stage
+
+
+def _rate_of_good(stage: Stage, rate: float) -> float:
+    """Send for a while, and return how many messages a second were handled from the first to the last that was sent."""
+    began_s = time.monotonic()
+    stage.send(rate=rate, count=round(rate * RATE_S)).join()
+    # What is behind by the time that the last one was sent is behind.
+    time.sleep(1)
+    took_s = time.monotonic() - began_s
+    handled = {event["id"] for event in read_events(stage.folder) if _is_handled_since(event, began_s)}
+    return len(handled) / took_s
+
+
+def _is_handled_since(event: Mapping[str, Any], since_s: float) -> bool:
+    return event["event"] == "handled" and float(event["monotonic"]) >= since_s
 
 
 def interrupted(campaign: Campaign) -> Stage:

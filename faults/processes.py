@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.events import read_events
+from faults.secrets import JAVA_SECRET, SECRET
 from faults.waits import Stretch
 from kmq_spark.core.state import Status
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from faults.clocks import FalseClock
     from faults.worker import Profile
@@ -33,6 +34,19 @@ BEGIN_TIMEOUT_S = 60.0
 """For a worker to start; it takes a second on an idle machine."""
 POLL_S = 0.05
 NEVER_MS = 2**62
+PEAK_S = 1.0
+"""Between two looks at the memory of processes."""
+
+
+class Memory(NamedTuple):
+    """Resident memory of a process and of all that it started, MiB: its JVM, and everything else."""
+
+    python_mib: int = 0
+    jvm_mib: int = 0
+
+    def most(self, other: Memory) -> Memory:
+        """Return the larger of each."""
+        return Memory(max(self.python_mib, other.python_mib), max(self.jvm_mib, other.jvm_mib))
 
 
 class Child:
@@ -42,6 +56,7 @@ class Child:
     Attributes:
         is_ended_by_us: Whether it was killed, or armed to end by itself.
         is_hung: Whether it did not end when it was asked to, so that it was killed.
+        peak: The most memory that was seen.
         ended_at_ms: When it was seen to have ended, epoch milliseconds; None while it runs.
 
     Args:
@@ -80,6 +95,7 @@ class Child:
                 command, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
             )
         self.lines: list[str] = []
+        self.peak = Memory()
         self.is_ended_by_us = bool(failpoint)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -172,6 +188,7 @@ class TrackerChild(Child):
     """
 
     _ready_at_ms: int | None = None
+    _ready_s: float | None = None
 
     def __init__(
         self,
@@ -195,6 +212,8 @@ class TrackerChild(Child):
         settings = {
             "KMQ_TRACKER__STATE_PARTITIONS": "2",
             "KMQ_TRACKER__COMMIT_INTERVAL_MS": "1000",
+            "KMQ_KAFKA__EXTRA": json.dumps(SECRET),
+            "KMQ_KAFKA__SPARK_EXTRA": json.dumps(JAVA_SECRET),
         }
         if max_transaction_messages is not None:
             settings["KMQ_TRACKER__MAX_TRANSACTION_MESSAGES"] = str(max_transaction_messages)
@@ -203,13 +222,9 @@ class TrackerChild(Child):
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
         """Wait for its first batch; return the seconds since it was started, -1 where it ended before."""
         give_up_s = time.monotonic() + timeout_s
-        while time.monotonic() < give_up_s:
-            if self._ready_at_ms is not None:
-                return time.monotonic() - self.began_s
-            if not self.is_running:
-                return -1
+        while self._ready_s is None and self.is_running and time.monotonic() < give_up_s:
             time.sleep(POLL_S)
-        return -1
+        return -1 if self._ready_s is None else self._ready_s - self.began_s
 
     def statuses(self) -> dict[int, Status]:
         """Return the status of each markers partition, printed at its end; empty where it was killed or fenced."""
@@ -228,7 +243,7 @@ class TrackerChild(Child):
 
     def _saw(self, line: str) -> None:
         if self._ready_at_ms is None and line.startswith("{") and json.loads(line).get("event") == "ready":
-            self._ready_at_ms = time.time_ns() // 1_000_000
+            self._ready_at_ms, self._ready_s = time.time_ns() // 1_000_000, time.monotonic()
 
 
 class WorkerChild(Child):
@@ -263,6 +278,24 @@ class WorkerChild(Child):
             time.sleep(POLL_S)
         return False
 
+    def wait_holding(self, count: int, timeout_s: float) -> bool:
+        """Wait until it holds so many messages, prefetched ones included; return whether it does."""
+        give_up_s = time.monotonic() + timeout_s
+        while time.monotonic() < give_up_s and self.is_running:
+            if self.held_count() >= count:
+                return True
+            time.sleep(10 * POLL_S)
+        return False
+
+    def was_given_since(self, monotonic_s: float) -> bool:
+        """Return whether a handler was given a message since an instant."""
+        return any(event["event"] == "delivered" and event["monotonic"] >= monotonic_s for event in self.events())
+
+    def held_count(self) -> int:
+        """Return how many messages it said last that it holds."""
+        counts = [int(event["count"]) for event in self.events() if event["event"] == "held"]
+        return counts[-1] if counts else 0
+
     def delivered_count(self) -> int:
         """Return how many messages its handlers were given."""
         return sum(event["event"] == "delivered" for event in self.events())
@@ -292,6 +325,39 @@ def processes_of(group: int) -> list[ProcessUse]:
         except (OSError, IndexError, KeyError):
             continue
     return found
+
+
+def memory_of(group: int) -> Memory:
+    """Return what a group takes now."""
+    uses = processes_of(group)
+    jvm_mib = sum(use.resident_mib for use in uses if use.is_jvm)
+    return Memory(sum(use.resident_mib for use in uses) - jvm_mib, jvm_mib)
+
+
+class PeakWatch(threading.Thread):
+    """
+    Looks every second at the memory of the processes that run.
+
+    Args:
+        children: Returns them.
+    """
+
+    def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
+        """Keep the argument; `start` begins to look."""
+        super().__init__(name="peak-watch", daemon=True)
+        self._children = children
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Look; called by `start`."""
+        while not self._stopping.wait(PEAK_S):
+            for child in self._children():
+                if child.is_running:
+                    child.peak = child.peak.most(memory_of(child.group))
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopping.set()
 
 
 def _use_of(folder: Path) -> ProcessUse:

@@ -21,7 +21,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from faults import on_brokers, on_consumers, on_coordination, on_fleets, on_markers, on_producers, on_trackers
+from faults import (
+    on_brokers,
+    on_consumers,
+    on_coordination,
+    on_fleets,
+    on_markers,
+    on_producers,
+    on_topics,
+    on_trackers,
+    on_versions,
+)
 from faults.campaign import Campaign
 from faults.checker import Violation
 from faults.report import FaultResult, listed_violations, percentiles, write_results
@@ -54,8 +64,10 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F10", on_trackers.skewed),
     ("F11", on_brokers.killed_in_a_transaction),
     ("F12", on_brokers.payloads_removed),
+    ("F12", on_topics.retention_passed),
     ("F13", on_brokers.grown),
     ("F14", on_markers.corrupted),
+    ("F16", on_versions.mixed),
     ("F20", on_markers.flooded),
     ("F20", on_markers.many_at_once),
     ("F21", on_consumers.holding_many),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from faults.events import EventFile
 from faults.mix import Asked
+from faults.secrets import SECRET
 from kmq_spark.errors import KmqError
 from kmq_spark.producer.producer import QueueProducer
 
@@ -34,7 +35,6 @@ class Sender(threading.Thread):
         seed: Of keys and payloads.
         count: Messages altogether; 0 for no end.
         ttl_s: After which a message is not handed out any more; None for never.
-        least_bytes: Of a payload.
         ask: What each message asks for, see `mix.ask`; nothing by default.
     """
 
@@ -48,18 +48,17 @@ class Sender(threading.Thread):
         seed: int,
         count: int = 0,
         ttl_s: float | None = None,
-        least_bytes: int = 0,
         ask: Callable[[random.Random], Asked] | None = None,
     ) -> None:
         """Connect; `start` begins to send."""
         super().__init__(name=f"sender-{queue}", daemon=True)
-        self._producer = QueueProducer(queue, bootstrap_servers=bootstrap_servers)
+        self._producer = QueueProducer(queue, bootstrap_servers=bootstrap_servers, extra=SECRET)
         self._prefix = f"{queue}-{time.time_ns()}"
         self._events = EventFile(folder, f"sender-{time.time_ns()}")
         self._rate = rate
         self._count = count
         self._ttl_s = ttl_s
-        self._least_bytes, self._ask = least_bytes, ask
+        self._ask = ask
         self._random = random.Random(seed)  # noqa: S311  # repeatable
         self._stopping = threading.Event()
 
@@ -83,8 +82,7 @@ class Sender(threading.Thread):
         self.join()
 
     def _send(self, name: str, number: int) -> None:
-        size = self._least_bytes + self._random.randrange(LARGEST_BYTES)
-        value = name.encode() + b"|" + self._random.randbytes(size)
+        value = name.encode() + b"|" + self._random.randbytes(self._random.randrange(LARGEST_BYTES))
         headers: list[tuple[str, bytes | str | None]] = [
             ("traceparent", f"00-{number:032x}-{number:016x}-01"),
             ("twice", b"1"),

@@ -27,7 +27,8 @@ from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_re
 from faults.judge import verdict_of
 from faults.leases import Session, read_leases
 from faults.mix import LOGICAL_QUEUE, Mix, ask
-from faults.processes import NEVER_MS, TrackerChild, WorkerChild
+from faults.processes import NEVER_MS, Child, PeakWatch, TrackerChild, WorkerChild
+from faults.secrets import JAVA_SECRET, SECRET
 from faults.sender import Sender
 from faults.topics import Dump, read_dump, results_of, without
 from faults.waits import Bounds, Stretch, gaps
@@ -68,6 +69,9 @@ PROTOCOLS: dict[str, dict[str, str]] = {
 
 DRAIN_WORK_MS = 10
 """Longest work of the handlers that only work off what is left."""
+
+SURVIVOR_S = 20.0
+"""I9: within this time a worker that survived is given a message, while some are sent."""
 
 DRAIN_TIMEOUT_S = 60.0
 """I9: all is worked off a minute after the last fault."""
@@ -127,7 +131,7 @@ class Stage:
         # By the fault's name, not by its queue's, which carries the time.
         fault = queue.partition(".")[0]
         choice = random.Random(f"{seed}:{fault}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
-        profile = {"group_protocol": choice, "extra": PROTOCOLS[choice], **profile}
+        profile = {"group_protocol": choice, "extra": PROTOCOLS[choice] | SECRET, **profile}
         self.broker, self.queue, self.seed, self.max_deliveries = broker, queue, seed, max_deliveries
         self.bootstrap_servers, self.patience = broker.bootstrap_servers, patience
         self.folder = folder / queue
@@ -154,11 +158,13 @@ class Stage:
         self.failures: list[str] = []
         self.recovery_s: list[float] = []
         self._spark = spark
-        self._children: list[WorkerChild | TrackerChild] = []
+        self._children: list[Child] = []
         self._crew: list[WorkerChild] = []
         self._senders: list[Sender] = []
         self._last_reported: tuple[Path, Mapping[int, TrackerStatus]] | None = None
         self._lock = threading.Lock()
+        self._peaks = PeakWatch(lambda: list(self._children))
+        self._peaks.start()
 
     def _mix(self, mix: Mix) -> None:
         """Give the queue its rules, and a topic for results."""
@@ -273,7 +279,7 @@ class Stage:
 
         assert self._spark is not None
         flags: dict[str, dict[str, Any]] = {
-            "kafka": {"bootstrap_servers": self.bootstrap_servers},
+            "kafka": {"bootstrap_servers": self.bootstrap_servers, "extra": SECRET, "spark_extra": JAVA_SECRET},
             "queue": {"max_deliveries": self.max_deliveries},
             "tracker": {
                 "checkpoint_dir": str(self.folder / "checkpoint"),
@@ -310,6 +316,7 @@ class Stage:
         """
         timeout_s *= self.patience
         survivors = self.workers
+        self._judge_survivors(survivors)
         for sender in self._senders:
             sender.stop()
         profile = _workers_idle_profile(self.profile)
@@ -339,6 +346,22 @@ class Stage:
             self._judge_exits((*survivors, *crew), ended)
         return time.monotonic() - began_s
 
+    def _judge_survivors(self, survivors: Sequence[WorkerChild]) -> None:
+        """I9: while messages are sent, each worker that was there before the faults is given some, by itself."""
+        if not any(sender.is_alive() for sender in self._senders):
+            return
+        since_s, most_s = time.monotonic(), SURVIVOR_S * self.patience
+        waiting: list[WorkerChild] = []
+        for queue in self._logical_queues:
+            group = [child for child in survivors if child.logical_queue == queue]
+            # Of more members than partitions some have none.
+            waiting += group if len(group) <= self.layout.partition_count else []
+        while waiting and time.monotonic() < since_s + most_s:
+            waiting = [child for child in waiting if not child.was_given_since(since_s)]
+            time.sleep(0.5)
+        for child in waiting:
+            self.fail(f"I9: worker {child.name}, which survived the faults, was given nothing in {most_s:g} s")
+
     def _judge_exits(self, workers: Sequence[WorkerChild], ended: Sequence[WorkerChild]) -> None:
         """I9: a worker ends where it is asked to, and then, and without an error."""
         for worker in ended:
@@ -363,6 +386,7 @@ class Stage:
                 child.kill()
         if self._owns_broker:
             self.broker.close()
+        self._peaks.stop()
 
     def verdict(self, *, is_drained: bool = True) -> Verdict:
         """Read the topics and the event files, and check them."""
@@ -396,6 +420,7 @@ class Stage:
             "failures": self.failures,
             "notes": self.notes,
             "recovery_s": self.recovery_s,
+            "checkpoint_mib": self._checkpoint_mib(),
             "began_ms": self._began_ms,
             "ended_ms": _now_ms(),
             "processes": [
@@ -406,10 +431,17 @@ class Stage:
                     "is_ended_by_us": child.is_ended_by_us,
                     "is_hung": child.is_hung,
                     "ended_at_ms": child.ended_at_ms,
+                    "peak": child.peak,
                 }
                 for child in (*self._children, *self._crew)
             ],
         }
+
+    def _checkpoint_mib(self) -> int:
+        """Return the size of the largest checkpoint."""
+        folders = [folder for folder in self.folder.glob("*/*") if (folder / "offsets").is_dir()]
+        sizes = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in folders]
+        return max(sizes, default=0) // 2**20
 
     def _true_bounds(self) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults import on_brokers, on_consumers, on_markers, on_trackers
+from faults import (
+    on_brokers,
+    on_consumers,
+    on_markers,
+    on_topics,
+    on_trackers,
+    on_versions,
+)
 from faults.run import Scenario, run_scenario
 
 if TYPE_CHECKING:
@@ -87,6 +94,8 @@ def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
     [
         (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
         (on_markers.hostile, 6),
+        (on_topics.retention_passed, 1), (on_versions.mixed, 4),
+        (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
         pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(600)),
     ],
 )  # fmt: skip
