@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome
 from kmq_spark.errors import WireError
+from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kmq_spark.kafka.topics import QueueLayout
+
+OPEN_TRANSACTION_S = 10.0
+"""How long an open transaction is waited for; a commit returns a moment before its readers see it."""
 
 
 @dataclass(slots=True)
@@ -64,11 +68,12 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
     """Read the queue, markers and dead-letter topics from beginning to end and return the history."""
     config = reader_config(bootstrap_servers, f"{layout.topics.consumer_group}.audit")
     topics, result = layout.topics, Audit()
+    read = partial(read_committed, config, patience_s=OPEN_TRANSACTION_S)
     story = _Markers()
-    for record in read_to_end(config, topics.markers_topic, layout.partition_count):
+    for record in read(topics.markers_topic, range(layout.partition_count)):
         story.fold(record)
     origins: dict[MessageId, MessageId] = {}
-    for record in read_to_end(config, topics.queue_topic, layout.partition_count):
+    for record in read(topics.queue_topic, range(layout.partition_count)):
         copy = MessageId(record.partition() or 0, record.offset() or 0)
         headers = dict(record.headers() or [])
         origins[copy] = _id(headers[ORIGIN]) if ORIGIN in headers else copy
@@ -79,7 +84,7 @@ def audit(layout: QueueLayout, bootstrap_servers: str) -> Audit:
         else:
             result.sent.add(copy)
     result.acked = {origins[copy] for copy in story.acked}
-    for record in read_to_end(config, topics.dead_letter_topic, layout.dead_letter_partition_count):
+    for record in read(topics.dead_letter_topic, range(layout.dead_letter_partition_count)):
         headers = dict(record.headers() or [])
         if ORIGIN in headers:  # otherwise it is an unreadable record of the markers topic
             result.rejected.add(_id(headers[ORIGIN]))

@@ -10,16 +10,20 @@ Rule 3: A redrive or purge fences older ones first and reads the ENDs after that
 from __future__ import annotations
 
 import logging
+from contextlib import closing
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.errors import KafkaClientError, TopicError, WireError
+from kmq_spark.errors import TopicError, WireError
+from kmq_spark.kafka.committed import read_committed
+from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import client_error, make_client, new_client_id, reader_config
-from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.dead_letter import DeadLetter, dead_letter_of
 
@@ -32,9 +36,6 @@ if TYPE_CHECKING:
     from kmq_spark.wire.headers import Headers
 
 logger = logging.getLogger(__name__)
-
-READ_AT_ONCE = 500
-"""Most records in one `consume` call. It is small: dead letters may be large, and a limit ends most reads early."""
 
 
 class DeadLetterLog:
@@ -72,7 +73,9 @@ class DeadLetterLog:
         closed = ClosedRanges()
         if not redrive_partition_count:
             return closed
-        for record in read_to_end(self._config, self._topics.redrive_topic, redrive_partition_count):
+        for record in read_committed(
+            self._config, self._topics.redrive_topic, range(redrive_partition_count), self._timeout_ms, patience_s=0
+        ):
             try:
                 marker = decode_marker(record.value())
             except WireError as error:
@@ -117,16 +120,14 @@ class DeadLetterLog:
         Raises:
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
         """
-        consumer = make_client(
-            Consumer, {**self._config, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
-        )
+        reader = LogReader(self._config, self._topics.dead_letter_topic, self._timeout_ms)
         try:
             for partition, (first, end) in bounds.items():
                 if first < end:
-                    consumer.assign([TopicPartition(self._topics.dead_letter_topic, partition, first)])
-                    yield from map(self._letter, self._records(consumer, partition, end))
+                    with closing(reader.read({partition: first})) as records:
+                        yield from map(self._letter, takewhile(partial(_is_before, end), records))
         finally:
-            consumer.close()
+            reader.close()
 
     def by_ids(self, ids: Sequence[tuple[int, int]]) -> Iterator[tuple[str, DeadLetter | None]]:
         """
@@ -155,28 +156,6 @@ class DeadLetterLog:
         except KafkaException as error:
             raise client_error(error, f"cannot read the offsets of {topic}") from error
 
-    def _records(self, consumer: Consumer, partition: int, end: int) -> Iterator[Message]:
-        while True:
-            # `consume(n)` waits for n records: wait for one record, then take those that the client has buffered.
-            records = consumer.consume(1, self._timeout_ms / 1000)
-            if not records:
-                message = (
-                    f"cannot read {self._topics.dead_letter_topic}: got nothing for {self._timeout_ms} ms; "
-                    "check the broker, or raise [kafka] timeout_ms"
-                )
-                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-            for record in records + consumer.consume(READ_AT_ONCE, 0):
-                error = record.error()
-                if record.partition() != partition:
-                    continue
-                if error is None:
-                    if (record.offset() or 0) >= end:
-                        return
-                    yield record
-                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
-                    return
-                # Other errors are transient; if not, the timeout above raises.
-
     def _letter(self, record: Message) -> DeadLetter:
         headers = cast("Headers", record.headers() or [])
         key, value = cast("tuple[Any, Any]", (record.key(), record.value()))
@@ -189,3 +168,7 @@ class DeadLetterLog:
             headers=list(headers),
             queue_topic=self._topics.queue_topic,
         )
+
+
+def _is_before(end: int, record: Message) -> bool:
+    return (record.offset() or 0) < end

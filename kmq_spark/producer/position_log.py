@@ -17,12 +17,12 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.producing import ProducerState
 from kmq_spark.errors import TopicError, WireError
+from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.replication import alter_command
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 from kmq_spark.kafka.topics import ensure_producers_topic, partition_count
-from kmq_spark.producer.committed import read_committed
 from kmq_spark.wire.position import decode_state, encode_state
 
 if TYPE_CHECKING:

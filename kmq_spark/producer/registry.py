@@ -16,12 +16,12 @@ from kmq_spark.core.producing import ProducerState, check_producer_id, slot_of
 from kmq_spark.core.sequences import SequenceAudit, SequenceReport
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.inspection.facts import ProducersFacts
+from kmq_spark.kafka.committed import extents_of, read_committed
 from kmq_spark.kafka.lookups import LATEST, NOT_ALLOWED, offsets_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, partition_count
 from kmq_spark.kafka.transaction import TransactionalProducer
-from kmq_spark.producer.committed import extents_of, read_committed
 from kmq_spark.producer.position_log import PARTITION, Found, PositionLog
 from kmq_spark.wire.headers import by_name, is_first_copy, sender_of
 

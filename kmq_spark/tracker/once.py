@@ -23,8 +23,8 @@ from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import PartitionState, fold
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.parts import rules_of, sender_of, ticker_of
 from kmq_spark.tracker.stats import TrackerStats
@@ -91,7 +91,8 @@ def _fold_and_send(
     stats, topics, kafka = TrackerStats(), layout.topics, settings.kafka
     reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
     states: dict[int, PartitionState] = {}
-    records = read_to_end(reading, topics.markers_topic, layout.partition_count, resume.starting_offsets)
+    partitions, starts = range(layout.partition_count), resume.starting_offsets
+    records = read_committed(reading, topics.markers_topic, partitions, starts=starts, patience_s=0)
     while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
         outcomes = []
         for partition in sorted({_partition(record) for record in batch}):

@@ -8,8 +8,8 @@ import pytest
 
 from kmq_spark import consumer_from, create_queue, load_settings, producer_from, run_worker
 from kmq_spark.consumer.message import Message
+from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.settings import reader_config
-from kmq_spark.kafka.topic_reader import read_to_end
 from kmq_spark.wire.codec import decode_marker
 
 pytestmark = pytest.mark.kafka
@@ -37,7 +37,7 @@ def test_worker_runs_as_the_settings_say(bootstrap_servers: str, group_protocol:
     with pytest.raises(SystemExit):
         run_worker(settings, queue, handle)
     config = reader_config(bootstrap_servers, "test")
-    (start, *_) = [decode_marker(record.value()) for record in read_to_end(config, layout.topics.markers_topic, 1)]
+    (start, *_) = [decode_marker(record.value()) for record in read_committed(config, layout.topics.markers_topic, [0])]
     assert start.redeliver_after_ms == 7_000
 
 

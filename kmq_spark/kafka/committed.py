@@ -30,6 +30,8 @@ LSO_WAIT_S = 60.0
 
 PAUSE_S = 0.02
 
+TIMEOUT_MS = 15_000
+
 
 class Extent(NamedTuple):
     """From which to which offset a partition has records, open transactions included."""
@@ -80,8 +82,9 @@ def read_committed(
     config: Mapping[str, Any],
     topic: str,
     partitions: Iterable[int],
-    timeout_ms: int,
+    timeout_ms: int = TIMEOUT_MS,
     *,
+    starts: Mapping[int, int] | None = None,
     patience_s: float | None = None,
 ) -> Iterator[Message]:
     """
@@ -92,6 +95,7 @@ def read_committed(
         topic: The topic.
         partitions: Its partitions.
         timeout_ms: Bound on each call, and on how long nothing may arrive.
+        starts: First offset to read, by partition; the first that is there for partitions without one.
         patience_s: After this time what lies behind an open transaction is left out; None: that is an error, later.
 
     Yields:
@@ -103,7 +107,7 @@ def read_committed(
     """
     # Asked before reading: what is committed by now lies below it.
     extents = extents_of(config, topic, partitions, timeout_ms)
-    positions = {number: extent.first for number, extent in extents.items()}
+    positions = {number: _start_of(extent, (starts or {}).get(number, 0)) for number, extent in extents.items()}
     reader = LogReader(config, topic, timeout_ms)
     wait_s = max(LSO_WAIT_S, timeout_ms / 1000) if patience_s is None else patience_s
     until_s = time.monotonic() + wait_s
@@ -127,3 +131,8 @@ def read_committed(
             time.sleep(PAUSE_S)
     finally:
         reader.close()
+
+
+def _start_of(extent: Extent, wanted: int) -> int:
+    """Return where to begin: an offset past the end belongs to a topic that was deleted and created again."""
+    return max(wanted, extent.first) if wanted <= extent.end else extent.first
