@@ -86,7 +86,7 @@ class Stage:
         assert not failure, failure
 
 
-def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 40.0, *, ack: bool = False) -> list[Message]:
+def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 90.0, *, ack: bool = False) -> list[Message]:
     """Receive so many messages, or as many as come in time; with *ack* each is acknowledged as it comes."""
     messages: list[Message] = []
     deadline_s = time.monotonic() + timeout_s
@@ -99,7 +99,7 @@ def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 40.0, *,
     return messages
 
 
-def wait_until(predicate: Callable[[], bool], timeout_s: float = 40.0) -> bool:
+def wait_until(predicate: Callable[[], bool], timeout_s: float = 90.0) -> bool:
     """Wait for something to become true; return whether it did."""
     deadline_s = time.monotonic() + timeout_s
     while not predicate():
