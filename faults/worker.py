@@ -220,7 +220,9 @@ def _receive(consumer: QueueConsumer, profile: Profile, events: EventFile, stopp
                 events.write("delivered", **note)
                 if not message.is_settled and generator.random() >= profile.forgotten:
                     events.write("handled", **note)
-                    message.ack()
+                    # A process that was starved may have lost the lease: its message comes again.
+                    with contextlib.suppress(LeaseLostError):
+                        message.ack()
             events.write("held", count=consumer.in_flight_count)
             time.sleep(profile.work_ms / 1000)
 
