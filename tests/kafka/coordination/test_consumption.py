@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.coordination import Coordinator, create_coordination_topic
+from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import ClaimLostError, ConfigError, TopicError
 from kmq_spark.kafka.settings import reader_config
+from tests.kafka.coordination.conftest import Make
 
 pytestmark = pytest.mark.kafka
 
-T = 1_000
 PARTITIONS = 3
-
-
-@pytest.fixture(scope="module")
-def coordination_topic(bootstrap_servers: str) -> str:
-    """A coordination topic of this module."""
-    name = f"consumption-{os.getpid()}-{time.time_ns()}"
-    create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
-    return name
 
 
 class Clicks:
     """A topic of one test, and members of one group that consume it."""
 
-    def __init__(self, bootstrap_servers: str, coordination_topic: str) -> None:
+    def __init__(self, bootstrap_servers: str, make: Make) -> None:
         """Create the topic."""
-        self.servers, self.coordination_topic = bootstrap_servers, coordination_topic
+        self.servers, self._make = bootstrap_servers, make
         self.topic = self.group = f"clicks-{time.time_ns()}"
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})
         (made,) = admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values()
         made.result()
-        self.made: list[Coordinator] = []
 
     def send(self, *numbers: int) -> None:
         """Send numbers, each to the partition `number % 3`."""
@@ -50,16 +40,7 @@ class Clicks:
 
     def member(self, client_id: str) -> Coordinator:
         """Join."""
-        member = Coordinator(
-            self.group,
-            bootstrap_servers=self.servers,
-            topic=self.coordination_topic,
-            client_id=client_id,
-            heartbeat_ms=T,
-        )
-        member.join()
-        self.made.append(member)
-        return member
+        return self._make(client_id, group=self.group)
 
     def consume(self, member: Coordinator, *, idle_s: float = 2, **options: Any) -> list[int]:  # noqa: ANN401
         """Consume until nothing arrives for a while; return the numbers."""
@@ -80,12 +61,9 @@ class Clicks:
 
 
 @pytest.fixture
-def clicks(bootstrap_servers: str, coordination_topic: str) -> Iterator[Clicks]:
+def clicks(bootstrap_servers: str, make: Make) -> Clicks:
     """A topic of this test."""
-    made = Clicks(bootstrap_servers, coordination_topic)
-    yield made
-    for member in made.made:
-        member.close()
+    return Clicks(bootstrap_servers, make)
 
 
 Consume = Callable[..., list[int]]
