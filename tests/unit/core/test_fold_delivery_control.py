@@ -238,3 +238,20 @@ def test_jitter_spreads_messages_that_failed_together() -> None:
     delays = Backoff(BackoffKind.CONSTANT, 1_000, 1_000, 1.0).delays_ms(np.arange(1_000), np.ones(1_000, np.int64))
     per_tenth = np.bincount(np.minimum(delays // 100, 9), minlength=10)
     assert per_tenth.min() > 60  # 100 of 1,000 in each tenth, more or less
+
+
+def test_jitter_of_a_message_and_delivery_is_the_same_in_every_build() -> None:
+    """Decisions are a function of the log: a tracker of another build that replays it finds the same deadlines."""
+    keys = np.concatenate((message_keys(0, np.array([0, 7])), message_keys(3, np.array([7, 2**40]))))
+    backoff = Backoff(BackoffKind.EXPONENTIAL, 1_000, 60_000, 0.5)
+    assert [backoff.delays_ms(keys, np.full(4, count)).tolist() for count in (1, 2, 3)] == [
+        [917, 923, 554, 930],
+        [1_491, 1_126, 1_817, 1_431],
+        [2_049, 2_085, 2_341, 3_764],
+    ]
+
+
+def test_doubling_stops_at_the_longest_delay_however_many_deliveries_there_were() -> None:
+    backoff = Backoff(BackoffKind.EXPONENTIAL, 1, 10**9)
+    delays = backoff.delays_ms(np.arange(5), np.array([1, 10, 11, 31, 2**31 - 1]))
+    assert delays.tolist() == [1, 512, 1_024, 10**9, 10**9]

@@ -1,0 +1,100 @@
+"""The bounds of a queue's rules, and what the reason of a dead letter says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmq_spark.core.backoff import Backoff, BackoffKind
+from kmq_spark.core.policy import (
+    MAX_BACKOFF_MS,
+    MAX_MAX_DELIVERIES,
+    MAX_RULES_VERSION,
+    QueueRules,
+    Rules,
+    exhausted_reason,
+    is_exhausted,
+    with_last_error,
+)
+
+OWN = QueueRules(3, 7, Backoff(BackoffKind.LINEAR, 200, 9_000, 0.25), dead_letters_expired=True)
+AS_DICT = {
+    "version": 3,
+    "max_deliveries": 7,
+    "backoff": "linear",
+    "backoff_initial_ms": 200,
+    "backoff_max_ms": 9_000,
+    "backoff_jitter": 0.25,
+    "expired": "dead-letter",
+}
+BOUNDS: list[tuple[str, float, float]] = [
+    ("version", 1, MAX_RULES_VERSION),
+    ("max_deliveries", 0, MAX_MAX_DELIVERIES),
+    ("backoff_initial_ms", 0, MAX_BACKOFF_MS),
+    ("backoff_max_ms", 0, MAX_BACKOFF_MS),
+    ("backoff_jitter", 0.0, 1.0),
+]
+
+
+def rules_with(name: str, value: Any) -> QueueRules:  # noqa: ANN401  # a number of either kind
+    """Return rules with one other value, by its name in the settings file."""
+    if name.startswith("backoff_"):
+        return replace(OWN, backoff=replace(OWN.backoff, **{name.removeprefix("backoff_"): value}))
+    return replace(OWN, **{name: value})
+
+
+def test_rules_have_the_names_of_the_settings_file() -> None:
+    assert OWN.to_dict() == AS_DICT
+    assert QueueRules.from_dict({**AS_DICT, "colour": "red"}) == OWN
+    dropped = replace(OWN, dead_letters_expired=False)
+    assert dropped.to_dict()["expired"] == "drop"
+    assert QueueRules.from_dict(dropped.to_dict()) == dropped
+
+
+@pytest.mark.parametrize(("name", "smallest", "largest"), BOUNDS)
+def test_value_at_a_bound_is_allowed_and_one_past_it_is_named(name: str, smallest: float, largest: float) -> None:
+    assert rules_with(name, smallest).fault() == rules_with(name, largest).fault() == ""
+    for wrong in (smallest - 1, largest + 1):
+        # A number that JSON holds as it is; 2**53 + 1 as well.
+        fault = rules_with(name, wrong).fault()
+        assert fault == f"{name} out of bounds: got {wrong!r}, allowed {_plain(smallest)} to {_plain(largest)}"
+        with pytest.raises(ValueError, match="cannot read the rules of a queue: ") as caught:
+            QueueRules.from_dict({**AS_DICT, name: wrong})
+        assert str(caught.value) == f"cannot read the rules of a queue: {fault}"
+
+
+def _plain(bound: float) -> int:
+    return int(bound)
+
+
+@pytest.mark.parametrize("name", AS_DICT)
+def test_rules_without_one_of_their_values_are_refused(name: str) -> None:
+    wanting = {key: value for key, value in AS_DICT.items() if key != name}
+    with pytest.raises(ValueError, match=r"cannot read the rules of a queue: got \{") as caught:
+        QueueRules.from_dict(wanting)
+    assert repr(wanting) in str(caught.value)
+
+
+def test_rules_of_the_queue_replace_those_of_the_tracker_and_no_others() -> None:
+    settings = Rules(max_deliveries=2, max_decisions_per_tick=11, decide_from_marker_offset=13)
+    assert settings.under(None) is settings
+    assert settings.under(OWN) == Rules(7, 11, 13, OWN.backoff, dead_letters_expired=True)
+
+
+@pytest.mark.parametrize(
+    ("delivery_count", "max_deliveries", "expected"),
+    [(4, 5, False), (5, 5, True), (6, 5, True), (1, 1, True), (0, 1, False), (10**9, 0, False), (0, 0, False)],
+)
+def test_limit_is_the_last_allowed_delivery(delivery_count: int, max_deliveries: int, expected: bool) -> None:  # noqa: FBT001  # a table
+    assert is_exhausted(delivery_count, Rules(max_deliveries=max_deliveries)) is expected
+
+
+def test_reason_at_the_limit_has_the_last_error_once() -> None:
+    limited = Rules(max_deliveries=3)
+    assert exhausted_reason(4, limited) == "delivery limit reached: 4 of 3"
+    reason = exhausted_reason(3, limited, "OSError: disk")
+    assert reason == "delivery limit reached: 3 of 3; last error: OSError: disk"
+    assert with_last_error(reason, "KeyError: 1") == reason
+    assert with_last_error("rejected", "") == "rejected"
