@@ -290,6 +290,20 @@ def test_one_tick_decides_no_more_than_its_bound_earliest_first() -> None:
     assert second.decisions.message_offset.tolist() == [1]
 
 
+def test_messages_of_one_deadline_are_decided_in_order_of_their_partition_and_offset() -> None:
+    """Thousands fall due together after an outage; each tracker that replays the log decides them in one order."""
+    leases = [
+        start(offset, lease_ms=lease_ms, queue_partition=queue_partition)
+        for offset in range(0, 600, 2)
+        for lease_ms, queue_partition in ((100 + offset % 3, 1), (100, 0))
+    ]
+    rows = folded(*leases, tick()).decisions.rows()
+    places = [(row.deadline_at_ms, row.queue_partition, row.message_offset) for row in rows]
+    assert (len(places), places) == (600, sorted(places))
+    limited = folded(*leases, tick(), max_decisions_per_tick=250).decisions.rows()
+    assert limited == rows[:250]
+
+
 def test_one_marker_covers_many_messages() -> None:
     """Ranges of one START, ended in other pieces."""
     result = folded(start(ranges=[(7, 3), (20, 2)]), end(ranges=[(8, 1), (20, 1)]), tick())
