@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.callbacks import Callbacks
+from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import client_error, make_client
 from kmq_spark.rate_limit import RateLimit
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kmq_spark.consumer.missing_offsets import MissingOffsets
-    from kmq_spark.errors import KmqError
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,11 @@ class Fetcher:
         started_positions: Called with the partitions that are revoked. Returns, by partition, the offset after the
             records whose STARTs have become durable and whose offset is not committed yet.
         missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
+
+    Attributes:
+        owned: Assigned partitions.
+        commit_in_transaction: Commits offsets where those of STARTs are committed in transactions; None where they are
+            not. Of two requests of two clients the older one may arrive last, and would set the group back.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Fetcher:
         missing_offsets: MissingOffsets | None = None,
     ) -> None:
         """Subscribe to the topic. Partitions are assigned during the first `fetch`."""
+        self.commit_in_transaction: Callable[[Mapping[int, int]], None] | None = None
         self._topic = topic
         self._started_positions = started_positions
         self._missing_offsets = missing_offsets
@@ -169,6 +175,9 @@ class Fetcher:
     def record_committed(self, positions: Mapping[int, int]) -> None:
         """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
         self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
+        for partition in positions:
+            # An older offset, of skipped records before these: its commit would set the group back.
+            self._uncommitted.pop(partition, None)
 
     def is_position_at_least(self, partition: int, offset: int) -> bool:
         """Return whether the offset to commit of an assigned partition is at or after *offset*."""
@@ -313,6 +322,15 @@ class Fetcher:
             return
         positions, self._uncommitted = self._uncommitted, {}
         self._committed_at = time.monotonic()
+        if self.commit_in_transaction is not None:
+            try:
+                self.commit_in_transaction(positions)
+            except KmqError as error:
+                if not error.retriable:
+                    raise
+                self._uncommitted = positions | self._uncommitted
+                self._log_commit(str(error))
+            return
         try:
             self.client.commit(offsets=self._offsets(positions), asynchronous=True)
             failpoint("consumer.commit-sent")
@@ -383,7 +401,7 @@ class Fetcher:
             try:
                 consumer.commit(offsets=self._offsets(positions), asynchronous=False)
             except KafkaException as error:
-                self._log_commit(error.args[0])
+                self._log_commit(error.args[0].str())
             failpoint("consumer.revoked")
         self._forget(gone)
         self._log_rebalance("revoked", partitions)
@@ -415,18 +433,18 @@ class Fetcher:
                 self._uncommitted.setdefault(each.partition, self._positions[each.partition])
         reason = error or next((each.error for each in failed), None)
         if reason is not None:
-            self._log_commit(reason)
+            self._log_commit(reason.str())
             return
         self._has_confirmed = True
         failpoint("consumer.commit-done")
 
-    def _log_commit(self, error: KafkaError) -> None:
+    def _log_commit(self, reason: str) -> None:
         self._failed_commits += 1
         if not self._commit_warning_limit.allows():
             return
         logger.warning(
             "cannot commit offsets of %s: %s; %d commits failed since the last warning, they are retried",
-            self._topic, error.str(), self._failed_commits, extra={"action": "commit_failed"},
+            self._topic, reason, self._failed_commits, extra={"action": "commit_failed"},
         )  # fmt: skip
         self._failed_commits = 0
 

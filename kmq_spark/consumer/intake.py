@@ -118,6 +118,7 @@ class Intake:
         self._is_blocked = self._needs_reseek = False
         self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
         self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
+        self._fetcher.commit_in_transaction = self._starts.commit_positions
 
     @property
     def clients(self) -> tuple[object, ...]:
@@ -219,7 +220,7 @@ class Intake:
 
     def commit(self, batch: Batch) -> None:
         """Commit the offset after a batch whose START is durable. Do not wait for the response."""
-        if batch.is_marked and self._starts.commits_positions:
+        if batch.is_marked and self._starts.commit_positions is not None:
             self._fetcher.record_committed(batch.next_offsets)
         else:
             self._fetcher.commit(batch.next_offsets, at_once=batch.is_marked)

@@ -48,8 +48,13 @@ MIN_TRANSACTION_TIMEOUT_MS = 1_000
 class StartWriter(Protocol):
     """Interface for writing STARTs and committing offsets."""
 
-    commits_positions: bool
-    """Whether `send` also commits the offsets after the batch. Otherwise the caller commits them."""
+    @property
+    def commit_positions(self) -> Callable[[Mapping[int, int]], None] | None:
+        """
+        Commits offsets after skipped records, where `send` also commits the offsets after a batch; otherwise None.
+
+        It raises `KmqError` where the offsets were not committed, or it is unknown whether they were.
+        """
 
     def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:
         """
@@ -76,7 +81,8 @@ class PlainStarts:
         markers: Sends the STARTs.
     """
 
-    commits_positions = False
+    commit_positions = None
+    """The client of the consumer group commits."""
 
     def __init__(self, markers: MarkerProducer) -> None:
         """Keep the producer of markers; the caller owns it."""
@@ -107,8 +113,6 @@ class TransactionalStarts:
         timeout_ms: Timeout of each call, and greatest age of a START at its commit, milliseconds.
     """
 
-    commits_positions = True
-
     def __init__(
         self, config: Mapping[str, Any], consumer: Consumer, *, topic: str, markers_topic: str, timeout_ms: int
     ) -> None:
@@ -127,7 +131,7 @@ class TransactionalStarts:
         error: KmqError | None = None
         appended_at_ms = [0] * len(starts)
         try:
-            self._send(batch, [marker for marker, _ in starts], owned, appended_at_ms)
+            self._send(batch.next_offsets, [marker for marker, _ in starts], owned, appended_at_ms)
         except KmqError as failure:
             # The next producer with this transactional id aborts the transaction that this one left open.
             self.close()
@@ -139,6 +143,14 @@ class TransactionalStarts:
         for (_, on_report), at_ms in zip(starts, appended_at_ms, strict=True):
             on_report(error, at_ms)
 
+    def commit_positions(self, positions: Mapping[int, int]) -> None:
+        """Commit offsets in a transaction of their own, so that they stay in order with those of STARTs."""
+        try:
+            self._send(positions, [], positions, [])
+        except BaseException:
+            self.close()
+            raise
+
     def clients(self) -> tuple[object, ...]:
         """Return the producer, if one is open."""
         return () if self._producer is None else (self._producer.client,)
@@ -149,15 +161,21 @@ class TransactionalStarts:
         if producer is not None:
             producer.close()
 
-    def _send(self, batch: Batch, markers: Sequence[Marker], owned: Collection[int], appended_at_ms: list[int]) -> None:
-        lost = batch.next_offsets.keys() - set(owned)
+    def _send(
+        self,
+        next_offsets: Mapping[int, int],
+        markers: Sequence[Marker],
+        owned: Collection[int],
+        appended_at_ms: list[int],
+    ) -> None:
+        lost = next_offsets.keys() - set(owned)
         if lost:
             raise self._given_up(f"partitions {sorted(lost)} are no longer assigned")
         if self._producer is None:
             self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
         began_at = time.monotonic()
         try:
-            self._transact(self._producer, markers, _topic_partitions(self._topic, batch.next_offsets), appended_at_ms)
+            self._transact(self._producer, markers, _topic_partitions(self._topic, next_offsets), appended_at_ms)
         except _GivenUpError:
             why = f"the transaction failed {ATTEMPTS} times or took longer than {self._timeout_ms / 1000:g} s"
             raise self._given_up(why) from None
@@ -186,12 +204,14 @@ class TransactionalStarts:
             for index, marker in enumerate(markers):
                 record = OutgoingRecord(self._markers_topic, marker.queue_partition, None, encode_marker(marker), [])
                 producer.send(record, partial(_store_append_time, appended_at_ms, index))
-            failpoint("consumer.start-tx-sent")
+            if markers:
+                failpoint("consumer.start-tx-sent")
 
         def check() -> None:
             if time.monotonic() > until:
                 raise _GivenUpError
-            failpoint("consumer.start-tx-before-commit")
+            if markers:
+                failpoint("consumer.start-tx-before-commit")
 
         producer.run(work, positions, self._consumer.consumer_group_metadata(), check=check)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmq_spark.consumer import fetcher
 from kmq_spark.consumer.markers.starts import TransactionalStarts
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KafkaClientError
@@ -55,6 +56,30 @@ def test_start_and_position_are_written_together(make_queue: Callable[..., Queue
         for message in messages:
             message.ack()
     assert queue.committed() == {0: 3, 1: 3}
+
+
+def test_position_after_skipped_messages_does_not_set_the_group_back(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of another logical queue are skipped, and their position is due after a newer one is committed."""
+    monkeypatch.setattr(fetcher, "COMMIT_SKIPPED_S", 4.0)
+    with consumer_of(queue, start_in_transaction=True) as consumer:
+        queue.send("a")
+        receive_all(consumer, 1)
+        queue.send("other", queue="emails")
+        until_s = time.monotonic() + 4.5
+        while time.monotonic() < until_s:
+            consumer.receive(1, 0.1)
+        assert queue.committed() == {0: 2}
+        queue.send("other", queue="emails")
+        consumer.receive(1, 0.5)
+        queue.send("b")
+        receive_all(consumer, 1)
+        assert queue.committed() == {0: 4}
+        until_s = time.monotonic() + 4.5
+        while time.monotonic() < until_s:
+            consumer.receive(1, 0.1)
+        assert queue.committed() == {0: 4}
 
 
 @pytest.mark.slow
