@@ -26,11 +26,12 @@ from kmq_spark.wire.headers import GENERATION, PRODUCER, SEQUENCE
 from kmq_spark.wire.position import EncodedPosition, decode_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from confluent_kafka import KafkaError, Producer
     from confluent_kafka import Message as KafkaMessage
 
+    from kmq_spark.kafka.records import OutgoingRecord
     from kmq_spark.kafka.transaction import Record
     from kmq_spark.producer.position_log import PositionLog
     from kmq_spark.wire.headers import Headers
@@ -134,7 +135,9 @@ class Life:
         """Give up what is open."""
         self.transactions.close()
 
-    def write(self, items: list[Item], position: Position, timeout_s: float) -> None:
+    def write(
+        self, items: list[Item], position: Position, timeout_s: float, letters: Sequence[OutgoingRecord] = ()
+    ) -> None:
         """
         Write one transaction. Write it again until it is committed or cannot be committed.
 
@@ -142,13 +145,14 @@ class Life:
             items: Messages; may be empty.
             position: Source position after these messages.
             timeout_s: How long it is tried, seconds.
+            letters: Records of other topics in the same transaction; they have no sequence.
 
         Raises:
             FencedError: A newer life has taken over; nothing of the transaction is visible.
             KafkaClientError: The broker refuses a message, which is named; or it did not succeed in time.
         """
         before, after = self.state, self._state_after(len(items), position)
-        work = _Work(self, items, before, after)
+        work = _Work(self, items, before, after, letters)
         until_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -271,8 +275,16 @@ class _Work:
     requests them, to find out which message the broker refuses.
     """
 
-    def __init__(self, life: Life, items: list[Item], before: ProducerState, after: ProducerState) -> None:
+    def __init__(
+        self,
+        life: Life,
+        items: list[Item],
+        before: ProducerState,
+        after: ProducerState,
+        letters: Sequence[OutgoingRecord],
+    ) -> None:
         self._life = life
+        self._letters = letters
         self._items = items
         self._before = before
         self._record = life.log.record_of(life.key, after)
@@ -291,6 +303,8 @@ class _Work:
             transactions.send_all(self._records(), self._on_report)
         else:
             self._send_unreported(transactions)
+        for letter in self._letters:
+            transactions.send(letter)
         failpoint("sink.rows-sent" if self._life.is_sink else "producer.sent")
         transactions.send(self._record)
         failpoint("producer.position-sent")

@@ -24,14 +24,17 @@ from pyspark.storagelevel import StorageLevel
 from kmq_spark.core.names import LONGEST_QUEUE, QUEUE_NAME
 from kmq_spark.core.producing import slot_of
 from kmq_spark.core.sinking import Batch, SlotPosition, rows_to_skip
-from kmq_spark.errors import ConfigError, SinkError
+from kmq_spark.errors import ConfigError, SinkError, TopicError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
+from kmq_spark.kafka.topics import partition_count
 from kmq_spark.producer.life import RECORD_BYTES
 from kmq_spark.producer.position_log import PositionLog
 from kmq_spark.sink.settings import (
     BYTES_PER_TRANSACTION,
+    DEAD_LETTER,
     DELIVERY_TIMEOUT_MS,
+    FAIL,
     ROWS_PER_TRANSACTION,
     SLOTS,
     TIMEOUT_MS,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RESULT = "slot int, written long, skipped long, transactions long"
+_RESULT = "slot int, written long, skipped long, transactions long, dead_lettered long"
 _SHOWN_BYTES = 60
 _LONGEST_WAIT_S = 10 * 365 * 24 * 60 * 60
 
@@ -65,12 +68,14 @@ class SinkSummary:
         written: Rows that were written now.
         skipped: Rows that an earlier attempt has written.
         transactions: Transactions committed now.
+        dead_lettered: Rows among the written that were too large, and became dead letters.
     """
 
     rows: int
     written: int
     skipped: int
     transactions: int
+    dead_lettered: int = 0
 
 
 class SinkOptions(TypedDict, total=False):
@@ -89,6 +94,7 @@ class SinkOptions(TypedDict, total=False):
     delivery_timeout_ms: int
     timeout_ms: int
     extra: Mapping[str, str] | None
+    oversize: str
 
 
 def exactly_once_sink(
@@ -111,6 +117,7 @@ def exactly_once_sink(
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
     timeout_ms: int = TIMEOUT_MS,
     extra: Mapping[str, str] | None = None,
+    oversize: str = FAIL,
     on_batch: Callable[[int], None] = lambda _written: None,
 ) -> Callable[[DataFrame, int], None]:
     """
@@ -135,6 +142,8 @@ def exactly_once_sink(
         delivery_timeout_ms: How long a transaction is tried again while the broker is away.
         timeout_ms: Bound on each call to the broker.
         extra: librdkafka settings.
+        oversize: What becomes of a row that is larger than *max_message_bytes*: `fail`, the batch fails before anything
+            of it is written; `dead-letter`, its beginning goes to the dead-letter topic, with size and hash.
         on_batch: Called behind each batch with the number of rows that were written now.
 
     Raises:
@@ -153,6 +162,7 @@ def exactly_once_sink(
         delivery_timeout_ms=delivery_timeout_ms,
         timeout_ms=timeout_ms,
         extra=extra,
+        oversize=oversize,
     )
 
     def write_batch(batch: DataFrame, number: int) -> None:
@@ -240,11 +250,17 @@ def _write(
             "deterministic, or write its rows to a table first and enqueue from there"
         )
         raise SinkError(message)
-    written, skipped, transactions = (sum(row[name] for row in results) for name in _RESULT_COUNTS)
-    return SinkSummary(written + skipped, written, skipped, transactions)
+    written, skipped, transactions, dead_lettered = (sum(row[name] for row in results) for name in _RESULT_COUNTS)
+    if dead_lettered:
+        logger.warning(
+            "batch %d of sink %s: %d rows are too large for %s and were sent to its dead-letter topic",
+            batch.number, settings.sink_id, dead_lettered, settings.queue,
+            extra={"action": "sink_batch", "queue": settings.queue},
+        )  # fmt: skip
+    return SinkSummary(written + skipped, written, skipped, transactions, dead_lettered)
 
 
-_RESULT_COUNTS = ("written", "skipped", "transactions")
+_RESULT_COUNTS = ("written", "skipped", "transactions", "dead_lettered")
 
 
 def message_columns(frame: DataFrame, columns: Mapping[str, str | Column | None], slots: int) -> DataFrame:
@@ -346,7 +362,9 @@ def _check_rows(rows: DataFrame, settings: SinkSettings) -> None:
     limit_s = F.lit(float(_LONGEST_WAIT_S))
     problems = {
         "value is null": F.col("value").isNull(),
-        f"larger than max_message_bytes {settings.max_message_bytes}": size > settings.max_message_bytes,
+        f"larger than max_message_bytes {settings.max_message_bytes}": (
+            (size > settings.max_message_bytes) & F.lit(settings.oversize == FAIL)
+        ),
         f"queue is not 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 . _ -": ~name,
         f"header name is null or begins with {PREFIX}": reserved,
         "delay is not 0 to 10 years": ~F.col("delay").between(F.lit(0.0), limit_s),
@@ -380,6 +398,8 @@ def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
     """
     log = PositionLog(QueueTopics(settings.queue), settings.bootstrap_servers, settings.timeout_ms, settings.extra)
     log.ensure()
+    if settings.oversize == DEAD_LETTER:
+        _check_dead_letter_topic(log, settings)
     begun = set()
     for found in log.all():
         sink_id, slot = slot_of(found.key) or ("", 0)
@@ -392,6 +412,16 @@ def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
             if rows_to_skip(SlotPosition.parse(found.state.position, where), batch, where) > 0:
                 begun.add(slot)
     return begun
+
+
+def _check_dead_letter_topic(log: PositionLog, settings: SinkSettings) -> None:
+    letters = QueueTopics(settings.queue).dead_letter_topic
+    if not partition_count(log.admin, letters, settings.bootstrap_servers, settings.timeout_ms):
+        message = (
+            f"sink {settings.sink_id} needs topic {letters!r} for rows that are too large: it does not exist; run "
+            f"`kmq queue create {settings.queue}`, or use oversize={FAIL!r}"
+        )
+        raise TopicError(message)
 
 
 def write_partitions(plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -410,8 +440,8 @@ def write_partitions(plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> Itera
     results: list[SlotResult] = []
     for slot, rows in itertools.groupby(_rows(batches), key=lambda pair: pair[0]):
         results.append(write_slot(plan, slot, (row for _, row in rows)))
-    columns = list(zip(*results, strict=True)) or [()] * 4
-    kinds = (pa.int32(), pa.int64(), pa.int64(), pa.int64())
+    columns = list(zip(*results, strict=True)) or [()] * 5
+    kinds = (pa.int32(), pa.int64(), pa.int64(), pa.int64(), pa.int64())
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)],
         names=["slot", *_RESULT_COUNTS],

@@ -22,6 +22,10 @@ DELIVERY_TIMEOUT_MS = 120_000
 TIMEOUT_MS = 15_000
 _MAX_ROWS_PER_TRANSACTION = 100_000
 
+FAIL, DEAD_LETTER = "fail", "dead-letter"
+OVERSIZE = (FAIL, DEAD_LETTER)
+"""What becomes of a row that is larger than `max_message_bytes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
@@ -40,6 +44,7 @@ class SinkSettings:
         delivery_timeout_ms: How long a transaction is tried again.
         timeout_ms: Bound on each call to the broker.
         extra: librdkafka settings.
+        oversize: One of `OVERSIZE`: the batch fails, or the row becomes a dead letter.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -56,6 +61,7 @@ class SinkSettings:
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     timeout_ms: int = TIMEOUT_MS
     extra: Mapping[str, str] | None = None
+    oversize: str = FAIL
 
     def __post_init__(self) -> None:
         """Check the values before any batch comes."""
@@ -67,3 +73,6 @@ class SinkSettings:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 message = f"{name} is out of bounds: got {value!r}, 1 to {most}; correct the call"
                 raise ConfigError(message)
+        if self.oversize not in OVERSIZE:
+            message = f"oversize is not allowed: got {self.oversize!r}, {' or '.join(OVERSIZE)}; correct the call"
+            raise ConfigError(message)

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from kmq_spark.core.producing import slot_id
 from kmq_spark.core.sinking import SlotPosition, check_repeated, rows_to_skip
 from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
 from kmq_spark.producer.life import Life, size_of
 from kmq_spark.producer.position_log import PositionLog
 from kmq_spark.producer.send_options import option_headers
+from kmq_spark.sink.settings import DEAD_LETTER
+from kmq_spark.wire.headers import DLQ_MESSAGE, DLQ_TOPIC
 from kmq_spark.wire.position import encode_position
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from kmq_spark.wire.headers import Headers
 
 HEADER_ROOM_BYTES = 1_024
+
+LETTER_BYTES = 1_024
+"""What the dead letter of a row that is too large keeps of its key and of its value."""
 
 
 class Row(NamedTuple):
@@ -47,12 +53,13 @@ class Row(NamedTuple):
 
 
 class SlotResult(NamedTuple):
-    """What became of the rows of a slot: written now, found committed, transactions."""
+    """What became of the rows of a slot: written now, found committed, transactions, dead letters among the written."""
 
     slot: int
     written: int
     skipped: int
     transactions: int
+    dead_lettered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +124,88 @@ def _write(plan: SinkPlan, slot: int, life: Life, rows: Iterable[Row]) -> SlotRe
     found = None if position is None else SlotPosition.parse(position, where)
     skip = rows_to_skip(found, plan.batch, where)
     if skip < 0:
-        return SlotResult(slot, 0, sum(1 for _ in rows), 0)
+        return SlotResult(slot, 0, sum(1 for _ in rows), 0, 0)
     repeated = found if skip else None
-    settings = plan.settings
-    digest, number, transactions = hashlib.blake2b(digest_size=16), 0, 0
-    items: list[Item] = []
-    size = 0
+    digest, number, transactions, dead_lettered = hashlib.blake2b(digest_size=16), 0, 0, 0
+    part = _Part(plan)
     for row in rows:
         if number == skip and repeated is not None:
             check_repeated(repeated, digest.hexdigest(), number, where, is_end=False)
-        if items and (len(items) >= settings.rows_per_transaction or size >= settings.bytes_per_transaction):
+        if part.is_full:
             # Only where a row follows: the last transaction says that it is the last.
-            _commit(plan, life, items, number, digest.hexdigest(), is_whole=False)
-            transactions, items, size = transactions + 1, [], 0
+            part.commit(life, number, digest.hexdigest(), is_whole=False)
+            transactions, dead_lettered, part = transactions + 1, dead_lettered + len(part.letters), _Part(plan)
         number += 1
         _add(digest, row)
         if number > skip:
-            items.append(_item(row))
-            size += size_of(items[-1])
+            part.add(row)
     if number <= skip and repeated is not None:
         check_repeated(repeated, digest.hexdigest(), number, where, is_end=True)
-    if items:
-        _commit(plan, life, items, number, digest.hexdigest(), is_whole=True)
-        transactions += 1
-    return SlotResult(slot, max(0, number - skip), min(skip, number), transactions)
+    if part.rows:
+        part.commit(life, number, digest.hexdigest(), is_whole=True)
+        transactions, dead_lettered = transactions + 1, dead_lettered + len(part.letters)
+    return SlotResult(slot, max(0, number - skip), min(skip, number), transactions, dead_lettered)
 
 
-def _commit(plan: SinkPlan, life: Life, items: list[Item], rows: int, digest: str, *, is_whole: bool) -> None:
-    batch = plan.batch
-    position = SlotPosition(batch.query, batch.number, batch.slots, rows, digest, is_whole).to_dict()
-    life.write(items, encode_position(position), plan.settings.delivery_timeout_ms / 1000)
+class _Part:
+    """The rows of one transaction: messages, and dead letters of rows that are too large."""
+
+    def __init__(self, plan: SinkPlan) -> None:
+        self.items: list[Item] = []
+        self.letters: list[OutgoingRecord] = []
+        self._plan = plan
+        self._size = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return len(self.items) + len(self.letters)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next row belongs to the next transaction."""
+        settings = self._plan.settings
+        is_full = self.rows >= settings.rows_per_transaction or self._size >= settings.bytes_per_transaction
+        return self.rows > 0 and is_full
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        settings = self._plan.settings
+        size = size_of((row.value, row.key, -1, row.headers, None))
+        if size > settings.max_message_bytes and settings.oversize == DEAD_LETTER:
+            self.letters.append(oversize_letter(settings, row, size))
+            return
+        self.items.append(_item(row))
+        self._size += size_of(self.items[-1])
+
+    def commit(self, life: Life, rows: int, digest: str, *, is_whole: bool) -> None:
+        """Write the transaction; *rows* and *digest* are those of the slot up to here."""
+        batch = self._plan.batch
+        position = SlotPosition(batch.query, batch.number, batch.slots, rows, digest, is_whole).to_dict()
+        timeout_s = self._plan.settings.delivery_timeout_ms / 1000
+        life.write(self.items, encode_position(position), timeout_s, self.letters)
+
+
+def oversize_letter(settings: SinkSettings, row: Row, size: int) -> OutgoingRecord:
+    """
+    Return the dead letter of a row that is too large for the queue.
+
+    It has the beginning of key and value and none of the row's headers. It names the sink in place of a topic, so that
+    a redrive leaves it: there is no message to send again.
+
+    Args:
+        settings: Of the sink.
+        row: The row.
+        size: Of the message that it would have been, bytes.
+    """
+    reason = (
+        f"row is too large: got {size} bytes, at most {settings.max_message_bytes}; its value has {len(row.value)} "
+        f"bytes, SHA-256 {hashlib.sha256(row.value).hexdigest()}, this record has the first {LETTER_BYTES} of them"
+    )
+    headers: Headers = [(DLQ_TOPIC, f"sink:{settings.sink_id}".encode()), (DLQ_MESSAGE, reason.encode())]
+    key = None if row.key is None else row.key[:LETTER_BYTES]
+    letters = QueueTopics(settings.queue).dead_letter_topic
+    return OutgoingRecord(letters, -1, key, row.value[:LETTER_BYTES], headers)
 
 
 def _item(row: Row) -> Item:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
@@ -33,6 +34,18 @@ def write(frame: DataFrame, to: Queue, /, run_id: str = "1", **options: Any) -> 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
     """Return a frame with the texts 0, 1, 2 and so on."""
     return spark.range(count).select(F.col("id").cast("string").alias("v"))
+
+
+def slots_of(queue: Queue) -> list[str]:
+    """Return the ids that `kmq producer list` shows."""
+    listed = json.loads(kmq(queue.bootstrap_servers, "producer", "list", queue.name, "-o", "json").stdout)
+    return [each["id"] for each in listed]
+
+
+def verdict_of(queue: Queue, producer_id: str) -> tuple[int, bool]:
+    """Return the exit code of `kmq producer verify`, and whether it found no hole and no repeat."""
+    verified = kmq(queue.bootstrap_servers, "producer", "verify", queue.name, producer_id)
+    return verified.exit_code, "no hole, no repeat" in verified.stdout
 
 
 def test_batch_job_writes_every_row_once_and_a_repeated_run_nothing(spark: SparkSession, queue: Queue) -> None:
@@ -71,11 +84,8 @@ def test_columns_become_key_headers_logical_queue_delay_and_ttl(spark: SparkSess
 
 def test_slots_are_listed_and_verified_as_producers(spark: SparkSession, queue: Queue) -> None:
     write(numbers(spark, 300), queue)
-    listed = json.loads(kmq(queue.bootstrap_servers, "producer", "list", queue.name, "-o", "json").stdout)
-    assert [each["id"] for each in listed] == ["jobs.slot-0", "jobs.slot-1", "jobs.slot-2"]
-    for each in listed:
-        verified = kmq(queue.bootstrap_servers, "producer", "verify", queue.name, each["id"])
-        assert (verified.exit_code, "no hole, no repeat" in verified.stdout) == (0, True)
+    assert slots_of(queue) == ["jobs.slot-0", "jobs.slot-1", "jobs.slot-2"]
+    assert {verdict_of(queue, slot) for slot in slots_of(queue)} == {(0, True)}
 
 
 class Query:
@@ -177,6 +187,7 @@ def test_batch_that_comes_again_with_other_rows_is_refused(query: Query, queue: 
         ("'x' as v", {"sink_id": "x" * 300}, "producer name is not allowed"),
         ("'x' as v", {"sink_id": "a.slot-1"}, "producer name is reserved"),
         ("'x' as v", {"run_id": ""}, "run_id is not allowed"),
+        ("'x' as v", {"oversize": "drop"}, "oversize is not allowed: got 'drop', fail or dead-letter"),
     ],
 )
 def test_frame_that_does_not_fit_is_refused(
@@ -206,6 +217,32 @@ def test_batch_with_a_row_that_cannot_be_sent_is_refused_before_anything_is_writ
 ) -> None:
     with pytest.raises(SinkError, match=message):
         write(spark.sql(f"select {columns} from range(10)"), queue, **options)  # noqa: S608  # the table above
+    assert seen(queue) == []
+
+
+def test_row_that_is_too_large_becomes_a_dead_letter_where_asked(spark: SparkSession, queue: Queue) -> None:
+    """Once, as every row; without a sequence, so that the messages have no hole; and a redrive leaves it."""
+    frame = spark.sql("select if(id = 3, repeat('x', 2000000), 'x') as v, 'k' as k from range(10)")
+    for written, skipped, dead_lettered in ((10, 0, 1), (0, 10, 0)):
+        found = write(frame, queue, key="k", oversize="dead-letter", rows_per_transaction=2)
+        assert (found.written, found.skipped, found.dead_lettered) == (written, skipped, dead_lettered)
+    assert seen(queue) == [b"x"] * 9
+    assert {verdict_of(queue, slot) for slot in slots_of(queue)} == {(0, True)}
+    (letter,) = read_all(queue.bootstrap_servers, f"{queue.name}.dlq")
+    assert (letter.key(), letter.value()) == (b"k", b"x" * 1024)
+    (listed,) = json.loads(kmq(queue.bootstrap_servers, "dlq", "list", queue.name, "-o", "json").stdout)
+    assert listed["reason"].startswith("row is too large: got 2000065 bytes, at most 1048576; its value has 2000000 ")
+    redriven = kmq(queue.bootstrap_servers, "dlq", "redrive", queue.name, "--all", "--execute")
+    assert "it was set aside from sink:jobs" in redriven.output
+    assert len(seen(queue)) == 9
+
+
+def test_missing_dead_letter_topic_is_told_before_anything_is_written(spark: SparkSession, queue: Queue) -> None:
+    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
+    for future in admin.delete_topics([f"{queue.name}.dlq"]).values():
+        future.result(20)
+    with pytest.raises(TopicError, match=r"needs topic .*\.dlq.* run `kmq queue create"):
+        write(numbers(spark, 1), queue, oversize="dead-letter")
     assert seen(queue) == []
 
 
