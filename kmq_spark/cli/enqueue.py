@@ -55,6 +55,13 @@ def enqueue(
     continue_from_batch: Annotated[
         int | None, typer.Option(help="With a new checkpoint: first batch that is written.", min=0, metavar="N")
     ] = None,
+    oversize: Annotated[
+        str,
+        typer.Option(help="A row that is too large: fail, or dead-letter (its beginning).", metavar="fail|dead-letter"),
+    ] = "fail",
+    restart_limit: Annotated[
+        int, typer.Option(help="Starts of a failed query in a row, before the command ends.", min=0, metavar="N")
+    ] = 20,
     timeout_ms: TimeoutMs = None,
     master: Master = "local[2]",
     driver_memory: DriverMemory = "1g",
@@ -82,7 +89,8 @@ def enqueue(
         limit = {"max_message_bytes": layout.max_message_bytes - ROOM_BYTES} if layout.max_message_bytes else {}
         enqueuer = Enqueuer(
             spark, what, wanted, name, checkpoint_dir=checkpoint_dir, is_continuous=trigger == "processing-time",
-            sink_id=sink_id, slots=slots, continue_from_batch=continue_from_batch, **kafka, **limit,
+            restart_limit=restart_limit, sink_id=sink_id, slots=slots, continue_from_batch=continue_from_batch,
+            oversize=oversize, **kafka, **limit,
         )  # fmt: skip
         signals.attach(enqueuer)
         _run(enqueuer, name, events=events)

@@ -3,25 +3,28 @@ Copy a table, a topic or files into a queue, one message a row, each exactly onc
 
 Rule 1: a source is read as a stream, continuous or until all that is there was written; the checkpoint says how far.
 Rule 2: what a row becomes is chosen by names of columns: one column, or the JSON of several.
+Rule 3: a query that failed is started again, with backoff and a limit, as the tracker's is. It is not started again
+where a repetition cannot help: the batch is refused, another process writes with this sink id, or the queue does not
+exist at the first batch (later a broker that restarts may not know its topics for a moment).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
-from kmq_spark.errors import ConfigError, SinkError
+from kmq_spark.errors import ConfigError, FencedError, KmqError, SinkError, TopicError
 from kmq_spark.sink.frames import exactly_once_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,10 @@ _FILES = frozenset({"json", "csv", "parquet", "text"})
 _CHANGES = ("insert", "update_postimage")
 _CHANGE_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 POLL_S = 1
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 30.0
+RESTART_LIMIT = 20
+"""How many times in a row a failed query is started again, by default; as `[tracker] restart_limit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +164,12 @@ class Enqueuer:
         topic: Name of the queue.
         checkpoint_dir: Where Spark keeps how far it has read; one folder for each sink.
         is_continuous: Whether it runs until stopped; else it ends when all that was there is written.
+        restart_limit: How many times in a row a failed query is started again; a batch that is written ends the row.
         sink: Arguments of `exactly_once_sink`: `sink_id`, `bootstrap_servers` and more.
 
     Attributes:
         rows: Rows written so far.
+        restarts: How often the query was started again.
         on_batch: Called with them behind each batch.
     """
 
@@ -173,6 +182,7 @@ class Enqueuer:
         *,
         checkpoint_dir: str,
         is_continuous: bool = True,
+        restart_limit: int = RESTART_LIMIT,
         **sink: Any,  # noqa: ANN401  # of the sink
     ) -> None:
         """Keep what is needed; `run` does the work."""
@@ -183,14 +193,17 @@ class Enqueuer:
         self._checkpoint_dir = checkpoint_dir
         self._is_continuous = is_continuous
         self._sink = sink
-        self._query: StreamingQuery | None = None
-        self._is_stopping = False
+        self._restart_limit = restart_limit
+        self._failures_in_a_row = 0
+        self._has_written = False
+        self._stopping = threading.Event()
         self.rows = 0
+        self.restarts = 0
         self.on_batch: Callable[[int], None] = lambda _rows: None
 
     def stop(self) -> None:
         """Ask `run` to end; a batch that this interrupts is continued by the next run."""
-        self._is_stopping = True
+        self._stopping.set()
 
     def run(self) -> None:
         """
@@ -199,33 +212,86 @@ class Enqueuer:
         Raises:
             ConfigError: A column does not exist or has the wrong type.
             SinkError: A batch must not be written; the message says why.
-            Exception: Spark's, for every other failure: run it again.
+            TopicError: The queue does not exist.
+            FencedError: Another process writes with this sink id.
+            KmqError: The query failed more often in a row than *restart_limit* allows.
+            Exception: Spark's, where the source cannot be read.
         """
+        while not self._stopping.is_set():
+            try:
+                self._run_once()
+            except StreamingQueryException as error:
+                if (ours := final_error(str(error), is_first=not self._has_written)) is not None:
+                    raise ours from error
+                if self._stopping.is_set():
+                    logger.warning("the query to %s failed while it stopped: %s", self._topic, _cause_of(error))
+                    return
+                self._failures_in_a_row += 1
+                if self._failures_in_a_row > self._restart_limit:
+                    message = (
+                        f"the query to {self._topic} failed {self._failures_in_a_row} times in a row: got "
+                        f"{_cause_of(error)}; correct the cause and run it again, no row is lost or sent twice"
+                    )
+                    raise KmqError(message) from error
+                self._rest(error)
+            else:
+                return
+
+    def _run_once(self) -> None:
         frame = read_source(self._spark, self._source)
         sink = exactly_once_sink(
             self._topic, on_batch=self._note, **{**self._columns.arguments(frame), **self._sink}
         )  # fmt: skip
         writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", self._checkpoint_dir)
         writer = writer if self._is_continuous else writer.trigger(availableNow=True)
-        query = self._query = writer.queryName(f"kmq enqueue {self._topic}").start()
-        try:
-            while not query.awaitTermination(POLL_S):
-                if self._is_stopping:
-                    query.stop()
-        except StreamingQueryException as error:
-            if (ours := _ours_of(str(error))) is not None:
-                raise SinkError(ours) from error
-            raise
+        query = writer.queryName(f"kmq enqueue {self._topic}").start()
+        while not query.awaitTermination(POLL_S):
+            if self._stopping.is_set():
+                query.stop()
+
+    def _rest(self, error: StreamingQueryException) -> None:
+        backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
+        self.restarts += 1
+        logger.warning(
+            "the query to %s failed, starting again in %g s (%d of %d): %s",
+            self._topic, backoff_s, self._failures_in_a_row, self._restart_limit, _cause_of(error),
+            extra={"action": "restart", "queue": self._topic},
+        )  # fmt: skip
+        self._stopping.wait(backoff_s)
 
     def _note(self, written: int) -> None:
+        self._failures_in_a_row, self._has_written = 0, True
         self.rows += written
         self.on_batch(self.rows)
 
 
-def _ours_of(text: str) -> str | None:
-    """Return the message of our own error in what Spark raised; None where it is none of ours."""
-    for line in text.splitlines():
-        for name in ("kmq_spark.errors.SinkError: ", "kmq_spark.errors.ConfigError: ", "kmq_spark.errors.TopicError: "):
-            if name in line:
-                return line.partition(name)[2].strip()
+_FINAL: tuple[type[KmqError], ...] = (SinkError, ConfigError, FencedError)
+"""Errors of a batch that a repetition does not correct."""
+
+
+def final_error(text: str, *, is_first: bool) -> KmqError | None:
+    """
+    Return our own error that Spark raised as text, if a repetition does not correct it; None for any other one.
+
+    Args:
+        text: What Spark raised.
+        is_first: Whether no batch is written yet.
+    """
+    name, _, what = (_last_of_ours(text) or "").partition(": ")
+    for kind in (*_FINAL, TopicError) if is_first else _FINAL:
+        if name == kind.__name__:
+            return SinkError(what) if kind is ConfigError else kind(what)
     return None
+
+
+def _cause_of(error: StreamingQueryException) -> str:
+    """Return the line that names the cause: our own error's, else the first one."""
+    lines = str(error).splitlines()
+    return _last_of_ours(str(error)) or (lines[0].strip() if lines else type(error).__name__)
+
+
+def _last_of_ours(text: str) -> str | None:
+    """Return name and message of the last of our own errors in a traceback: the ones above it are its causes."""
+    prefix = f"{KmqError.__module__}."
+    found = [line.partition(prefix)[2].strip() for line in text.splitlines() if prefix in line]
+    return found[-1] if found else None

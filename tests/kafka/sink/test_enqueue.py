@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kmq_spark.errors import ConfigError, SinkError
+from kmq_spark.errors import ConfigError, KmqError, SinkError, TopicError
+from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, read_all, seen
@@ -94,6 +96,59 @@ def test_refused_batch_is_told_in_our_words(spark: SparkSession, queue: Queue, t
     with pytest.raises(SinkError, match=r"^1 row\(s\) cannot be sent .* larger than max_message_bytes"):
         copy(spark, Source("text", str(tmp_path / "files")), Columns(value="value"), queue, tmp_path)
     assert seen(queue) == []
+
+
+def test_row_that_is_too_large_goes_to_the_dead_letter_topic_where_asked(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1").write_text("x" * 2_000_000 + "\nsmall\n")
+    source = Source("text", str(tmp_path / "files"))
+    assert copy(spark, source, Columns(value="value"), queue, tmp_path, oversize="dead-letter") == 2
+    assert seen(queue) == [b"small"]
+    assert len(read_all(queue.bootstrap_servers, f"{queue.name}.dlq")) == 1
+
+
+def test_missing_queue_is_told_at_once(spark: SparkSession, bootstrap_servers: str, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1").write_text("x\n")
+    with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
+        copy(
+            spark, Source("text", str(tmp_path / "files")), Columns(value="value"),
+            Queue("not-there", bootstrap_servers), tmp_path,
+        )  # fmt: skip
+
+
+def test_query_that_fails_is_started_again_up_to_the_limit(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is away; the first start of the tracker's query fails likewise."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1").write_text("x\n")
+    nowhere = Queue("not-there", "127.0.0.1:1")
+    with pytest.raises(KmqError, match=r"failed 2 times in a row: got KafkaClientError: .*no row is lost or sent"):
+        copy(
+            spark, Source("text", str(tmp_path / "files")), Columns(value="value"), nowhere, tmp_path,
+            restart_limit=1, timeout_ms=500,
+        )  # fmt: skip
+    assert [record.action for record in caplog.records if hasattr(record, "action")].count("restart") == 1
+
+
+@pytest.mark.slow
+def test_command_goes_on_after_a_failed_query_and_writes_every_row_once(queue: Queue, tmp_path: Path) -> None:
+    """A Python worker dies; in local mode one failed task fails the query."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1.txt").write_text("".join(f"{number}\n" for number in range(100)))
+    once = tmp_path / "once"
+    command = start(
+        queue.bootstrap_servers, "enqueue", queue.name, "--from", f"text:{tmp_path / 'files'}", "--value", "value",
+        "--sink-id", "copy", "--checkpoint-dir", str(tmp_path / "checkpoint"), "--trigger", "available-now",
+        env={**os.environ, VARIABLE: "sink.rows-sent", ONCE_VARIABLE: str(once)},
+    )  # fmt: skip
+    _, output = command.communicate(timeout=250)
+    assert (command.returncode, once.exists()) == (0, True), output
+    assert b"starting again in 1 s (1 of 20)" in output
+    assert sorted(map(int, seen(queue))) == list(range(100))
 
 
 @pytest.mark.parametrize("text", ["", "delta", "delta:", "mysql:x", "/data"])
