@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 PARTS = (
-    "producer", "consumer", "transactional-consumer", "resuming-producer", "tracker", "dlq-operator", "viewer",
+    "producer", "consumer", "transactional-consumer", "resuming-producer", "sink", "tracker", "dlq-operator", "viewer",
     "ledger", "creator", "member",
 )  # fmt: skip
 
@@ -64,6 +64,7 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     # The producer checks that a delay is not longer than the retention of the markers topic.
     yield Grant("producer", "topic", markers, ("Describe",))
     yield from _resuming_producer_grants(topics)
+    yield from _sink_grants(topics)
     yield from _consumer_grants(topics, logical_queues)
     yield Grant("tracker", "topic", queue, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("tracker", "topic", markers, ("Read", "Write", "Describe", "DescribeConfigs"))
@@ -112,6 +113,17 @@ def _resuming_producer_grants(topics: QueueTopics) -> Iterator[Grant]:
     yield Grant(part, "topic", topics.producers_topic, ("Read", "Write", "Describe", "DescribeConfigs"))
     own = topics.producer_transactional_id("")
     yield Grant(part, "transactional-id", own, ("Write", "Describe"), is_prefix=True)
+
+
+def _sink_grants(topics: QueueTopics) -> Iterator[Grant]:
+    """Yield what a Spark sink needs, on the driver and on executors, and `kmq enqueue`."""
+    # DescribeConfigs: `kmq enqueue` reads the largest message of the queue.
+    yield Grant("sink", "topic", topics.queue_topic, ("Write", "Describe", "DescribeConfigs"))
+    yield Grant("sink", "topic", topics.markers_topic, ("Describe", "DescribeConfigs"))
+    # Write: rows that are too large, with `oversize="dead-letter"`.
+    yield Grant("sink", "topic", topics.dead_letter_topic, ("Write", "Describe", "DescribeConfigs"))
+    yield Grant("sink", "topic", topics.producers_topic, ("Read", "Write", "Describe", "DescribeConfigs"))
+    yield Grant("sink", "transactional-id", topics.sink_transactional_prefix, ("Write", "Describe"), is_prefix=True)
 
 
 def _consumer_grants(topics: QueueTopics, logical_queues: Sequence[str]) -> Iterator[Grant]:

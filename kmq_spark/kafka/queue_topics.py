@@ -139,7 +139,12 @@ class QueueTopics:
 
     def sink_transactional_id(self, sink_id: str, slot: int | str) -> str:
         """Return the transactional id of a slot of a Spark sink."""
-        return f"kmq.{self.queue}.sink.{sink_id}.{slot}"
+        return f"{self.sink_transactional_prefix}{sink_id}.{slot}"
+
+    @property
+    def sink_transactional_prefix(self) -> str:
+        """The common prefix of the transactional ids of all Spark sinks."""
+        return f"kmq.{self.queue}.sink."
 
     @property
     def redrive_id(self) -> str:

@@ -273,8 +273,9 @@ def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap
         if not error.code.endswith("_AUTHORIZATION_FAILED"):
             raise
         message = (
-            f"topic {name!r} does not exist and this user may not create it ({error.code}); "
-            f"run `kmq queue create {topics.queue}` as a user with the right to create topics"
+            f"topic {name!r} does not exist or this user may not describe it, and may not create it ({error.code}); "
+            f"grant the access that `kmq acls {topics.queue} --print` lists, or run `kmq queue create {topics.queue}` "
+            "as a user with the right to create topics"
         )
         raise TopicError(message) from error
     made = _wait_until_known(admin, topics, {name}, bootstrap_servers, timeout_ms)

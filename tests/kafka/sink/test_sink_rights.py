@@ -1,0 +1,65 @@
+"""A Spark sink on a broker with Kafka's own authorizer: what `kmq acls` lists for it is enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark.errors import KmqError
+from kmq_spark.sink import write_queue
+from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
+from tests.kafka.secured import SecuredBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+QUEUE = "orders"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """A broker with a queue."""
+    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
+    try:
+        broker.grant(QUEUE, "creator", "producer", "sink", "viewer")
+        made = broker.kmq("creator", "queue", "create", QUEUE, "--partitions", "1")
+        assert made.exit_code == 0, made.output
+        yield broker
+    finally:
+        broker.close()
+
+
+def test_sink_and_enqueue_do_their_work_with_what_kmq_acls_lists(
+    secured: SecuredBroker, spark: SparkSession, tmp_path: Path
+) -> None:
+    """With a row that goes to the dead-letter topic."""
+    to: dict[str, Any] = {
+        "bootstrap_servers": secured.bootstrap_servers,
+        "extra": secured.credentials("sink"),
+        "slots": 2,
+    }
+    frame = spark.sql("select if(id = 3, repeat('x', 2000000), 'x') as v from range(10)")
+    found = write_queue(frame, QUEUE, sink_id="a", run_id="1", value="v", oversize="dead-letter", **to)
+    assert (found.written, found.dead_lettered) == (10, 1)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1").write_text("x\n")
+    enqueuer = Enqueuer(
+        spark, Source("text", str(tmp_path / "files")), Columns(value="value"), QUEUE, is_continuous=False,
+        checkpoint_dir=str(tmp_path / "checkpoint"), sink_id="b", **to,
+    )  # fmt: skip
+    enqueuer.run()
+    assert enqueuer.rows == 1
+
+
+def test_sink_without_its_rights_is_told_where_they_are_listed(secured: SecuredBroker, spark: SparkSession) -> None:
+    with pytest.raises(KmqError, match="kmq acls orders --print"):
+        write_queue(
+            spark.sql("select 'x' as v"), QUEUE, sink_id="c", run_id="1", value="v",
+            bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials("producer"),
+        )  # fmt: skip
