@@ -70,6 +70,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         "key": "binary",
         "value_bytes": "bigint",
         "header_count": "int",
+        "producer_id": "string",
+        "producer_generation": "bigint",
+        "producer_sequence": "bigint",
     },
     DEAD_LETTERS: {
         "queue": "string",

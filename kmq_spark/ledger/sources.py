@@ -140,6 +140,9 @@ def message_rows(records: DataFrame, queue: str) -> DataFrame:
         "expires_at": _instant(H.EXPIRES_AT_MS),
         "value_bytes": F.length("value").cast("long"),
         "header_count": F.coalesce(F.size("headers"), F.lit(0)),
+        "producer_id": _text(H.PRODUCER),
+        "producer_generation": _number(H.GENERATION),
+        "producer_sequence": _number(H.SEQUENCE),
     }
     return _shaped(records, MESSAGES, values)
 

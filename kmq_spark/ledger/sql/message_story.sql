@@ -10,6 +10,7 @@ WITH sent AS (
       ', ',
       value_bytes || ' bytes',
       'key ' || cast(key AS string),
+      'by ' || producer_id || ', sequence ' || producer_sequence || ', generation ' || producer_generation,
       'for queue ' || logical_queue,
       'not before ' || date_format(not_before, 'yyyy-MM-dd HH:mm:ss.SSS'),
       'delayed by ' || delay_ms || ' ms',

@@ -98,16 +98,22 @@ def test_hostile_headers_are_null_and_never_an_error(spark: SparkSession) -> Non
     hostile: Headers = [
         ("kmq-origin", b"99999:5"), ("kmq-previous", b"1:"), ("kmq-delivery-count", b"-3"), ("kmq-ttl-ms", b"9" * 40),
         ("kmq-first-sent-ms", b"999999999999999999"), ("kmq-queue", b"\xff\xfe"), ("kmq-delay-ms", None),
+        ("kmq-producer", None), ("kmq-generation", b"one"), ("kmq-sequence", b"-1"),
     ]  # fmt: skip
     good: Headers = [
         ("kmq-origin", b"0:1"),
         ("kmq-origin", b"2:7"),
         ("kmq-previous", b"2:9"),
         ("kmq-delivery-count", b"4"),
+        ("kmq-producer", b"copier"),
+        ("kmq-generation", b"2"),
+        ("kmq-sequence", b"17"),
     ]
     bad_row, good_row = message_rows(records(spark, (1_000, b"x", hostile), (2_000, b"four", good)), "q").collect()
     assert [bad_row[name] for name in ("previous_partition", "delivery_count", "ttl_ms", "delay_ms")] == [None] * 4
     assert (bad_row["origin_partition"], bad_row["origin_offset"], bad_row["is_first_copy"]) == (0, 0, True)
+    sender = ("producer_id", "producer_generation", "producer_sequence")
+    assert [[row[name] for name in sender] for row in (bad_row, good_row)] == [[None] * 3, ["copier", 2, 17]]
     assert bad_row["logical_queue"] == "\ufffd\ufffd"
     assert bad_row["first_sent_at"] == bad_row["sent_at"]
     assert (good_row["origin_partition"], good_row["origin_offset"], good_row["previous_offset"]) == (2, 7, 9)
