@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from faults.on_coordination import GroupStage
     from faults.on_producers import CopyStage
+    from faults.on_sinks import SinkStage
+    from faults.sent_stage import SentStage
 
 Group = TypeVar("Group", bound="GroupStage")
 Value = TypeVar("Value")
@@ -56,7 +58,7 @@ class Campaign:
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
         self._shared_spark = spark
         self._own_spark: SparkSession | None = None
-        self._stages: list[Stage | CopyStage | GroupStage] = []
+        self._stages: list[Stage | SentStage | GroupStage] = []
 
     def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
@@ -80,6 +82,14 @@ class Campaign:
         """Return a coordination group of some processes, on the campaign's broker."""
         group = f"{name}.{time.time_ns() // 1_000_000}"
         stage = kind(self.broker, self.folder, group, seed=self.seed, **options)
+        self._stages.append(stage)
+        return stage
+
+    def sink_stage(self, name: str, **options: Any) -> SinkStage:  # noqa: ANN401  # of SinkStage
+        """Return files of numbered rows and a queue that a query writes them to, on the campaign's broker."""
+        from faults.on_sinks import SinkStage  # noqa: PLC0415  # it imports this module's types
+
+        stage = SinkStage(self.broker, self.folder, f"{name}.{time.time_ns() // 1_000_000}", **options)
         self._stages.append(stage)
         return stage
 

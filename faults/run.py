@@ -28,6 +28,7 @@ from faults import (
     on_fleets,
     on_markers,
     on_producers,
+    on_sinks,
     on_topics,
     on_trackers,
     on_versions,
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from faults.on_coordination import GroupStage
-    from faults.on_producers import CopyStage
+    from faults.sent_stage import SentStage
     from faults.stage import Stage
 
 logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 
-Scenario = Callable[["Campaign"], "Stage | CopyStage | GroupStage | list[Stage] | list[GroupStage] | None"]
+Scenario = Callable[["Campaign"], "Stage | SentStage | GroupStage | list[Stage] | list[GroupStage] | None"]
 
 SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
@@ -81,6 +82,8 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("S1", on_producers.restarted),
     ("S2", on_producers.killed_at_points),
     ("S3", on_producers.two_at_once),
+    ("S4", on_sinks.killed),
+    ("S5", on_sinks.sparks_own_killed),
     ("G1", on_coordination.killed),
     ("G2", on_coordination.paused),
     ("G3", on_coordination.broker_restarted),
@@ -113,7 +116,7 @@ def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultRes
     return result
 
 
-def _add(result: FaultResult, stage: Stage | CopyStage | GroupStage) -> None:
+def _add(result: FaultResult, stage: Stage | SentStage | GroupStage) -> None:
     verdict = stage.verdict(is_drained=stage.is_drained)
     result.injections += stage.injections
     result.violations += verdict.violations

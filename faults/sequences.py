@@ -1,5 +1,5 @@
 """
-Read what a copier has sent, and check it: every line once, in order, under the right sequence.
+Read what was sent to a queue, and check it: every line or row once, under a sequence without a gap.
 
 Rule 1: no code of the producer is used here, and none of `kmq producer verify`: the checker's own reader, and header
 names as text.
@@ -8,7 +8,7 @@ names as text.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from faults.topics import read_topic
@@ -20,7 +20,7 @@ MOST_NAMED = 5
 
 
 class Sent(NamedTuple):
-    """One committed record of a queue topic."""
+    """One committed record of a queue topic; no producer, 0 and 0 where it has no headers of one."""
 
     partition: int
     offset: int
@@ -45,9 +45,10 @@ def read_sent(bootstrap_servers: str, topic: str) -> list[Sent]:
     found: list[Sent] = []
     for record in read_topic(topic, bootstrap_servers):
         headers = {name: value or b"" for name, value in record.headers}
-        numbers = int(headers["kmq-generation"]), int(headers["kmq-sequence"])
+        numbers = int(headers.get("kmq-generation", 0)), int(headers.get("kmq-sequence", 0))
         line = int((record.value or b"")[:8])
-        found.append(Sent(record.partition, record.offset, line, headers["kmq-producer"].decode(), *numbers))
+        producer = headers.get("kmq-producer", b"").decode()
+        found.append(Sent(record.partition, record.offset, line, producer, *numbers))
     return sorted(found)
 
 
@@ -58,12 +59,50 @@ def violations(sent: Iterable[Sent], lines: int) -> list[str]:
     The sequence of a line is its number: one message a line, no line left out, none twice.
     """
     records = sorted(sent)
+    found = _line_violations(records, lines)
+    _note(found, "sequence is not the line's number", [each for each in records if each.sequence != each.line])
+    return found + _order_violations(records)
+
+
+def sink_violations(sent: Iterable[Sent], rows: int) -> list[str]:
+    """
+    Return what is wrong with what a sink wrote of so many numbered rows, one message each; empty where nothing is.
+
+    Each row is there once, each slot is a producer whose sequences have no gap, and the messages of a slot have the
+    order of their sequences.
+    """
+    records = sorted(sent)
+    found = _line_violations(records, rows)
+    by_producer: defaultdict[str, list[Sent]] = defaultdict(list)
+    for record in records:
+        by_producer[record.producer].append(record)
+    _note(found, "record without a producer", by_producer.pop("", []))
+    for producer, own in sorted(by_producer.items()):
+        counts = Counter(record.sequence for record in own)
+        last = max(counts)
+        _note(found, f"sequence missing of {producer}", [each for each in range(1, last + 1) if each not in counts])
+        _note(found, f"sequence repeated of {producer}", [each for each, count in counts.items() if count > 1])
+        found += _order_violations(own)
+    return found
+
+
+def repeated_rows(sent: Iterable[Sent]) -> int:
+    """Return how many records repeat a row that another record has."""
+    return sum(count - 1 for count in Counter(record.line for record in sent).values())
+
+
+def _line_violations(records: Sequence[Sent], lines: int) -> list[str]:
     counts = Counter(record.line for record in records)
     found: list[str] = []
     _note(found, "line missing", [line for line in range(1, lines + 1) if line not in counts])
     _note(found, "line sent twice", [line for line, count in counts.items() if count > 1])
     _note(found, "no such line", [line for line in counts if not 1 <= line <= lines])
-    _note(found, "sequence is not the line's number", [each for each in records if each.sequence != each.line])
+    return found
+
+
+def _order_violations(records: Sequence[Sent]) -> list[str]:
+    """Return where the records of one producer, sorted by partition and offset, are out of order."""
+    found: list[str] = []
     _note(
         found,
         "out of order in its partition",

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from faults.campaign import Campaign
+from faults.on_sinks import killed, sparks_own_killed
 from kmq_spark.failpoints import FAILPOINTS, ONCE_VARIABLE, VARIABLE
 from tests.kafka.conftest import Queue, seen, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+    from faults.on_sinks import SinkStage
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROWS = 3_000
 
@@ -73,3 +78,17 @@ def test_job_that_was_killed_and_run_again_writes_every_row_once(queue: Queue) -
     output, _ = start(queue).communicate(timeout=300)
     assert output.strip() == str(ROWS).encode()
     assert every_row_once(queue)
+
+
+@pytest.mark.parametrize("scenario", [killed, sparks_own_killed])
+def test_query_on_a_cluster_whose_driver_is_killed_loses_no_row(
+    tmp_path: Path, scenario: Callable[[Campaign], SinkStage]
+) -> None:
+    """A small campaign: `python -m faults.run --only S4,S5` makes the whole one. Our sink also repeats no row."""
+    campaign = Campaign(tmp_path, seed=1, scale=0.0)
+    try:
+        stage = scenario(campaign)
+        assert stage.verdict().violations == []
+        assert stage.injections == 1
+    finally:
+        campaign.close()
