@@ -1,5 +1,6 @@
 """
-Faults of Spark sinks: driver, executors and Python workers killed while a query writes numbered rows.
+Faults of Spark sinks: driver, executors and Python workers killed while a query writes numbered rows, and Python
+workers that end at each crash point.
 
 Spark's own Kafka sink gets the same kills: it is at least once, and its repeated rows are counted for comparison.
 """
@@ -21,6 +22,7 @@ from confluent_kafka import Consumer, TopicPartition
 from faults.checker import Verdict
 from faults.sent_stage import PARTITIONS, SentStage
 from faults.sequences import line_of, read_sent, repeated_rows, sink_violations
+from kmq_spark.failpoints import FAILPOINTS, LOG_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
@@ -41,6 +43,12 @@ END_TIMEOUT_S = 1_800.0
 POLL_S = 0.05
 LONGEST_DELAY_S = 1.0
 """Between the first row that arrives and the kill."""
+FIND_TIMEOUT_S = 30.0
+"""For an executor or a Python worker that was killed to be replaced."""
+
+SINK_POINTS = tuple(name for name in FAILPOINTS if name.startswith("sink."))
+PASSAGE = 3
+"""A worker ends at its third passage of a crash point, as does each one that replaces it: two transactions each."""
 
 DRIVER = ""
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -72,13 +80,20 @@ class SinkStage(SentStage):
         self._home = _spark_home(self.folder)
         self._watcher = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "kmq-faults-sinks"})
 
-    def writer(self) -> EventChild:
-        """Start the query."""
+    def writer(self, **environment: str) -> EventChild:
+        """Start the query, with more environment variables."""
         settings = {
             "bootstrap_servers": self.broker.bootstrap_servers, "queue": self.queue, "kind": self.kind,
             "rows": str(self._files), "checkpoint": str(self.folder / "checkpoint"),
         }  # fmt: skip
-        return self.start(WRITER, settings, environment={"SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1"})
+        return self.start(
+            WRITER, settings, environment={"SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+        )
+
+    def finish(self, child: EventChild) -> None:
+        """Wait until a query has written all rows."""
+        if (code := child.wait(END_TIMEOUT_S)) != 0:
+            self.fail(f"S: the last query ended with {code}: {child.last_words()}")
 
     def appended(self) -> int:
         """Return how many records the queue topic has, also of open transactions."""
@@ -131,6 +146,23 @@ def sparks_own_killed(campaign: Campaign) -> SinkStage:
     return _killed(campaign, "s5", "spark", (DRIVER, EXECUTOR))
 
 
+def killed_at_points(campaign: Campaign) -> list[SinkStage]:
+    """S6: Python workers of an exactly-once sink end at its crash points, one after the other."""
+    return [_killed_at(campaign, point) for point in SINK_POINTS]
+
+
+def _killed_at(campaign: Campaign, point: str) -> SinkStage:
+    stage = campaign.sink_stage(f"s6.{point.partition('.')[2]}", rows=LEAST_ROWS, kind="ours")
+    log = stage.folder / "passed"
+    child = stage.writer(**{VARIABLE: f"{point}:{PASSAGE}", LOG_VARIABLE: str(log)})
+    if stage.begun(child, BEGIN_TIMEOUT_S) is not None:
+        stage.finish(child)
+    stage.injections += len(log.read_text().splitlines()) if log.exists() else 0
+    if not stage.injections:
+        stage.fail(f"S: no Python worker ended at {point}")
+    return stage
+
+
 def _killed(campaign: Campaign, name: str, kind: str, targets: tuple[str, ...]) -> SinkStage:
     kills = campaign.scaled(KILLS, least=1)
     stage = campaign.sink_stage(name, rows=max(LEAST_ROWS, round(ROWS * campaign.scale)), kind=kind)
@@ -151,19 +183,20 @@ def _killed(campaign: Campaign, name: str, kind: str, targets: tuple[str, ...]) 
             stage.injections += 1
         else:
             stage.injections += _kill_one(child, target, generator)
-    child = child or stage.writer()
-    if (code := child.wait(END_TIMEOUT_S)) != 0:
-        stage.fail(f"S: the last query ended with {code}: {child.last_words()}")
+    stage.finish(child or stage.writer())
     return stage
 
 
 def _kill_one(child: EventChild, word: str, generator: random.Random) -> int:
     """Kill one of a query's processes by a word of its command line; return how many were killed."""
-    found = [pid for pid, command in _processes(child.group) if word in command]
-    for pid in generator.sample(found, min(1, len(found))):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            return 1
+    give_up_s = time.monotonic() + FIND_TIMEOUT_S
+    while child.is_running and time.monotonic() < give_up_s:
+        found = [pid for pid, command in _processes(child.group) if word in command]
+        for pid in generator.sample(found, min(1, len(found))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return 1
+        time.sleep(POLL_S)
     return 0
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from faults.on_coordination import GroupStage
+    from faults.on_sinks import SinkStage
     from faults.sent_stage import SentStage
     from faults.stage import Stage
 
@@ -48,7 +49,9 @@ logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 
-Scenario = Callable[["Campaign"], "Stage | SentStage | GroupStage | list[Stage] | list[GroupStage] | None"]
+Scenario = Callable[
+    ["Campaign"], "Stage | SentStage | GroupStage | list[Stage] | list[SinkStage] | list[GroupStage] | None"
+]
 
 SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
@@ -84,6 +87,7 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("S3", on_producers.two_at_once),
     ("S4", on_sinks.killed),
     ("S5", on_sinks.sparks_own_killed),
+    ("S6", on_sinks.killed_at_points),
     ("G1", on_coordination.killed),
     ("G2", on_coordination.paused),
     ("G3", on_coordination.broker_restarted),

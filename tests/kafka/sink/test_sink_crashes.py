@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from faults.campaign import Campaign
-from faults.on_sinks import killed, sparks_own_killed
+from faults.on_sinks import killed, killed_at_points, sparks_own_killed
 from kmq_spark.failpoints import FAILPOINTS, ONCE_VARIABLE, VARIABLE
 from tests.kafka.conftest import Queue, seen, wait_until
 
@@ -90,5 +90,15 @@ def test_query_on_a_cluster_whose_driver_is_killed_loses_no_row(
         stage = scenario(campaign)
         assert stage.verdict().violations == []
         assert stage.injections == 1
+    finally:
+        campaign.close()
+
+
+def test_query_on_a_cluster_whose_workers_end_at_crash_points_writes_every_row_once(tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path, seed=1, scale=0.0)
+    try:
+        for stage in killed_at_points(campaign):
+            assert stage.verdict().violations == []
+            assert stage.injections > 1
     finally:
         campaign.close()
