@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.coordination import Claim, Coordinator, RunningTask, TaskRunner, group_log
+from kmq_spark.core.coordination import fold
 from kmq_spark.core.coordination.effects import Change, Effect
 from kmq_spark.core.coordination.partition import partition_of
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, MalformedRecordError, UsageError
@@ -262,6 +263,24 @@ def test_names_of_300_characters_are_refused(make: Make, bootstrap_servers: str)
     with pytest.raises(ConfigError, match="heartbeat interval in ms is out of bounds: got 99, allowed 100 to 60000"):
         Coordinator("g", bootstrap_servers=bootstrap_servers, heartbeat_ms=99)
     held(member.claim("r"))
+
+
+def test_task_above_the_limit_is_an_error_of_its_caller(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the log, and every member ignores it."""
+    monkeypatch.setattr(fold, "MAX_TASKS", 1)
+    member = make("a")
+    member.add_task("t")
+    with pytest.raises(UsageError, match=r"ADD_TASK changed nothing in group 'group-.*': over_limit; remove tasks"):
+        member.add_task("u")
+    assert list(member.view()["tasks"]) == ["t"]
+
+
+def test_interval_that_the_way_to_the_broker_does_not_allow_is_refused(make: Make) -> None:
+    """Each record of this client waits 250 ms before it is sent; T = 300 ms allows 100 ms until it is read back."""
+    with pytest.raises(
+        ConfigError, match=r"heartbeat_ms is too short for this broker: got 300, and a heartbeat takes \d+ ms .*: use a"
+    ):
+        make("a", heartbeat_ms=300, extra={"linger.ms": "250"})
 
 
 def test_child_process_holds_nothing(make: Make) -> None:
