@@ -31,19 +31,24 @@ BUNDLE: dict[str, Any] = yaml.safe_load(TEXT)
 JOBS: dict[str, dict[str, Any]] = BUNDLE["resources"]["jobs"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TRACKER, ENQUEUE = "kmq_tracker", "kmq_enqueue"
-CONTINUOUS = (TRACKER, ENQUEUE)
+FLEET = ("kmq_fleet_a", "kmq_fleet_b")
+CONTINUOUS = (TRACKER, *FLEET, ENQUEUE)
 SERVERLESS = "kmq_tracker_once"
 ON_CLUSTERS = [job for job in JOBS if job != SERVERLESS]
 
-SECTION_OF = {"kmq_tracker": "tracker", "kmq_ledger": "ledger"}
+SECTION_OF = {"kmq_tracker": "tracker", "kmq_ledger": "ledger", **dict.fromkeys(FLEET, "tracker")}
 COMMAND_OF: dict[str, Callable[..., None]] = {
     "kmq_tracker": kmq_spark.cli.tracker.run,
+    **dict.fromkeys(FLEET, kmq_spark.cli.tracker.run),
     "kmq_tracker_once": kmq_spark.cli.tracker_once.once,
     "kmq_ledger": kmq_spark.cli.ledger.run,
     "kmq_enqueue": kmq_spark.cli.enqueue.enqueue,
 }
 
-OPTION_OF_FLAG = {"--checkpoint-dir": "checkpoint_dir", "--trigger": "trigger", "--catalog": "catalog"}
+OPTION_OF_FLAG = {
+    "--checkpoint-dir": "checkpoint_dir", "--trigger": "trigger", "--catalog": "catalog", "--fleet": "fleet",
+    "--fleet-member": "fleet_member",
+}  # fmt: skip
 
 
 def resolved(text: str) -> str:
@@ -142,6 +147,16 @@ def test_one_run_of_a_job_at_a_time_and_only_tracker_and_enqueue_run_on(job: str
     assert JOBS[job]["max_concurrent_runs"] == 1
     assert ("continuous" in JOBS[job]) == (job in CONTINUOUS)
     assert ("schedule" in JOBS[job]) == (job not in CONTINUOUS)
+
+
+def test_jobs_of_a_fleet_differ_in_name_and_checkpoint_and_run_only_on_request() -> None:
+    """Two members of one name refuse each other, and `kmq_tracker` would fence both."""
+    first, second = (flags_of(job) for job in FLEET)
+    assert first["--fleet"] == second["--fleet"]
+    assert first["--fleet-member"] != second["--fleet-member"]
+    assert first["--checkpoint-dir"] != second["--checkpoint-dir"]
+    for job in FLEET:
+        assert JOBS[job]["continuous"]["pause_status"] == "PAUSED"
 
 
 def test_the_two_forms_of_the_tracker_do_not_run_by_themselves_together() -> None:
