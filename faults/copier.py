@@ -19,6 +19,9 @@ from kmq_spark import FencedError, QueueProducer
 FENCED_CODE = 4
 """Exit code of a copier that a newer one has replaced."""
 
+COMMIT_TIMEOUT_S = 100.0
+"""For the last commit: a broker that was killed takes longer than the default to come back on a busy machine."""
+
 
 def _say(event: str, **fields: object) -> None:
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
@@ -35,7 +38,7 @@ def main(text: str) -> int:
             position: Any = producer.position or {"line": 0, "offset": 0}
             _say("began", generation=producer.generation, sequence=producer.sequence, position=position)
             _copy(producer, file, position, rate)
-            producer.commit()
+            producer.commit(timeout=COMMIT_TIMEOUT_S)
             _say("copied", sequence=producer.sequence)
             while is_staying:
                 time.sleep(0.1)
