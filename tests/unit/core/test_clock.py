@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kmq_spark.core.clock import LONGEST_STEP_MS, advanced
+from kmq_spark.core.clock import LONGEST_STEP_MS, ClockStart, advanced
+from kmq_spark.core.fold import PartitionState
+from kmq_spark.testing import log, start, unreadable
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,18 @@ from kmq_spark.core.clock import LONGEST_STEP_MS, advanced
 )
 def test_clock_after_a_record(clock_ms: int, last_ms: int, appended_ms: int, expected_ms: int) -> None:
     assert advanced(clock_ms, last_ms, appended_ms) == expected_ms
+
+
+def test_rebuild_begins_with_the_time_of_the_first_record_that_has_one() -> None:
+    """As far ahead of it as the clock was there; the records of a batch come in any order."""
+    timed = [*log(start(at_ms=-1), unreadable(7_000), start(at_ms=6_000))][::-1]
+    state = PartitionState.rebuilding(None, ClockStart(ahead_ms=300), timed)
+    assert (state.appended_at_ms, state.clock_ms, state.behind_ms) == (7_000, 7_300, 300)
+    known = PartitionState.rebuilding(None, ClockStart(300, 6_500), timed)
+    assert (known.appended_at_ms, known.clock_ms) == (6_500, 6_800)
+
+
+def test_rebuild_that_finds_no_record_begins_at_the_epoch() -> None:
+    for markers in ([], log(start(at_ms=-1))):
+        state = PartitionState.rebuilding(None, ClockStart(), markers)
+        assert (state.appended_at_ms, state.clock_ms) == (0, 0)

@@ -195,8 +195,11 @@ def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_queue_says_
     expired = end(at_ms=1_500, outcome=Outcome.EXPIRED, reason=reason)
     (row,) = folded(start(), expired, tick(1_501), rules=KEEPING).decisions.rows()
     assert (row.action, row.reason, row.is_silent) == (DecisionAction.DEAD_LETTER, expected_reason, False)
-    before = folded(start(), rules=KEEPING).state
-    assert folded(expired, state=before, rules=KEEPING).status.next_deadline_at_ms == -1
+    before = folded(start(count=2), rules=KEEPING).state
+    first = folded(expired, state=before, rules=KEEPING)
+    assert first.status.next_deadline_at_ms == -1
+    second = folded(end(8, outcome=Outcome.EXPIRED), state=first.state, rules=KEEPING).status
+    assert (second.in_flight, second.counters["rejected"], second.counters["expired"]) == (2, 2, 0)
 
 
 def test_end_of_an_expired_message_by_an_earlier_tracker_takes_it_out() -> None:

@@ -184,12 +184,14 @@ def test_rejection_without_reason_says_rejected() -> None:
 
 @pytest.mark.parametrize("late", [end(), end(outcome=Outcome.REJECTED, reason="again"), end(outcome=Outcome.EXPIRED)])
 def test_later_end_does_not_change_a_rejection(late: object) -> None:
-    """The first END after the START counts."""
-    result = folded(
-        start(), end(outcome=Outcome.REJECTED, reason="bad"), late, keep_alive(), tick(), dead_letters_expired=True
-    )
-    assert result.decisions.reasons == ["bad"]
-    assert (counted(result)["end_unknown"], counted(result)["keepalive_unknown"]) == (1, 1)
+    """The first END after the START counts, whatever comes in the same batch or in a later one."""
+    rejected = (start(), end(outcome=Outcome.REJECTED, reason="bad"))
+    together = folded(*rejected, late, keep_alive(), tick(), dead_letters_expired=True)
+    before = folded(*rejected, dead_letters_expired=True).state
+    for result in (together, folded(late, keep_alive(), tick(), state=before, dead_letters_expired=True)):
+        assert result.decisions.reasons == ["bad"]
+        counters = counted(result)
+        assert (counters["rejected"], counters["end_unknown"], counters["keepalive_unknown"]) == (1, 1, 1)
 
 
 def test_start_clears_a_rejection() -> None:
@@ -216,8 +218,9 @@ def test_end_of_an_earlier_tracker_takes_the_message_out(outcome: Outcome) -> No
     rejected = folded(start(), end(outcome=Outcome.REJECTED), tick(), end(outcome=outcome), decide_from_marker_offset=4)
     for result in (leased, rejected):
         assert (len(result.decisions), result.status.in_flight) == (0, 0)
-        assert counted(result)[outcome.name.lower()] == 1
         assert result.state.in_flight.reasons == {}
+    assert counted(leased) == {"started": 1, outcome.name.lower(): 1, "ticks": 1}
+    assert counted(rejected) == {"started": 1, "rejected": 1, outcome.name.lower(): 1, "ticks": 1}
 
 
 def test_tick_below_the_resume_point_moves_the_clock_and_decides_nothing() -> None:

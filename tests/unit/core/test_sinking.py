@@ -96,6 +96,7 @@ def test_position_of_something_else_is_refused(position: Any) -> None:  # noqa: 
 def test_slot_has_an_id_that_no_program_may_choose() -> None:
     assert slot_id("jobs", 3) == "jobs.slot-3"
     assert slot_of("jobs.slot-3") == ("jobs", 3)
+    assert slot_of("jobs.slot-3.slot-12") == ("jobs.slot-3", 12)
     assert slot_of("jobs.slot-x") is slot_of("jobs") is slot_of("slot-3") is None
     with pytest.raises(ConfigError, match=r"producer name is reserved: got 'jobs\.slot-3'"):
         check_own_id("jobs.slot-3")
