@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from faults.processes import WorkerChild
     from faults.stage import Stage
 
-pytestmark = [pytest.mark.faults, pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.faults, pytest.mark.kafka]
 
 
 def test_scenario_that_raises_leaves_no_process(campaign: Campaign) -> None:

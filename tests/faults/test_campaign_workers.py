@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from faults.campaign import Campaign
 
-pytestmark = [pytest.mark.faults, pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.kafka]
 
 
 def test_worker_ends_cleanly_however_early_it_is_asked_to(campaign: Campaign) -> None:

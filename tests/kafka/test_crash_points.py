@@ -21,7 +21,7 @@ from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_
 if TYPE_CHECKING:
     from kmq_spark.config import Settings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kafka]
 
 HOLDER = """
 import sys, time

@@ -18,7 +18,7 @@ from tests.kafka.three_brokers import ThreeBrokers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
