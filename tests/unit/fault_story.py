@@ -293,7 +293,10 @@ class Story:
         is_by_tracker |= marker.type in {MarkerType.TICK, MarkerType.RULES}
         if not marker.consumer_id:
             marker = replace(marker, consumer_id=self._tracker_at(logged.marker_offset) if is_by_tracker else WORKER)
-        is_signed = is_by_tracker and logged.marker_offset not in self.unsigned
+        # A tracker signs all that it says; the injector, which writes it once more, has no key.
+        says_expired = marker.outcome is Outcome.EXPIRED and marker.consumer_id in {OLD.tracker_id, NEW.tracker_id}
+        is_copy = logged.marker_offset in self.unsigned or logged.marker_offset in self.injected
+        is_signed = (is_by_tracker or says_expired) and not is_copy
         return encode_marker(marker) + (SIGNATURE if is_signed else b"")
 
     def _tracker_at(self, offset: int) -> str:
