@@ -55,8 +55,9 @@ def mixed(campaign: Campaign) -> Stage:
         time.sleep(2 * LEASE_MS / 1000)
         stage.drain()
     aside, wanted = len(list(checkpoint.glob("*.damaged-*"))), len(others) * campaign.scaled(2, least=1)
-    if aside != wanted:
-        stage.fail(f"F16: {aside} checkpoints were put aside, expected {wanted}")
+    # A task of the query that failed may write its state once more into the folder, which is then put aside again.
+    if not wanted <= aside <= 2 * wanted:
+        stage.fail(f"F16: {aside} checkpoints were put aside, expected {wanted} to {2 * wanted}")
     return stage
 
 
