@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -46,8 +45,9 @@ def mixed(campaign: Campaign) -> Stage:
                 stage.injected("markers of another version", form=marker.__name__)
                 # The offsets of the tracker's group must say that it was there.
                 time.sleep(3)
-            shutil.rmtree(checkpoint / stage.queue)
             at = checkpoint / stage.queue
+            # Renamed, not removed: a task of the query that was stopped may still write into it.
+            at.rename(checkpoint / f"left-{stage.injections}")
             write_checkpoint_of(STATE_VERSION + step, stage.layout, stage.bootstrap_servers, campaign.spark(), at)
             stage.injected("checkpoint of another version", version=STATE_VERSION + step, round=number)
     with stage.tracking():
