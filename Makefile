@@ -40,7 +40,7 @@ bench: .venv/.dev .venv/.jars ## measure everything, about forty minutes; writes
 bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
-faults: .venv/.dev .venv/.jars ## break things for forty minutes; EVIDENCE=FOLDER keeps what the checker judged
+faults: .venv/.dev .venv/.jars ## break things for about two hours; EVIDENCE=FOLDER keeps what the checker judged
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run $(if $(EVIDENCE),--evidence $(EVIDENCE))
 
 faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
