@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from faults.worker import Profile
 
 READY_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 45.0
+STOP_TIMEOUT_S = 100.0
+"""
+A consumer leaves its group within 15 s, or goes on leaving in the background; with the classic protocol the client may
+then hold the end of the process up until the group's rebalance is over, a minute at most.
+"""
+
 BEGIN_TIMEOUT_S = 60.0
 """For a worker to start; it takes a second on an idle machine."""
 POLL_S = 0.05
