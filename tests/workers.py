@@ -97,7 +97,9 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist says 
                 self.workqueue[group] = dict.fromkeys(tests, False)
                 self.workqueue.move_to_end(group, last=False)
         for other in self.nodes:
-            self._reschedule(other)
+            # The worker that replaces this one has not collected its tests yet.
+            if other in self.registered_collections:
+                self._reschedule(other)
         return crashed
 
     def _split_scope(self, nodeid: str) -> str:
