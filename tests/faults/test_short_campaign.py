@@ -80,7 +80,7 @@ def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
 
 @IN_PROCESS
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.crosses(*on_trackers.TRACKER_POINTS)
 def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
     """Whatever the tracker was doing: each message is redelivered once, and nothing is lost."""
