@@ -6,7 +6,15 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from kmq_spark.coordination import Coordinator, channel, create_coordination_topic
 from kmq_spark.errors import ConfigError, TopicError
@@ -60,5 +68,22 @@ def test_members_stop_when_the_topic_grows(bootstrap_servers: str, monkeypatch: 
         grown.result()
         assert wait_until(lambda: member.failure is not None)
         with pytest.raises(TopicError, match="has another number of partitions: got 2, it had 1; stop all members"):
+            member.claim("s")
+        assert not claim.is_held
+
+
+def test_members_stop_when_the_topic_takes_the_clocks_of_hosts(bootstrap_servers: str) -> None:
+    """At the first record with a host's time: it must not decide who is stale."""
+    name = f"coordination-{time.time_ns()}"
+    create_coordination_topic(bootstrap_servers, topic=name, partitions=1, replication_factor=1)
+    with Coordinator("g", bootstrap_servers=bootstrap_servers, topic=name, heartbeat_ms=T) as member:
+        claim = held(member.claim("r"))
+        entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        (altered,) = admin.incremental_alter_configs([resource]).values()
+        altered.result()
+        assert wait_until(lambda: member.failure is not None)
+        with pytest.raises(TopicError, match=r"message.timestamp.type=CreateTime at offset \d+, must be LogAppendTime"):
             member.claim("s")
         assert not claim.is_held
