@@ -217,6 +217,9 @@ class LedgerSettings(_Section):
     checkpoint_dir: str = ""
     """Where Spark keeps how far it has read; empty: `_checkpoints` in `dir`. Needed with `catalog`."""
 
+    coordination: bool = False
+    """Whether the ledger contains the changes of coordination groups and fleets; `[tracker] coordination_topic`."""
+
     trigger: Literal["processing-time", "available-now"] = "processing-time"
     """`processing-time` runs until stopped; `available-now` writes what is there and ends."""
 

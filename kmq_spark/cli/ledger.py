@@ -69,6 +69,9 @@ def run(
     ledger_dir: LedgerDir = None,
     catalog: Catalog = None,
     checkpoint_dir: Annotated[str | None, typer.Option(help="Where Spark keeps how far it has read.")] = None,
+    coordination: Annotated[
+        bool | None, typer.Option("--coordination", help="Also who owned what: groups and fleets.", show_default=False)
+    ] = None,
     trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
@@ -84,6 +87,7 @@ def run(
         ledger={
             **_place(ledger_dir, catalog),
             "checkpoint_dir": checkpoint_dir,
+            "coordination": coordination,
             "trigger": trigger,
             "queues": tuple(queues) if queues else None,
         },

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         hottest_poison,
         in_flight,
         of_queue,
+        ownership,
         redeliveries_by_hour,
         slowest_handlers,
         story,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "maintenance": ("Maintained", "maintain"),
     "questions": (
-        *("deliveries", "hottest_poison", "in_flight", "of_queue", "redeliveries_by_hour", "slowest_handlers"),
-        *("story", "stuck_now", "totals"),
+        *("deliveries", "hottest_poison", "in_flight", "of_queue", "ownership", "redeliveries_by_hour"),
+        *("slowest_handlers", "story", "stuck_now", "totals"),
     ),
     "reader": ("connect",),
     "tables": ("create_tables", "upgrade_tables"),
@@ -62,6 +63,7 @@ __all__ = [
     "maintain",
     "of_queue",
     "open_ledger",
+    "ownership",
     "read_view",
     "redeliveries_by_hour",
     "slowest_handlers",

@@ -28,6 +28,7 @@ VIEWS = (
     "hottest_poison",
     "redeliveries_by_hour",
     "totals",
+    "ownership",
 )
 """Every view, each after the views that it uses."""
 

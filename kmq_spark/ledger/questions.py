@@ -84,6 +84,11 @@ def totals(spark: SparkSession, queue: str = "") -> DataFrame:
     return of_queue(read_view(spark, "totals"), queue)
 
 
+def ownership(spark: SparkSession, queue: str = "") -> DataFrame:
+    """Return each claim of a coordination group: owner, epoch, begin and end. With *queue*: which tracker had it."""
+    return of_queue(read_view(spark, "ownership"), queue)
+
+
 def of_queue(rows: DataFrame, queue: str) -> DataFrame:
     """Return only the rows of `queue`, or of `queue@group`; all rows if *queue* is empty."""
     if not queue:

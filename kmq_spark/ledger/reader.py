@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kmq_spark.errors import LedgerError, SetupError
 from kmq_spark.ledger.queries import VIEWS, known_view, queue_and_group, view_sql
 from kmq_spark.ledger.schema import (
+    COLUMNS,
     TABLES,
     VERSION_PROPERTY,
     Location,
@@ -126,7 +127,7 @@ def _connect(location: Location) -> duckdb.DuckDBPyConnection:
     connection.execute(_SETUP)
     for table in TABLES:
         connection.register(f"{table}_as_stored", _dataset(location, table))
-        columns = "*" if table == "markers" else "* REPLACE (text_of(key) AS key)"
+        columns = "* REPLACE (text_of(key) AS key)" if "key" in COLUMNS[table] else "*"
         connection.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM {table}_as_stored")  # noqa: S608  # ours
     for view in VIEWS:
         connection.execute(f"CREATE VIEW {view} AS {view_sql(view)}")

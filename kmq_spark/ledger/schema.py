@@ -22,7 +22,7 @@ VERSION = 1
 
 VERSION_PROPERTY = "kmq.ledger.version"
 
-MARKERS, MESSAGES, DEAD_LETTERS = TABLES = ("markers", "messages", "dead_letters")
+MARKERS, MESSAGES, DEAD_LETTERS, COORDINATION = TABLES = ("markers", "messages", "dead_letters", "coordination")
 
 COLUMNS: dict[str, dict[str, str]] = {
     MARKERS: {
@@ -95,10 +95,29 @@ COLUMNS: dict[str, dict[str, str]] = {
         "key": "binary",
         "value_bytes": "bigint",
     },
+    COORDINATION: {
+        "queue": "string",
+        "group_name": "string",
+        "change_date": "date",
+        "coordination_partition": "int",
+        "record_offset": "bigint",
+        "change_index": "int",
+        "appended_at": "timestamp",
+        "coordination_group": "string",
+        "change": "string",
+        "client_id": "string",
+        "resource": "string",
+        "epoch": "bigint",
+    },
 }
 """Columns of each table with their SQL types, in order."""
 
-DATE_COLUMNS = {MARKERS: "marker_date", MESSAGES: "sent_date", DEAD_LETTERS: "dead_date"}
+DATE_COLUMNS = {
+    MARKERS: "marker_date",
+    MESSAGES: "sent_date",
+    DEAD_LETTERS: "dead_date",
+    COORDINATION: "change_date",
+}
 """Partition column of each table: the UTC day of the record's append time."""
 
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?")
@@ -165,6 +184,12 @@ class Location:
 
 def missing_table_error(location: Location, table: str) -> LedgerError:
     """Return the error for a table that does not exist."""
+    if table == COORDINATION:
+        # It is created last and came with a later version.
+        return LedgerError(
+            f"ledger is of an older schema: got no Delta table {location.sql_name(table)}; run `kmq ledger maintain "
+            "--upgrade`, no existing row is changed"
+        )
     return LedgerError(
         f"no ledger at {location}: got no Delta table {location.sql_name(table)}; correct --ledger-dir or --catalog, "
         "or create one with `kmq ledger run QUEUE`"

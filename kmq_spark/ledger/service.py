@@ -1,10 +1,11 @@
 """
-The ledger as a service: up to three streaming queries per queue, from its topics to Delta tables.
+The ledger as a service: up to three streaming queries per queue, from its topics to Delta tables, and one for the
+coordination topic.
 
 Rule 1: Every row is written exactly once: Delta accepts each batch of a query once, and the checkpoint defines the
 content of a batch.
 Rule 2: A query without its checkpoint continues at the end of its table: Delta commits contain complete ranges of
-offsets.
+offsets. The query of the coordination topic reads from the beginning again and leaves out the rows of its table.
 Rule 3: A failed query is restarted, with backoff and a limit. A final failure is reported in one line.
 Rule 4: The messages of a queue are written once, for any number of groups that read it.
 """
@@ -17,23 +18,33 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from confluent_kafka.admin import AdminClient
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
 from kmq_spark.config import plain
+from kmq_spark.coordination.topic import check_coordination_topic
 from kmq_spark.errors import ConfigError, LedgerError
 from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.settings import admin_config, make_client
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.ledger.lock import exclusive
-from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, TABLES, Location
-from kmq_spark.ledger.sources import TopicSource, dead_letter_rows, marker_rows, message_rows, read_topic
+from kmq_spark.ledger.schema import COORDINATION, DEAD_LETTERS, MARKERS, MESSAGES, TABLES, Location
+from kmq_spark.ledger.sources import (
+    TopicSource,
+    coordination_rows,
+    dead_letter_rows,
+    marker_rows,
+    message_rows,
+    read_topic,
+)
 from kmq_spark.ledger.tables import create_tables
 from kmq_spark.ledger.views import create_catalog_views
 from kmq_spark.spark.session import local_checkpoint_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -45,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 30.0
 POLL_S = 0.1
+
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 DATA_LOSS_TEXTS = (
     "KAFKA_DATA_LOSS",
@@ -69,7 +82,10 @@ class Stream:
         partition_count: Number of partitions of the topic.
         place_columns: Columns of the table that contain partition and offset of a record.
         owner: Column values that separate its rows from those of other queues.
+        group_id_prefix: Prefix of the consumer group names that Spark generates.
         rows: Converts Kafka records to rows of the table.
+        is_folded: Whether a row depends on all records before it. Without a checkpoint the query then begins with the
+            first record of the topic.
     """
 
     name: str
@@ -78,7 +94,9 @@ class Stream:
     partition_count: int
     place_columns: tuple[str, str]
     owner: dict[str, str]
+    group_id_prefix: str
     rows: Callable[[DataFrame], DataFrame]
+    is_folded: bool = False
 
 
 def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
@@ -87,24 +105,34 @@ def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
     for layout in layouts:
         topics, count = layout.topics, layout.partition_count
         queue, group = topics.queue, topics.group
-        owner = {"queue": queue, "group_name": group}
+        owner, prefix = {"queue": queue, "group_name": group}, f"{QueueTopics(queue).consumer_group}.ledger"
         for stream in (
             Stream(
                 f"messages/{queue}", MESSAGES, topics.queue_topic, count, ("queue_partition", "message_offset"),
-                {"queue": queue}, partial(message_rows, queue=queue),
+                {"queue": queue}, prefix, partial(message_rows, queue=queue),
             ),
             Stream(
                 f"markers/{topics}", MARKERS, topics.markers_topic, count, ("marker_partition", "marker_offset"),
-                owner, partial(marker_rows, queue=queue, group=group),
+                owner, prefix, partial(marker_rows, queue=queue, group=group),
             ),
             Stream(
                 f"dead_letters/{topics}", DEAD_LETTERS, topics.dead_letter_topic, layout.dead_letter_partition_count,
-                ("dead_letter_partition", "dead_letter_offset"), owner,
+                ("dead_letter_partition", "dead_letter_offset"), owner, prefix,
                 partial(dead_letter_rows, queue=queue, group=group),
             ),
         ):  # fmt: skip
             streams.setdefault(stream.name, stream)
     return list(streams.values())
+
+
+def coordination_stream(
+    topic: str, partition_count: int, written: Callable[[], Mapping[tuple[int, str], int]]
+) -> Stream:
+    """Return the query of the coordination topic; *written* returns `written_changes` whenever the query starts."""
+    return Stream(
+        f"coordination/{topic}", COORDINATION, topic, partition_count, ("coordination_partition", "record_offset"), {},
+        f"{topic}.ledger", lambda records: coordination_rows(records, written()), is_folded=True,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -169,13 +197,14 @@ class LedgerService:
         """
         with exclusive(self.location):
             layouts = [self._layout(queue) for queue in self._queues]
+            coordination = self._coordination()
             create_tables(self._spark, self.location)
             before = self._counts()
             if self.location.catalog:
                 create_catalog_views(self._spark, self.location)
             for key, value in local_checkpoint_settings(self._checkpoints, self._spark).items():
                 self._spark.conf.set(key, value)
-            runs = [_Run(stream) for stream in streams_of(layouts)]
+            runs = [_Run(stream) for stream in (*streams_of(layouts), *coordination)]
             try:
                 self._keep_running(runs)
             finally:
@@ -194,6 +223,17 @@ class LedgerService:
         return check_queue(
             queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
         )
+
+    def _coordination(self) -> list[Stream]:
+        """Return the query of the coordination topic, if the ledger is to contain it."""
+        if not self._settings.ledger.coordination:
+            return []
+        kafka, topic = self._settings.kafka, self._settings.tracker.coordination_topic
+        admin = make_client(AdminClient, admin_config(kafka.bootstrap_servers, extra=plain(kafka.extra)))
+        check_coordination_topic(admin, topic, kafka.bootstrap_servers, kafka.timeout_ms)
+        found = admin.list_topics(topic, timeout=kafka.timeout_ms / 1000)
+        written = partial(written_changes, self._spark, self.location)
+        return [coordination_stream(topic, len(found.topics[topic].partitions), written)]
 
     def _keep_running(self, runs: list[_Run]) -> None:
         """Start the queries and restart failed ones until all are done or a stop is requested."""
@@ -263,8 +303,8 @@ class LedgerService:
         source = TopicSource(
             bootstrap_servers=kafka.bootstrap_servers,
             topic=stream.topic,
-            group_id_prefix=f"{QueueTopics(stream.owner['queue']).consumer_group}.ledger",
-            starting_offsets=next_offsets(self._spark, self.location, stream),
+            group_id_prefix=stream.group_id_prefix,
+            starting_offsets={} if stream.is_folded else next_offsets(self._spark, self.location, stream),
             max_records_per_batch=ledger.max_records_per_batch,
             fail_on_removed=ledger.fail_on_removed,
             extra=plain(kafka.spark_extra),
@@ -277,9 +317,15 @@ class LedgerService:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{ledger.trigger_interval_ms} milliseconds")
-        if self.location.folder:
-            return writer.start(self.location.path(stream.table))
-        return writer.toTable(self.location.sql_name(stream.table))
+        # The first run of a checkpoint fixes the number of state partitions; each batch writes a file for each of them.
+        shuffle_partitions = str(self._spark.conf.get(_SHUFFLE_PARTITIONS))
+        self._spark.conf.set(_SHUFFLE_PARTITIONS, str(ledger.tasks))
+        try:
+            if self.location.folder:
+                return writer.start(self.location.path(stream.table))
+            return writer.toTable(self.location.sql_name(stream.table))
+        finally:
+            self._spark.conf.set(_SHUFFLE_PARTITIONS, shuffle_partitions)
 
 
 def location_of(settings: LedgerSettings) -> Location:
@@ -309,6 +355,12 @@ def next_offsets(spark: SparkSession, location: Location, stream: Stream) -> dic
         return {}
     earliest = -2  # Kafka's own value for it
     return {number: found.get(number, earliest) for number in range(stream.partition_count)}
+
+
+def written_changes(spark: SparkSession, location: Location) -> dict[tuple[int, str], int]:
+    """Return the offset of the newest record whose rows the table `coordination` has, by partition and group."""
+    rows = spark.table(location.sql_name(COORDINATION)).groupBy("coordination_partition", "coordination_group")
+    return {(row[0], row[1]): row[2] for row in rows.agg(F.max("record_offset")).collect()}
 
 
 def _stop(run: _Run) -> None:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
+from pyspark.sql.streaming.state import GroupStateTimeout
 
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION
+from kmq_spark.ledger.coordination_rows import FOLDED_SCHEMA, STATE_SCHEMA, FoldRecordsSettings, fold_records
 from kmq_spark.ledger.marker_rows import DECODED_SCHEMA, decode_batches
-from kmq_spark.ledger.schema import COLUMNS, DEAD_LETTERS, MARKERS, MESSAGES
+from kmq_spark.ledger.schema import COLUMNS, COORDINATION, DEAD_LETTERS, MARKERS, MESSAGES
 from kmq_spark.wire import headers as H  # noqa: N812  # a namespace of names
 
 if TYPE_CHECKING:
@@ -185,6 +188,37 @@ def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
         "value_bytes": F.length("value").cast("long"),
     }
     return _shaped(records, DEAD_LETTERS, values)
+
+
+def coordination_rows(records: DataFrame, written: Mapping[tuple[int, str], int]) -> DataFrame:
+    """
+    Convert records of the coordination topic to rows of `coordination`.
+
+    Args:
+        records: A stream of Kafka records. Without a checkpoint it must begin with the first record of the topic.
+        written: Offset of the newest record whose rows the table has, by partition and group.
+
+    Returns:
+        One row per change of a group.
+    """
+    raw = records.select(
+        F.col("partition").alias("coordination_partition"),
+        F.col("offset").alias("record_offset"),
+        F.unix_millis("timestamp").alias("appended_at_ms"),
+        F.col("key"),
+        F.col("value"),
+    )
+    changes = raw.groupBy("coordination_partition").applyInPandasWithState(
+        partial(fold_records, settings=FoldRecordsSettings(dict(written))),
+        FOLDED_SCHEMA,
+        STATE_SCHEMA,
+        "append",
+        # Time passes by the append times of records.
+        GroupStateTimeout.NoTimeout,
+    )
+    values = {"appended_at": F.timestamp_millis("appended_at_ms")}
+    values["change_date"] = F.to_date(values["appended_at"])
+    return _shaped(changes, COORDINATION, values)
 
 
 def _shaped(records: DataFrame, table: str, values: Mapping[str, Column]) -> DataFrame:

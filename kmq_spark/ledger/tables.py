@@ -1,7 +1,7 @@
 """
 Create, check and upgrade the tables of a ledger in Spark.
 
-Rule 1: There are three append-only Delta tables. A row is written once and never changed, and only `maintain` deletes
+Rule 1: There are four append-only Delta tables. A row is written once and never changed, and only `maintain` deletes
 rows.
 Rule 2: Every table stores the version of its schema. An older or newer table, or one of another program, is reported
 and never written to.
@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from kmq_spark.errors import LedgerError
 from kmq_spark.ledger.schema import (
     COLUMNS,
+    COORDINATION,
     DATE_COLUMNS,
     TABLES,
     VERSION,
@@ -41,17 +42,21 @@ def create_tables(spark: SparkSession, location: Location) -> None:
         LedgerError: The location contains no ledger of this version.
     """
     for table in TABLES:
-        columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS[table].items())
         if not _exists(spark, location, table):
-            _run(
-                spark,
-                location,
-                f"CREATE TABLE IF NOT EXISTS {location.sql_name(table)} ({columns}) USING DELTA "
-                f"PARTITIONED BY ({DATE_COLUMNS[table]}) TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}', "
-                # Delta collects statistics for these first columns, which let a query for one message skip files.
-                "'delta.dataSkippingNumIndexedCols' = '13')",
-            )
+            _create(spark, location, table)
     check_tables(spark, location)
+
+
+def _create(spark: SparkSession, location: Location, table: str) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS[table].items())
+    _run(
+        spark,
+        location,
+        f"CREATE TABLE IF NOT EXISTS {location.sql_name(table)} ({columns}) USING DELTA "
+        f"PARTITIONED BY ({DATE_COLUMNS[table]}) TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}', "
+        # Delta collects statistics for these first columns, which let a query for one message skip files.
+        "'delta.dataSkippingNumIndexedCols' = '13')",
+    )
 
 
 def check_tables(spark: SparkSession, location: Location) -> None:
@@ -74,16 +79,19 @@ def _columns(spark: SparkSession, location: Location, table: str) -> dict[str, s
 
 def upgrade_tables(spark: SparkSession, location: Location) -> list[str]:
     """
-    Add the columns that an older schema lacks; no row is rewritten.
+    Add the columns and the table that an older schema lacks; no row is rewritten.
 
     Returns:
-        The added columns, each as `table.column`.
+        The added columns, each as `table.column`, and the name of an added table.
 
     Raises:
         LedgerError: The location contains no ledger, or one of a newer version.
     """
     added = []
     for table in TABLES:
+        if table == COORDINATION and not _exists(spark, location, table):
+            _create(spark, location, table)
+            added.append(table)
         if not _exists(spark, location, table):
             raise missing_table_error(location, table)
         missing = missing_columns(table, location.sql_name(table), _columns(spark, location, table))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,6 +288,20 @@ def test_older_schema_is_told_and_upgraded_on_request(spark: SparkSession, tmp_p
         ledger.connect(location.folder)
     with pytest.raises(LedgerError, match=r"of a newer schema: got version 9 .*; upgrade kmq-spark"):
         check_tables(spark, location)
+
+
+def test_ledger_of_a_version_without_coordination_is_upgraded(spark: SparkSession, tmp_path: Path) -> None:
+    """Its readers say what to do; `run` creates the table by itself."""
+    location = Location(str(tmp_path))
+    create_tables(spark, location)
+    shutil.rmtree(tmp_path / "coordination")
+    for read in (lambda: ledger.connect(str(tmp_path)), lambda: check_tables(spark, location)):
+        with pytest.raises(LedgerError, match=r"ledger is of an older schema: .*; run `kmq ledger maintain --upgrade`"):
+            read()
+    assert ledger.upgrade_tables(spark, location) == ["coordination"]
+    shutil.rmtree(tmp_path / "coordination")
+    create_tables(spark, location)
+    check_tables(spark, location)
 
 
 def test_messages_of_a_queue_are_read_once_however_many_groups_there_are() -> None:

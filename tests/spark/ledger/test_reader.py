@@ -54,6 +54,13 @@ def _plain(value: object) -> object:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
+CHANGES = (
+    ("found", "a", 5), ("joined", "b", None), ("released", "a", 5), ("claimed", "b", 13), ("lapsed", "b", 13),
+    ("claimed", "a", 15), ("found", "a", 15), ("claimed", "a", 17),
+)  # fmt: skip
+"""Changes of a group, one a second: a claim from before the log, a lapse, and a claim that is found once more."""
+
+
 def append_odd_rows(spark: SparkSession, location: Location) -> None:
     """Add what the made-up hour lacks: every other end of a lease, hostile keys and headers, what is no marker."""
     markers = log(
@@ -77,7 +84,24 @@ def append_odd_rows(spark: SparkSession, location: Location) -> None:
     keys = F.when(F.col("message_offset") == 1, F.lit(b"\xff\xfeZo\xc3\xab")).when(
         F.col("message_offset") > 1, F.col("key")
     )
-    for table, rows in (("markers", odd), ("messages", sent.withColumn("key", keys))):
+    changes = spark.createDataFrame(
+        [
+            (group, 10 + number, datetime.fromtimestamp(10 + number, UTC), *change)
+            for group in ("kmq.fleet.production", "g")
+            for number, change in enumerate(CHANGES)
+        ],
+        "coordination_group string, record_offset bigint, appended_at timestamp, change string, client_id string, "
+        "epoch bigint",
+    ).selectExpr(
+        "if(coordination_group = 'g', null, 'orders') AS queue", "if(coordination_group = 'g', null, '') AS group_name",
+        "to_date(appended_at) AS change_date", "3 AS coordination_partition", "record_offset", "0 AS change_index",
+        "appended_at", "coordination_group", "change", "client_id", "'orders' AS resource", "epoch",
+    )  # fmt: skip
+    for table, rows in (
+        ("markers", odd),
+        ("messages", sent.withColumn("key", keys)),
+        ("coordination", changes),
+    ):
         rows.write.format("delta").mode("append").save(location.path(table))
 
 
@@ -96,6 +120,19 @@ def test_duckdb_answers_what_spark_answers(spark: SparkSession, location: Locati
         expected = answered_by_spark(spark, view)
         assert expected
         assert _as_text(read_rows(location, view, limit=10**9)) == expected, view
+
+
+def test_ownership_is_one_row_per_claim_with_how_it_ended(location: Location) -> None:
+    """A claim that was found again is one claim; the last one is held."""
+    found = read_rows(location, "ownership", queue="orders", limit=99)
+    assert [(row["owner"], row["epoch"], row["ended_by"], row["held_ms"], row["is_begin_known"]) for row in found] == [
+        ("a", 5, "released", 2_000, False),
+        ("b", 13, "lapsed", 1_000, True),
+        ("a", 15, "replaced", 2_000, True),
+        ("a", 17, None, None, True),
+    ]
+    assert {row["coordination_group"] for row in found} == {"kmq.fleet.production"}
+    assert len(read_rows(location, "ownership", limit=99)) == 8
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,9 @@ def test_acls_of_a_fleet_and_a_group_name_the_coordination_topic() -> None:
     assert "--topic c\n" in members
     assert "--group kmq.coordination.g\n" in members
     assert "orders" not in members
+    ledger = kmq("acls", "orders", "--part", "ledger", "--fleet", "production").stdout
+    assert "--topic kmq.coordination\n" in ledger
+    assert "--group kmq.coordination.ledger- --resource-pattern-type prefixed" in ledger
     line = one_line(kmq("acls", "orders", "--fleet", "a b"), 2)
     assert "fleet name is not allowed: got 'a b'" in line
 
