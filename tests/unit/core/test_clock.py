@@ -42,6 +42,9 @@ def test_rebuild_begins_with_the_time_of_the_first_record_that_has_one() -> None
     assert (state.appended_at_ms, state.clock_ms, state.behind_ms) == (7_000, 7_300, 300)
     known = PartitionState.rebuilding(None, ClockStart(300, 6_500), timed)
     assert (known.appended_at_ms, known.clock_ms) == (6_500, 6_800)
+    # A broker whose clock begins at the epoch: 0 is a time as well.
+    assert PartitionState.rebuilding(None, ClockStart(300, 0), timed).appended_at_ms == 0
+    assert PartitionState.rebuilding(None, ClockStart(), log(start(at_ms=0), start(at_ms=5))).appended_at_ms == 0
 
 
 def test_rebuild_that_finds_no_record_begins_at_the_epoch() -> None:

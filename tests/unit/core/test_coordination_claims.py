@@ -111,12 +111,16 @@ def test_record_of_an_unknown_member_or_another_instance_changes_nothing(kind: R
 
 
 def test_messages_are_claimed_up_to_their_end() -> None:
-    """Never below the position; a new claim begins without."""
+    """Never below the position, but from the very first message on; a new claim begins without."""
     story = Story()
     story.join()
     story.claim()
+    story.say(RecordType.CLAIM_MESSAGES, resource="r", epoch=1, position=0)
+    assert (story.applied.ignored, story.world.resources["r"].claimed_to) == ([], 0)
     story.say(RecordType.HEARTBEAT, positions=(HeldPosition("r", 1, 5),))
     assert story.say(RecordType.CLAIM_MESSAGES, resource="r", epoch=1, position=4).ignored == [Ignored.POSITION_BACK]
+    story.say(RecordType.CLAIM_MESSAGES, resource="r", epoch=1, position=5)
+    assert (story.applied.ignored, story.world.resources["r"].claimed_to) == ([], 5)
     story.say(RecordType.CLAIM_MESSAGES, resource="r", epoch=1, position=9)
     assert effects(story.applied) == [(Change.MESSAGES_CLAIMED, "a", "r")]
     assert story.world.resources["r"].claimed_to == 9

@@ -68,10 +68,11 @@ def test_producer_id_is_a_name(producer_id: str) -> None:
     assert check_producer_id(producer_id) == producer_id
 
 
-@pytest.mark.parametrize("producer_id", ["", "x" * 300, "a b", "a/b", "ä", "a\n", 7, None, b"a"])
+@pytest.mark.parametrize("producer_id", ["", "x" * 101, "a b", "a/b", "ä", "a\n", 7, None, b"a"])
 def test_producer_id_that_is_no_name_is_refused(producer_id: object) -> None:
-    with pytest.raises(ConfigError, match=r"producer name is not allowed: got .*, 1 to 100 of A-Z a-z 0-9"):
+    with pytest.raises(ConfigError, match=r"producer name is not allowed: got .*, 1 to 100 of A-Z a-z 0-9") as caught:
         check_producer_id(producer_id)
+    assert f"got {producer_id!r}"[:60] in str(caught.value)
 
 
 GOLDEN = {

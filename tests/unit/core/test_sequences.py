@@ -31,8 +31,11 @@ def test_sequence_without_holes_is_exact() -> None:
 
 
 def test_no_message_is_exact_where_none_was_committed() -> None:
-    assert audit_of().is_exact
-    assert audit_of(committed=3).holes == ((1, 3),)
+    empty = audit_of()
+    assert (empty.is_exact, empty.messages, empty.first, empty.last, empty.committed) == (True, 0, 0, 0, 0)
+    assert SequenceAudit().report() == empty
+    lost = audit_of(committed=3)
+    assert (lost.holes, lost.committed, lost.last) == (((1, 3),), 3, 0)
 
 
 def test_holes_are_named_at_the_beginning_in_between_and_at_the_end() -> None:
@@ -49,6 +52,8 @@ def test_repeat_is_named_within_a_life_and_across_lives() -> None:
     assert [life.repeats for life in report.generations] == [1, 1]
     # Partition 1 has 2 and then 1.
     assert report.out_of_order == 1
+    # The same one again at once, and one that is older still.
+    assert audit_of((0, 1, 1), (0, 1, 2), (0, 1, 2), (0, 1, 1)).out_of_order == 2
 
 
 def test_messages_that_retention_removed_are_no_holes() -> None:

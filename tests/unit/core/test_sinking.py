@@ -30,9 +30,12 @@ def test_next_batch_is_written_and_a_repeated_one_continued() -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (Batch("query-a", 6, 8), "is ahead of the query: got batch 6, it has committed batch 7; the checkpoint"),
+        (
+            Batch("query-a", 6, 8),
+            "^slot 3 of sink s is ahead of the query: got batch 6, it has committed batch 7; .* that begins anew$",
+        ),
         (Batch("query-a", 8, 9), "number of slots of slot 3 of sink s changed: got 9, it has 8; .* set slots=8"),
-        (Batch("query-b", 0, 8), "written by another query: got query query-b, batch 0; it has query query-a, batch 7"),
+        (Batch("query-b", 0, 8), "^slot 3 of sink s was written by another query: got query query-b, batch 0; it has"),
         (Batch("query-b", 8, 8), "continue_from_batch .*--continue-from-batch.* or choose another sink_id"),
         (Batch("run:1", 0, 8), "was written by another query"),
     ],
@@ -45,6 +48,7 @@ def test_batch_that_does_not_follow_is_refused_with_the_choices(batch: Batch, me
 def test_new_query_goes_on_from_the_batch_that_is_named() -> None:
     assert rows_to_skip(FOUND, Batch("query-b", 1, 8, continue_from=2), WHERE) == -1
     assert rows_to_skip(None, Batch("query-b", 1, 8, continue_from=2), WHERE) == -1
+    assert rows_to_skip(None, Batch("query-b", 2, 8, continue_from=2), WHERE) == 0
     assert rows_to_skip(FOUND, Batch("query-b", 2, 8, continue_from=2), WHERE) == 0
     # Later the option still stands in the program.
     found = replace(FOUND, query="query-b", batch=2)
@@ -66,19 +70,30 @@ def test_repeated_batch_with_the_same_rows_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_whole", "digest", "rows", "is_end"),
+    ("is_whole", "digest", "rows", "is_end", "told"),
     [
-        (True, "d2", 100, True),
-        (True, "d1", 100, False),
-        (True, "d2", 99, True),
-        (False, "d2", 100, False),
-        (False, "d1", 100, True),
-        (False, "d2", 60, True),
+        (True, "d2", 100, True, "100 rows are committed, all that there were; got 100 rows;"),
+        (True, "d1", 100, False, "100 rows are committed, all that there were; got 100 rows and more;"),
+        (True, "d2", 99, True, "100 rows are committed, all that there were; got 99 rows;"),
+        (False, "d2", 100, False, "100 rows are committed and more were to come; got 100 rows and more;"),
+        (False, "d1", 100, True, "100 rows are committed and more were to come; got 100 rows;"),
+        (False, "d2", 60, True, "100 rows are committed and more were to come; got 60 rows;"),
     ],
 )
-def test_repeated_batch_with_other_rows_is_refused(is_whole: bool, digest: str, rows: int, is_end: bool) -> None:  # noqa: FBT001  # a table
-    with pytest.raises(SinkError, match=r"batch 7 came again with other rows in slot 3 .* deterministic"):
+def test_repeated_batch_with_other_rows_is_refused(
+    is_whole: bool,  # noqa: FBT001  # a table
+    digest: str,
+    rows: int,
+    is_end: bool,  # noqa: FBT001  # as above
+    told: str,
+) -> None:
+    """The error says what was there and what came, and what to do."""
+    with pytest.raises(SinkError) as caught:
         check_repeated(replace(FOUND, is_whole=is_whole), digest, rows, WHERE, is_end=is_end)
+    assert str(caught.value) == (
+        f"batch 7 came again with other rows in slot 3 of sink s: {told} make the query deterministic (no rand(), no "
+        "current time, no source that changes), or write its rows to a table first and enqueue from it"
+    )
 
 
 def test_position_survives_its_record() -> None:

@@ -287,6 +287,8 @@ HEAD_OF_COLUMN = struct.Struct("<qqq")
         ([(5, -2, 1), (5, 0, 1)], "steps contradict their column: got 5 for 5 values"),
         ([(0, -2, 1), (0, 0, 1)], "steps contradict their column: got 0 for 0 values"),
         ([(5, -2, 1)] * 12, "nested too deep: got more than 8"),
+        ([(5, -1, 0)] * 12, "nested too deep: got more than 8"),
+        ([part for _ in range(12) for part in ((5, -1, 0), (1, 0, 7))], "nested too deep: got more than 8"),
         ([(5, -3, 1)], "got 0 bytes for 5 values of -3 bytes"),
         ([(5, -1, 1)], "column cut short: got 0 bytes, at least 24 needed"),
     ],
