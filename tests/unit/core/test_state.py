@@ -162,6 +162,15 @@ def test_outcome_of_a_batch_is_a_value() -> None:
         (sealed(0, bytes(32) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(8 * 24)), "columns of unequal length"),
         (sealed(0, bytes(32 + 20 * 24 + 4) + b"x"), "length differs: got 517 bytes, 516 expected"),
+        # No rows; a reason of key 7 that is the first of no texts, and the second of one.
+        (
+            sealed(0, bytes(32 + 6 * 24) + struct.pack("<9q", 1, 0, 7, 1, 0, 0, 0, 0, 0)),
+            "reasons contradict each other: got number 0 of 0 texts",
+        ),
+        (
+            sealed(0, bytes(32 + 6 * 24) + struct.pack("<9q", 1, 0, 7, 1, 0, 1, 1, 0, 1) + b"x"),
+            "reasons contradict each other: got number 1 of 1 texts",
+        ),
     ],
 )
 def test_foreign_state_is_refused_and_the_error_says_what_to_do(blob: bytes, finding: str) -> None:
