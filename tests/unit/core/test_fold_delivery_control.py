@@ -111,8 +111,10 @@ def test_last_delivery_that_failed_rests_no_more(delivery_count: int, expected: 
     assert deadline_ms(first, failure, rules=limited) == expected
     before = folded(first, rules=limited).state
     assert folded(failure, state=before, rules=limited).status.next_deadline_at_ms == expected
-    rows = folded(first, failure, tick(3_001), rules=limited).decisions.rows()
-    assert [row.action for row in rows] == [DecisionAction.DEAD_LETTER] * (delivery_count >= 3)
+    together = folded(first, failure, tick(3_001), rules=limited)
+    for result in (together, folded(failure, tick(3_001), state=before, rules=limited)):
+        actions = [row.action for row in result.decisions.rows()]
+        assert actions == [DecisionAction.DEAD_LETTER] * (delivery_count >= 3)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,8 @@ def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_queue_says_
     expired = end(at_ms=1_500, outcome=Outcome.EXPIRED, reason=reason)
     (row,) = folded(start(), expired, tick(1_501), rules=KEEPING).decisions.rows()
     assert (row.action, row.reason, row.is_silent) == (DecisionAction.DEAD_LETTER, expected_reason, False)
+    leased = folded(start(), rules=KEEPING).state
+    assert folded(expired, tick(1_501), state=leased, rules=KEEPING).decisions.reasons == [expected_reason]
     before = folded(start(count=2), rules=KEEPING).state
     first = folded(expired, state=before, rules=KEEPING)
     assert first.status.next_deadline_at_ms == -1

@@ -175,6 +175,8 @@ def test_rejected_message_is_dead_lettered_at_the_next_tick_whatever_its_lease()
     expected = Decision(0, 7, 1, DecisionAction.DEAD_LETTER, -1, 2, 2_001, 0, "no such order")
     assert [expected] == result.decisions.rows()
     assert counted(result) == {"started": 1, "rejected": 1, "dead_lettered": 1, "ticks": 1}
+    leased = folded(start(lease_ms=900_000)).state
+    assert [expected] == folded(rejection, tick(2_001), state=leased).decisions.rows()
 
 
 def test_rejection_without_reason_says_rejected() -> None:
@@ -192,6 +194,16 @@ def test_later_end_does_not_change_a_rejection(late: object) -> None:
         assert result.decisions.reasons == ["bad"]
         counters = counted(result)
         assert (counters["rejected"], counters["end_unknown"], counters["keepalive_unknown"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("late", [end(), end(outcome=Outcome.REJECTED, reason="again")])
+def test_late_end_of_a_consumer_takes_no_rejected_message_away_where_expired_ones_are_dropped(late: object) -> None:
+    """Only a tracker ends a rejected message, or else its dead letter would be lost."""
+    rejected = (start(), end(outcome=Outcome.REJECTED, reason="bad"))
+    before = folded(*rejected).state
+    for result in (folded(*rejected, late, tick()), folded(late, tick(), state=before)):
+        assert decided(result) == [(7, DecisionAction.DEAD_LETTER)]
+        assert (result.decisions.reasons, counted(result)["end_unknown"]) == (["bad"], 1)
 
 
 def test_start_clears_a_rejection() -> None:
