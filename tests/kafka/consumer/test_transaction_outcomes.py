@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import (
@@ -19,7 +20,7 @@ from kmq_spark.errors import (
 from tests.kafka.conftest import Queue, consumer_of, ended, receive_all, seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from confluent_kafka import Producer
 
     from kmq_spark.consumer.consumer import QueueConsumer
 
@@ -106,12 +107,26 @@ def break_commit(consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, *, is
         tx.send(consumer._topics.dead_letter_topic, "warm")
     producer = consumer._transactions._producer
     assert producer is not None
-    call = producer._call
+    monkeypatch.setattr(producer, "_producer", Unanswered(producer.client, is_written=is_written))
 
-    def broken(each: Callable[[float], object], what: str) -> None:
-        if what != "commit a transaction" or is_written:
-            call(each, what)
-        if what == "commit a transaction":
-            fail()
 
-    monkeypatch.setattr(producer, "_call", broken)
+class Unanswered:
+    """Kafka's client, whose commit reaches the broker or not, and gets no answer either way."""
+
+    def __init__(self, client: Producer, *, is_written: bool) -> None:
+        """Take the client, and whether the commit reaches the broker."""
+        self._client, self._is_written = client, is_written
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever the client has
+        """Return what the client has."""
+        return getattr(self._client, name)
+
+    def __len__(self) -> int:
+        """Return the number of messages that wait."""
+        return len(self._client)
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        """Commit, or do nothing; raise as for a broker that does not answer."""
+        if self._is_written:
+            self._client.commit_transaction(timeout_s)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the broker is away"))
