@@ -246,20 +246,21 @@ def test_failed_message_rests_as_long_though_consumer_and_tracker_are_killed_mea
         consumer.flush()
         time.sleep(2.0)
         assert consumer.receive(10, timeout=1.0) == []
-    markers = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.KEEPALIVE)
-    failed_at = {
-        (each.marker.queue_partition, offset): each.appended_at_ms
-        for each in markers
-        if each.marker.release is Release.FAILED
-        for offset in covered(each.marker)
-    }
+    markers = Queue(stage.queue, stage.bootstrap_servers).markers()
+    failed_at, started_at = {}, {}
+    for each in markers:
+        places = [(each.marker.queue_partition, offset) for offset in covered(each.marker)]
+        if each.marker.type is MarkerType.START:
+            started_at.update(dict.fromkeys(places, each.appended_at_ms))
+        elif each.marker.type is MarkerType.KEEPALIVE and each.marker.release is Release.FAILED:
+            failed_at.update(dict.fromkeys(places, each.appended_at_ms))
     # The third may have died unsaid: then its lease is over first.
     assert len(failed_at) >= 2
     for message in again:
         place = (message.origin.queue_partition, message.origin.message_offset)
-        if place in failed_at:
-            # 4,000 less up to a half of it
-            assert message.appended_at_ms - failed_at[place] >= 2_000
+        # 4,000 less up to a half of it; after the release that failed, or after the whole lease.
+        earliest_ms = failed_at.get(place, started_at[place] + 15_000) + 2_000
+        assert message.appended_at_ms >= earliest_ms
     assert audit(stage.layout, stage.bootstrap_servers).redelivered == 3
 
 
