@@ -41,6 +41,8 @@ from kmq_spark.ledger.sources import (
 )
 from kmq_spark.ledger.tables import create_tables
 from kmq_spark.ledger.views import create_catalog_views
+from kmq_spark.spark.errors import one_line, text_of
+from kmq_spark.spark.restarts import restart_backoff_s
 from kmq_spark.spark.session import local_checkpoint_settings
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 30.0
 POLL_S = 0.1
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -276,8 +277,8 @@ class LedgerService:
         if self._stopping.is_set():
             return
         limit, run.failures = self._settings.ledger.restart_limit, run.failures + 1
-        line = _first_line(error)
-        if any(text in str(error) for text in DATA_LOSS_TEXTS):
+        line = one_line(error)
+        if any(text in text_of(error) for text in DATA_LOSS_TEXTS):
             raise LedgerError(
                 f"records of {run.stream.topic} were removed before the ledger read them, or the topic was deleted and "
                 f"created again: got {line}; to continue with the remaining records, run once with "
@@ -289,7 +290,7 @@ class LedgerService:
                 f"the query {run.stream.name} of the ledger failed {run.failures} times in a row: got {line}; correct "
                 "the cause and start the ledger again, no row is lost or written twice"
             ) from error
-        backoff_s = min(FIRST_BACKOFF_S * 2 ** (run.failures - 1), LONGEST_BACKOFF_S)
+        backoff_s = restart_backoff_s(run.failures)
         run.polls_to_wait = int(backoff_s / POLL_S)
         self.restarts += 1
         logger.warning(
@@ -371,8 +372,3 @@ def _stop(run: _Run) -> None:
     except (PySparkException, Py4JError, ConnectionError):
         # Nothing to stop: the JVM has exited, or the query failed while it ended.
         logger.debug("query %s did not stop", run.stream.name, exc_info=True)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -20,6 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
 from kmq_spark.errors import ConfigError, FencedError, KmqError, SinkError, TopicError
 from kmq_spark.sink.frames import exactly_once_sink
+from kmq_spark.spark.errors import one_line, text_of
+from kmq_spark.spark.restarts import restart_backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +36,6 @@ _CHANGES = ("insert", "update_postimage")
 _CHANGE_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 POLL_S = 1
 
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 30.0
 RESTART_LIMIT = 20
 """How many times in a row a failed query is started again, by default; as `[tracker] restart_limit`."""
 
@@ -221,7 +222,7 @@ class Enqueuer:
             try:
                 self._run_once()
             except StreamingQueryException as error:
-                if (ours := final_error(str(error), is_first=not self._has_written)) is not None:
+                if (ours := final_error(text_of(error), is_first=not self._has_written)) is not None:
                     raise ours from error
                 if self._stopping.is_set():
                     logger.warning("the query to %s failed while it stopped: %s", self._topic, _cause_of(error))
@@ -250,7 +251,7 @@ class Enqueuer:
                 query.stop()
 
     def _rest(self, error: StreamingQueryException) -> None:
-        backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
+        backoff_s = restart_backoff_s(self._failures_in_a_row)
         self.restarts += 1
         logger.warning(
             "the query to %s failed, starting again in %g s (%d of %d): %s",
@@ -286,8 +287,7 @@ def final_error(text: str, *, is_first: bool) -> KmqError | None:
 
 def _cause_of(error: StreamingQueryException) -> str:
     """Return the line that names the cause: our own error's, else the first one."""
-    lines = str(error).splitlines()
-    return _last_of_ours(str(error)) or (lines[0].strip() if lines else type(error).__name__)
+    return _last_of_ours(text_of(error)) or one_line(error)
 
 
 def _last_of_ours(text: str) -> str | None:

@@ -30,6 +30,8 @@ from kmq_spark.kafka.client_errors import UNREACHABLE_NAMES
 from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.rate_limit import RateLimit
+from kmq_spark.spark.errors import is_stop_timeout, one_line
+from kmq_spark.spark.restarts import FIRST_BACKOFF_S, restart_backoff_s
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.catch_up import CatchUp
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
@@ -39,7 +41,6 @@ from kmq_spark.tracker.pacing import pause_s
 from kmq_spark.tracker.parts import full_record_writer_of, rules_of, rules_reader_of, sender_of, ticker_of
 from kmq_spark.tracker.progress import SNAPSHOT_LATE_BATCHES, batch_s, batches_since_snapshot, read_to
 from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
-from kmq_spark.tracker.spark_errors import is_stop_timeout, one_line
 from kmq_spark.tracker.stats import TrackerStats
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 1.0
-LONGEST_BACKOFF_S = 30.0
 _JVM_CONNECTION_ERRORS = (Py4JNetworkError, ConnectionError)
 """What py4j raises when the JVM does not answer. Kafka's client raises neither."""
 
@@ -199,7 +198,7 @@ class QueueTracker:
         )
 
     def _back_off(self, error: Exception) -> None:
-        backoff_s = min(FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), LONGEST_BACKOFF_S)
+        backoff_s = restart_backoff_s(self._failures_in_a_row)
         self.stats.restarts += 1
         logger.warning(
             "tracker of %s failed; restarting in %g s (restart %d of %d): %s",

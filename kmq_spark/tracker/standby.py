@@ -21,11 +21,11 @@ from kmq_spark.errors import KmqError
 from kmq_spark.kafka.lookups import offsets_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
 from kmq_spark.kafka.topics import check_queue
+from kmq_spark.spark.errors import one_line
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.fold_rows import FoldSettings
 from kmq_spark.tracker.parts import rules_of
 from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
-from kmq_spark.tracker.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

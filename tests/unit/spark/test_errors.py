@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from kmq_spark.errors import KmqError
-from kmq_spark.tracker.spark_errors import is_stop_timeout, one_line
+from kmq_spark.spark.errors import is_stop_timeout, one_line
 
 STOP_TIMEOUT = (
     "An error occurred while calling o110.stop.\n"
