@@ -156,7 +156,7 @@ class Fetcher:
 
     def commit(self, positions: Mapping[int, int], *, at_once: bool) -> None:
         """
-        Commit offsets of the partitions that are still assigned. Do not wait for the response.
+        Commit offsets of the partitions that are still assigned. Do not wait for the response, except in a transaction.
 
         Args:
             positions: Offset after the records that were started or skipped, by partition.
@@ -320,22 +320,27 @@ class Fetcher:
     def _send_commit(self) -> None:
         if not self._uncommitted:
             return
-        positions, self._uncommitted = self._uncommitted, {}
         self._committed_at = time.monotonic()
         if self.commit_in_transaction is not None:
-            try:
-                self.commit_in_transaction(positions)
-            except KmqError as error:
-                if not error.retriable:
-                    raise
-                self._uncommitted = positions | self._uncommitted
-                self._log_commit(str(error))
+            self._send_in_transaction(self.commit_in_transaction)
             return
+        positions, self._uncommitted = self._uncommitted, {}
         try:
             self.client.commit(offsets=self._offsets(positions), asynchronous=True)
             failpoint("consumer.commit-sent")
         except KafkaException as error:
             self._on_commit(error.args[0], self._offsets(positions))
+
+    def _send_in_transaction(self, commit: Callable[[Mapping[int, int]], None]) -> None:
+        """Commit and wait for the response. The offsets stay uncommitted if it fails or is interrupted."""
+        try:
+            commit(self._uncommitted)
+        except KmqError as error:
+            if not error.retriable:
+                raise
+            self._log_commit(str(error))
+        else:
+            self._uncommitted.clear()
 
     def _wait_for_confirmation(self) -> None:
         """

@@ -219,7 +219,7 @@ class Intake:
             batch.drop_expired()
 
     def commit(self, batch: Batch) -> None:
-        """Commit the offset after a batch whose START is durable. Do not wait for the response."""
+        """Commit the offset after a batch whose START is durable."""
         if batch.is_marked and self._starts.commit_positions is not None:
             self._fetcher.record_committed(batch.next_offsets)
         else:

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from kmq_spark.consumer import fetcher
 from kmq_spark.consumer.markers.starts import TransactionalStarts
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.errors import KafkaClientError
+from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
+from kmq_spark.kafka.queue_topics import QueueTopics
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -80,6 +82,21 @@ def test_position_after_skipped_messages_does_not_set_the_group_back(
         while time.monotonic() < until_s:
             consumer.receive(1, 0.1)
         assert queue.committed() == {0: 4}
+
+
+def test_position_after_skipped_messages_is_committed_in_a_transaction(queue: Queue) -> None:
+    """A newer producer with this transactional id fences it; a commit by the client of the group would succeed."""
+    with consumer_of(queue, start_in_transaction=True, consumer_id="same") as consumer:
+        queue.send("a")
+        receive_all(consumer, 1)
+        transactional_id = f"{QueueTopics(queue.name).consumer_transactional_id('same')}.starts"
+        newer = Producer({"bootstrap.servers": queue.bootstrap_servers, "transactional.id": transactional_id})
+        newer.init_transactions(30)
+        queue.send("other", queue="emails")
+        with pytest.raises(FencedError, match="give each consumer its own consumer_id"):
+            wait_until(lambda: bool(consumer.receive(1, 0.1)))
+        assert queue.committed() == {0: 1}
+        assert consumer._intake._fetcher._uncommitted == {0: 2}
 
 
 @pytest.mark.slow
