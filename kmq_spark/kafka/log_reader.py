@@ -85,7 +85,7 @@ class LogReader:
                 if unread and time.monotonic() - last_record_at_s > self._timeout_s:
                     message = (
                         f"cannot read {self._topic} to its end: got nothing for {self._timeout_s:g} s; "
-                        "check the broker, or raise timeout_ms"
+                        "check the broker, or raise [kafka] timeout_ms"
                     )
                     raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
         except KafkaException as error:
