@@ -20,6 +20,7 @@ from kmq_spark.core.fold import Decision, LoggedMarker, PartitionState, Rules, f
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.kafka.positions import Position
 from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +112,7 @@ def leased_by(history: list[Timed], queue_partition: int, message_offset: int, b
 
 
 @Decide
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(history=histories(STEPPING, GAPS_MS))
 def test_lease_ends_early_by_no_more_than_the_clock_was_set_forward(
     decide: Callable[[list[Timed]], list[Decision]], history: list[Timed]
@@ -127,7 +128,7 @@ def test_lease_ends_early_by_no_more_than_the_clock_was_set_forward(
 
 
 @Decide
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(history=histories(TWO_BROKERS, GAPS_MS))
 def test_leaders_that_take_turns_cost_a_lease_what_their_clocks_differ_by_and_no_more(
     decide: Callable[[list[Timed]], list[Decision]], history: list[Timed]
@@ -141,7 +142,7 @@ def test_leaders_that_take_turns_cost_a_lease_what_their_clocks_differ_by_and_no
 
 
 @Decide
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(history=histories(STEPPING, st.integers(0, LONGEST_STEP_MS)))
 def test_lease_ends_on_time_while_the_clock_runs_and_markers_come(
     decide: Callable[[list[Timed]], list[Decision]], history: list[Timed]

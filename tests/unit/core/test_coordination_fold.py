@@ -21,17 +21,18 @@ from kmq_spark.core.coordination.records import (
 from kmq_spark.core.coordination.world import MAX_TASKS, World
 from kmq_spark.testing import coordination as model
 from kmq_spark.wire.coordination_snapshot import decode_world, encode_world, snapshot_parts
+from tests.examples import examples
 from tests.unit.coordination_story import Story, T, draw_story, effects
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 @given(st.data())
 def test_fold_is_the_model(data: st.DataObject) -> None:
     """World, effects, reasons, after each record of any log; `Story.write` compares them."""
     draw_story(data)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(0.4), deadline=None)
 @given(st.data())
 def test_every_reader_has_the_same_world_however_often_it_reads(data: st.DataObject) -> None:
     """A record that is read twice, at any place, changes nothing."""
@@ -45,7 +46,7 @@ def test_every_reader_has_the_same_world_however_often_it_reads(data: st.DataObj
     assert world.view() == story.world.view()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(0.4), deadline=None)
 @given(st.data())
 def test_epochs_and_generations_only_rise(data: st.DataObject) -> None:
     """A fencing token that was ever given is above every earlier one of its resource."""

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kmq_spark.core.coordination.assign import changes
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
 from kmq_spark.core.coordination.records import Record, RecordType
+from tests.examples import examples
 from tests.unit.coordination_sim import Process, Simulation, T
 
 CLIENTS, RESOURCES = ["a", "b", "c"], ["r", "t"]
@@ -141,7 +142,7 @@ class Group(RuleBasedStateMachine):
                 assert len(self.simulation.owners(resource)) <= 1
 
 
-Group.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Group.TestCase.settings = settings(max_examples=examples(3), stateful_step_count=40, deadline=None)
 TestGroup = Group.TestCase
 
 

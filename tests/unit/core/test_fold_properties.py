@@ -23,6 +23,7 @@ from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick, unreadable
 from kmq_spark.testing import rules as rules_marker
 from kmq_spark.wire.codec import decode_marker, encode_marker
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,7 +147,7 @@ def assert_same_state(expected: PartitionState, actual: PartitionState) -> None:
     assert expected.to_bytes() == actual.to_bytes()
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(2.5))
 @given(logs(), CUTS, RULES, st.none() | QUEUE_RULES)
 def test_packed_fold_is_the_model(
     markers: list[LoggedMarker], cuts: list[int], rules: Rules, queue_rules: QueueRules | None
@@ -275,7 +276,7 @@ def confirmations(result: FoldResult, rules: Rules) -> list[LoggedMarker]:
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(1))
 @given(logs(), CUTS, RULES)
 def test_replay_up_to_the_resume_point_decides_nothing_twice(
     markers: list[LoggedMarker], cuts: list[int], rules: Rules
@@ -302,7 +303,7 @@ def test_replay_up_to_the_resume_point_decides_nothing_twice(
     assert_same_state(state, replayed.state)
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(2.5))
 @given(logs(), CUTS, st.integers(0, 40), RULES)
 def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
     markers: list[LoggedMarker], cuts: list[int], lost_at: int, rules: Rules

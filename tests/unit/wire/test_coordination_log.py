@@ -16,6 +16,7 @@ from kmq_spark.wire import coordination_pb2, coordination_snapshot
 from kmq_spark.wire.coordination import encode_record
 from kmq_spark.wire.coordination_log import GroupLog
 from kmq_spark.wire.coordination_snapshot import decode_world, encode_world, snapshot_parts
+from tests.examples import examples
 from tests.unit.coordination_story import Story, T, draw_record, draw_story
 
 GROUP, KEY = "fleet", b"fleet"
@@ -40,7 +41,7 @@ def write_snapshot(story: Story, part_bytes: int = 40) -> int:
     return as_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.6), deadline=None)
 @given(st.data())
 def test_world_survives_the_wire(data: st.DataObject) -> None:
     """Equal worlds have equal bytes, and develop in the same way."""
@@ -54,7 +55,7 @@ def test_world_survives_the_wire(data: st.DataObject) -> None:
         story.write(draw_record(data, story.model, sequence), T // 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.6), deadline=None)
 @given(st.data())
 def test_log_from_the_beginning_gives_the_world(data: st.DataObject) -> None:
     """Records of other groups move the clock alone."""
@@ -64,7 +65,7 @@ def test_log_from_the_beginning_gives_the_world(data: st.DataObject) -> None:
     assert (log.is_complete, log.world.view()) == (True, story.world.view())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(1), deadline=None)
 @given(st.data())
 def test_snapshot_and_the_rest_give_the_world(data: st.DataObject) -> None:
     """Wherever the reader begins, at or below the offset that the snapshot is as of, it ends with the same world."""
@@ -223,7 +224,7 @@ def test_reader_never_raises(value: bytes, key: bytes | None) -> None:
     log.read(6, 0, key, value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 @given(st.data())
 def test_damaged_snapshot_is_refused_or_a_possible_world(data: st.DataObject) -> None:
     """A world with any byte changed is refused, or develops by the rules."""
