@@ -3,7 +3,8 @@ Pass messages from the receiving thread to handler threads, without one lock per
 
 Rule 1: a batch is added under the lock. A message is taken with one atomic `deque.popleft`.
 Rule 2: a handler thread takes one message at a time, so that a slow handler delays no other message.
-Rule 3: the number of waiting messages follows the handlers' rate. This module reads no clock; callers pass *now*.
+Rule 3: the number of waiting messages follows the handlers' rate while they have work. Time in which they wait for
+messages, as for the START of the next batch, says nothing about the handlers.
 
 Source: `queue.SimpleQueue` needs one lock per message; at 1 M messages/s that takes most of the available time.
 """
@@ -11,11 +12,12 @@ Source: `queue.SimpleQueue` needs one lock per message; at 1 M messages/s that t
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kmq_spark.consumer.message import Message
 
@@ -23,7 +25,7 @@ WINDOW_S = 0.1
 """Waiting work in seconds, at the handlers' rate: many broker round trips, but too short for a person to notice."""
 
 MEASURE_INTERVAL_S = 0.02
-"""Shortest time over which the handlers' rate is measured."""
+"""Shortest time of work over which the handlers' rate is measured."""
 
 
 class HandlerQueue:
@@ -32,10 +34,16 @@ class HandlerQueue:
 
     Attributes:
         pop: Return the next message, or raise IndexError if none waits. Cheaper than `take`, because it never waits.
+
+    Args:
+        clock: Returns monotonic seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start open and empty."""
+        self._clock = clock
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
         self._ready: deque[Message] = deque()
         self.pop = self._ready.popleft
         self._changed = threading.Condition()
@@ -52,9 +60,16 @@ class HandlerQueue:
         """Count of messages taken so far."""
         return self._put_count - len(self._ready)
 
+    def busy_s(self) -> float:
+        """Return for how long the handlers have had work, seconds: from a `put` until a thread finds no message."""
+        with self._changed:
+            return self._busy_s + self._current_stretch_s()
+
     def put(self, messages: Sequence[Message]) -> None:
         """Add messages and wake one handler thread per message."""
         with self._changed:
+            if self._busy_since is None and messages:
+                self._busy_since = self._clock()
             self._put_count += len(messages)
             self._is_empty.clear()
             self._ready.extend(messages)
@@ -66,9 +81,13 @@ class HandlerQueue:
             try:
                 return self._ready.popleft()
             except IndexError:
-                self._is_empty.set()
+                pass
             with self._changed:
                 # Checked again under the lock: otherwise a batch added in between would not end this wait.
+                if not self._ready:
+                    self._busy_s += self._current_stretch_s()
+                    self._busy_since = None
+                    self._is_empty.set()
                 while not self._ready:
                     if self._is_closed:
                         return None
@@ -91,14 +110,17 @@ class HandlerQueue:
             self._changed.notify_all()
         return left
 
+    def _current_stretch_s(self) -> float:
+        return 0.0 if self._busy_since is None else self._clock() - self._busy_since
+
 
 class Window:
     """
     Number of messages that may wait for a handler thread: the number that the handlers take in `WINDOW_S`.
 
     No other consumer can process a message that waits here, so slow handlers get a small window. Fast handlers need a
-    large window, because the next START takes a round trip to the broker. The window grows by itself: if the handlers
-    empty it within a round trip of 5 ms, the measured rate gives a window that is twenty times as large.
+    large window, because the next START takes a round trip to the broker. The window grows by itself, however long the
+    round trip is: each window that the handlers empty at once lets the next one be up to five times as large.
 
     Args:
         min_size: Smallest window: one message per handler thread.
@@ -109,21 +131,24 @@ class Window:
         """Start with the smallest window."""
         self._min_size = min(min_size, max_size)
         self._max_size = max_size
-        self._measured_at = 0.0
+        self._busy_s = 0.0
         self._taken_count = 0
         self.size = self._min_size
 
-    def measure(self, now: float, taken_count: int) -> None:
+    def measure(self, busy_s: float, taken_count: int) -> None:
         """
         Measure the handlers' rate and set `size`.
 
         Args:
-            now: Monotonic seconds.
+            busy_s: For how long the handlers have had work since the start, seconds.
             taken_count: Count of messages taken since the start.
         """
-        passed = now - self._measured_at
-        if passed < MEASURE_INTERVAL_S:
+        passed_s, taken = busy_s - self._busy_s, taken_count - self._taken_count
+        rate = taken / max(passed_s, MEASURE_INTERVAL_S)
+        size = max(self._min_size, min(self._max_size, round(rate * WINDOW_S)))
+        if passed_s < MEASURE_INTERVAL_S:
+            # Too short to show that the handlers are slow.
+            self.size = max(self.size, size)
             return
-        rate = (taken_count - self._taken_count) / passed
-        self.size = max(self._min_size, min(self._max_size, round(rate * WINDOW_S)))
-        self._measured_at, self._taken_count = now, taken_count
+        self.size = size
+        self._busy_s, self._taken_count = busy_s, taken_count

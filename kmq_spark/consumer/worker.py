@@ -213,7 +213,7 @@ class Worker:
 
     def _room(self) -> int:
         """Return how many messages may be fetched now; 0 until half of the window is free."""
-        self._window.measure(time.monotonic(), self._handler_queue.taken_count)
+        self._window.measure(self._handler_queue.busy_s(), self._handler_queue.taken_count)
         pending = sum([len(batch.messages) for batch in self._pending])
         waiting = len(self._handler_queue) + pending
         if waiting > self._window.size // 2:

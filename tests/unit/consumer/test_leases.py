@@ -10,7 +10,6 @@ from confluent_kafka import Message as KafkaMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.consumer.handler_queue import HandlerQueue, Window
 from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox, Settled, Verb
 from kmq_spark.consumer.markers.keep_alive import renewals
 from kmq_spark.consumer.message import Message
@@ -187,27 +186,3 @@ def test_scattered_offsets_are_cut_into_markers_of_bounded_size() -> None:
 def test_many_offsets_are_cut_into_markers_that_readers_accept() -> None:
     parts = list(cut_ranges(range(MAX_MESSAGES_PER_MARKER + 5)))
     assert parts == [(OffsetRange(0, MAX_MESSAGES_PER_MARKER),), (OffsetRange(MAX_MESSAGES_PER_MARKER, 5),)]
-
-
-def test_handed_over_messages_come_out_in_order_and_the_rest_at_the_close() -> None:
-    lease = lease_of(1, 2, 3)
-    messages = [message_of(lease, offset) for offset in (1, 2, 3)]
-    ready = HandlerQueue()
-    ready.put(messages)
-    assert ready.take() is messages[0]
-    assert ready.taken_count == 1
-    assert ready.close() == messages[1:]
-    assert ready.take() is None
-
-
-def test_window_follows_the_rate_of_the_handlers() -> None:
-    window = Window(8, 1_000)
-    window.measure(0.0, 0)
-    # 50 messages in 0.1 s are 500 a second, 50 in the 0.1 s that a window holds
-    window.measure(100.0, 0)
-    window.measure(100.1, 50)
-    assert window.size == 50
-    window.measure(101.1, 51)
-    assert window.size == 8
-    window.measure(101.2, 1_000_000)
-    assert window.size == 1_000

@@ -1,0 +1,168 @@
+"""
+A TCP proxy in front of a broker that cuts the network and delays it, and a broker that is reached through two of them.
+
+Rule 1: a cut loses nothing that TCP would not deliver later: connections stay open, nothing passes, and what was on its
+way passes when the cut has ended. New connections get no answer meanwhile.
+Rule 2: a delay is latency alone. Chunks follow each other on their way, so that it takes no throughput.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from faults.stage import BROKER_SETTINGS
+from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.ports import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHUNK_BYTES = 2**20
+MOST_CHUNKS = 64
+"""On their way in one direction of a connection."""
+
+
+class Proxy:
+    """
+    Passes connections on to a port of this machine.
+
+    Attributes:
+        port: On 127.0.0.1.
+
+    Args:
+        target: Port that it passes connections on to.
+    """
+
+    def __init__(self, target: int) -> None:
+        """Listen."""
+        self._target, self._delay_s = target, 0.0
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK_BYTES)
+        )
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name=f"proxy-{self.port}", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Bootstrap address for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Let nothing pass from now on."""
+        self._loop.call_soon_threadsafe(self._passing.clear)
+
+    def heal(self) -> None:
+        """Let everything pass again."""
+        self._loop.call_soon_threadsafe(self._passing.set)
+
+    def delay(self, seconds: float) -> None:
+        """Let everything pass so much later, in both directions."""
+        self._delay_s = seconds
+
+    def close(self) -> None:
+        """Close all connections and the port."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        # Sockets are closed in the loop's next turn.
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        await self._passing.wait()
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._target, limit=CHUNK_BYTES)
+        except OSError:
+            writer.close()
+            self._writers.discard(writer)
+            return
+        self._writers.add(there[1])
+        await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
+        self._writers -= {writer, there[1]}
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_CHUNKS)
+        await asyncio.gather(self._receive(reader, waiting), self._send(waiting, writer))
+
+    async def _receive(self, reader: asyncio.StreamReader, waiting: asyncio.Queue[tuple[float, bytes]]) -> None:
+        """Note when each chunk came; one of no bytes is the end."""
+        data = b"any"
+        while data:
+            try:
+                data = await reader.read(CHUNK_BYTES)
+            except OSError:
+                data = b""
+            await waiting.put((self._loop.time() + self._delay_s, data))
+
+    async def _send(self, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        """Pass each chunk on so much later than it came: what came behind it waits no longer than it did."""
+        while True:
+            due_s, data = await waiting.get()
+            if not data:
+                writer.close()
+                return
+            await asyncio.sleep(max(0.0, due_s - self._loop.time()))
+            await self._passing.wait()
+            try:
+                writer.write(data)
+                await writer.drain()
+            except OSError:
+                # The other side has gone. The rest is read, so that the end comes.
+                writer.close()
+
+
+class ProxiedBroker(NamedTuple):
+    """A broker, and the proxies through which workers and trackers reach it."""
+
+    broker: EmbeddedBroker
+    workers: Proxy
+    trackers: Proxy
+
+    @classmethod
+    def start(cls, folder: Path) -> ProxiedBroker:
+        """
+        Start them.
+
+        Args:
+            folder: Where the broker keeps its data.
+        """
+        data = folder / f"proxied-broker-{time.time_ns()}"
+        data.mkdir(parents=True)
+        ours, to_workers, to_trackers, controller = (free_port() for _ in range(4))
+        (data / "controller.port").write_text(str(controller))
+        workers, trackers = Proxy(to_workers), Proxy(to_trackers)
+        # Clients go on to the address that the broker names for the port on which they asked.
+        listeners = {"PLAINTEXT": ours, "WORKERS": to_workers, "TRACKERS": to_trackers}
+        names = {"PLAINTEXT": ours, "WORKERS": workers.port, "TRACKERS": trackers.port}
+        extra = BROKER_SETTINGS | {
+            "listeners": _listed(listeners | {"CONTROLLER": controller}),
+            "advertised.listeners": _listed(names),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*listeners, "CONTROLLER")),
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+        return cls(EmbeddedBroker(data, ours, extra).start(), workers, trackers)
+
+
+def _listed(ports: dict[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
