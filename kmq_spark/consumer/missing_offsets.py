@@ -22,7 +22,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, offsets_retention_ms
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, broker_settings, offsets_of, offsets_retention_ms
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class MissingOffsets:
     ) -> int | None:
         """Return how many messages are older than the offset retention of the brokers; None if that is unknown."""
         brokers = admin.list_topics(self._topic, timeout=REQUEST_TIMEOUT_S).brokers
-        kept_ms = offsets_retention_ms(admin, brokers, REQUEST_TIMEOUT_S)
+        kept_ms = offsets_retention_ms(broker_settings(admin, brokers, REQUEST_TIMEOUT_S))
         if kept_ms is None:
             return None
         since = OffsetSpec.for_timestamp(int(time.time() * 1000 - CLOCK_MARGIN * kept_ms))

@@ -23,7 +23,7 @@ from kmq_spark.dlq.redrive_records import closing_records, redriven_record
 from kmq_spark.errors import FencedError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.rejected_records import RejectedRecords
-from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
+from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, new_client_id, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 MAX_TRANSACTION_MESSAGES = 1_000
 MAX_TRANSACTION_BYTES = 8 * 1024 * 1024
-TRANSACTION_TIMEOUT_MS = 60_000
 
 LARGEST_RECORD = 1_000_000_000
 """The broker limits the size of a record, not the client: this is librdkafka's upper bound of `message.max.bytes`."""
@@ -126,7 +125,7 @@ class Redriver:
             self._writer_id,
             extra,
             max_message_bytes=LARGEST_RECORD,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            transaction_timeout_ms=BULK_TRANSACTION_TIMEOUT_MS,
         )
         # Each transaction is flushed as a whole, so lingering only adds latency.
         config["linger.ms"] = 0

@@ -16,7 +16,15 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
 from kmq_spark.kafka.client_errors import client_error, retry_until_answered, unreachable
-from kmq_spark.kafka.lookups import EARLIEST, LATEST, NOT_ALLOWED, offsets_of, offsets_retention_ms, settings_of
+from kmq_spark.kafka.lookups import (
+    EARLIEST,
+    LATEST,
+    NOT_ALLOWED,
+    broker_settings,
+    offsets_of,
+    offsets_retention_ms,
+    settings_of,
+)
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
 if TYPE_CHECKING:
@@ -76,13 +84,15 @@ class Cluster:
         """
         metadata = self.metadata()
         versions = self._api_versions()
+        settings = broker_settings(self.admin, metadata.brokers, self._timeout_s)
         release = next((name for fetch, name in _RELEASES if versions.get(_FETCH, 0) >= fetch), "")
         return ClusterFacts(
             self._address,
             len(metadata.brokers),
             f"Kafka {release} or newer" if release else "",
             versions[_TXN_OFFSET_COMMIT] >= _KIP_447_VERSION if _TXN_OFFSET_COMMIT in versions else None,
-            offsets_retention_ms(self.admin, metadata.brokers, self._timeout_s),
+            offsets_retention_ms(settings),
+            int(settings.get("transaction.max.timeout.ms", 0)),
         )
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicFacts]:

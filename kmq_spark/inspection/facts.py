@@ -24,6 +24,7 @@ class ClusterFacts:
         release: Kafka release derived from the protocol versions, as text; empty if unknown.
         can_transact: Whether the brokers support KIP-447, which the tracker needs; None if unknown.
         offsets_retention_ms: How long the offsets of a group without members are kept; None if unknown.
+        transaction_max_timeout_ms: Longest time-out of a transaction that the brokers accept; 0 if unknown.
     """
 
     address: str
@@ -31,6 +32,7 @@ class ClusterFacts:
     release: str = ""
     can_transact: bool | None = None
     offsets_retention_ms: int | None = None
+    transaction_max_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

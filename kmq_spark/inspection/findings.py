@@ -199,9 +199,10 @@ def _rules(facts: QueueFacts) -> Iterator[Finding]:
 def _producers(facts: QueueFacts) -> Iterator[Finding]:
     if facts.producers is None:
         return
+    queue, longest_ms = facts.queue.partition("@")[0], facts.cluster.transaction_max_timeout_ms
     found = [
         Finding("producers", Level.UNHEALTHY if problem.is_bad else Level.WARNING, problem.what, problem.repair)
-        for problem in producers_problems(facts.producers, facts.queue.partition("@")[0])
+        for problem in producers_problems(facts.producers, queue, longest_ms)
     ]
     yield from found
     if facts.producers.ids and not found:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.inspection.spans import counted, span
 from kmq_spark.kafka.replication import alter_command, replication_findings
+from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,14 +29,23 @@ class Problem(NamedTuple):
     repair: str
 
 
-def producers_problems(facts: ProducersFacts, queue: str) -> Iterator[Problem]:
+def producers_problems(facts: ProducersFacts, queue: str, longest_transaction_ms: int = 0) -> Iterator[Problem]:
     """
     Yield what is wrong.
 
     Args:
         facts: As the inspector found them.
         queue: Name of the queue, for the commands.
+        longest_transaction_ms: The brokers' `transaction.max.timeout.ms`; 0 if unknown.
     """
+    if 0 < longest_transaction_ms < BULK_TRANSACTION_TIMEOUT_MS:
+        yield Problem(
+            f"the brokers have transaction.max.timeout.ms={longest_transaction_ms}: sinks, `kmq enqueue` and "
+            f"`kmq dlq redrive` request {BULK_TRANSACTION_TIMEOUT_MS} and cannot start",
+            is_bad=False,
+            repair=f"set transaction.max.timeout.ms={BULK_TRANSACTION_TIMEOUT_MS} or more on the brokers; for a sink, "
+            f"transaction_timeout_ms={longest_transaction_ms} helps too",
+        )
     name = facts.topic.name
     if not facts.topic.partition_count:
         return

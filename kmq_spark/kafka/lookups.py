@@ -155,9 +155,9 @@ def wait_for_broker(
         stopping.wait(max(0.0, min(pause_s, deadline_s - time.monotonic())))
 
 
-def offsets_retention_ms(admin: AdminClient, brokers: Iterable[int], timeout_s: float) -> int | None:
+def broker_settings(admin: AdminClient, brokers: Iterable[int], timeout_s: float) -> dict[str, str]:
     """
-    Return how long the offsets of a group without members are kept, milliseconds; None if this client may not read it.
+    Return the settings of a broker, by name; empty if this client may not read them.
 
     Args:
         admin: Admin client.
@@ -168,8 +168,18 @@ def offsets_retention_ms(admin: AdminClient, brokers: Iterable[int], timeout_s: 
     futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
     for future in futures.values():
         try:
-            entry = future.result().get("offsets.retention.minutes")
+            return {name: entry.value for name, entry in future.result().items() if entry.value is not None}
         except KafkaException:
-            return None  # needs DescribeConfigs on the cluster: without it the check is skipped
-        return None if entry is None or entry.value is None else int(entry.value) * 60_000
-    return None
+            return {}  # needs DescribeConfigs on the cluster: without it the checks of these settings are skipped
+    return {}
+
+
+def offsets_retention_ms(settings: Mapping[str, str]) -> int | None:
+    """
+    Return how long the offsets of a group without members are kept, milliseconds; None if unknown.
+
+    Args:
+        settings: See `broker_settings`.
+    """
+    minutes = settings.get("offsets.retention.minutes")
+    return None if minutes is None else int(minutes) * 60_000

@@ -41,6 +41,9 @@ __all__ = [
 Client = TypeVar("Client")
 
 MAX_MESSAGE_BYTES = 1_048_576
+
+BULK_TRANSACTION_TIMEOUT_MS = 60_000
+"""Time-out of the large transactions of sinks and redrives. Brokers accept 15 minutes by default."""
 """Default for the largest message (key, value, headers) of a producer; about Kafka's own default."""
 
 REQUIRED_VALUES: dict[str, tuple[str, ...]] = {

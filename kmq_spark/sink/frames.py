@@ -26,7 +26,7 @@ from kmq_spark.core.producing import slot_of
 from kmq_spark.core.sinking import Batch, SlotPosition, rows_to_skip
 from kmq_spark.errors import ConfigError, SinkError, TopicError
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
+from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.producer.life import RECORD_BYTES
 from kmq_spark.producer.position_log import PositionLog
@@ -38,7 +38,6 @@ from kmq_spark.sink.settings import (
     ROWS_PER_TRANSACTION,
     SLOTS,
     TIMEOUT_MS,
-    TRANSACTION_TIMEOUT_MS,
     SinkSettings,
 )
 from kmq_spark.sink.slot_writer import Row, SinkPlan, SlotResult, write_slot
@@ -113,7 +112,7 @@ def exactly_once_sink(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     rows_per_transaction: int = ROWS_PER_TRANSACTION,
     bytes_per_transaction: int = BYTES_PER_TRANSACTION,
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    transaction_timeout_ms: int = BULK_TRANSACTION_TIMEOUT_MS,
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
     timeout_ms: int = TIMEOUT_MS,
     extra: Mapping[str, str] | None = None,

@@ -9,7 +9,7 @@ from kmq_spark.core.producing import check_own_id, check_producer_id, slot_id
 from kmq_spark.core.sinking import MAX_SLOTS
 from kmq_spark.errors import ConfigError
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
+from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 SLOTS = 8
 ROWS_PER_TRANSACTION = 10_000
 BYTES_PER_TRANSACTION = 8 * 1024 * 1024
-TRANSACTION_TIMEOUT_MS = 60_000
 DELIVERY_TIMEOUT_MS = 120_000
 TIMEOUT_MS = 15_000
 _MAX_ROWS_PER_TRANSACTION = 100_000
@@ -57,7 +56,7 @@ class SinkSettings:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     rows_per_transaction: int = ROWS_PER_TRANSACTION
     bytes_per_transaction: int = BYTES_PER_TRANSACTION
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    transaction_timeout_ms: int = BULK_TRANSACTION_TIMEOUT_MS
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     timeout_ms: int = TIMEOUT_MS
     extra: Mapping[str, str] | None = None

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmq_spark.dlq.dead_letters import redrive
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue
+from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.headers import Sender, sender_of
 from tests.kafka.conftest import Queue, read_all
@@ -242,6 +243,15 @@ def test_doctor_tells_of_producers(queue: Queue) -> None:
     copy(queue, "a")
     (finding,) = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))["producers"]
     assert (finding["level"], finding["what"]) == ("ok", "1 producer id, positions in a compacted topic")
+
+
+def test_doctor_tells_of_brokers_that_refuse_the_time_out_of_a_sink() -> None:
+    """Before the first sink fails to start."""
+    with EmbeddedBroker(extra={"transaction.max.timeout.ms": "30000"}) as broker:
+        create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
+        (finding,) = checks(kmq(broker.bootstrap_servers, "doctor", "orders", "-o", "json"))["producers"]
+    assert finding["level"] == "warning"
+    assert finding["what"].startswith("the brokers have transaction.max.timeout.ms=30000: sinks")
 
 
 def test_doctor_tells_of_a_transaction_that_holds_readers_up(queue: Queue) -> None:

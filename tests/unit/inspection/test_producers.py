@@ -46,3 +46,13 @@ def test_problem_is_named_with_its_repair(facts: ProducersFacts, what: str, is_b
     (problem,) = producers_problems(facts, "orders")
     assert what in problem.what
     assert (problem.is_bad, repair in problem.repair) == (is_bad, True)
+
+
+@pytest.mark.parametrize(("longest_ms", "count"), [(0, 0), (60_000, 0), (59_999, 1)])
+def test_brokers_that_refuse_the_time_out_of_a_sink_are_named(longest_ms: int, count: int) -> None:
+    """Also before there is a producer with an id: a sink that cannot start leaves none."""
+    problems = list(producers_problems(ProducersFacts(TopicFacts("orders.producers")), "orders", longest_ms))
+    assert len(problems) == count
+    for problem in problems:
+        assert "transaction.max.timeout.ms=59999" in problem.what
+        assert "transaction.max.timeout.ms=60000" in problem.repair
