@@ -71,6 +71,7 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F12", on_topics.retention_passed),
     ("F13", on_brokers.grown),
     ("F14", on_markers.corrupted),
+    ("F15", on_topics.grown_too_large),
     ("F16", on_versions.mixed),
     ("F20", on_markers.flooded),
     ("F20", on_markers.many_at_once),

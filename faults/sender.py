@@ -36,6 +36,7 @@ class Sender(threading.Thread):
         count: Messages altogether; 0 for no end.
         ttl_s: After which a message is not handed out any more; None for never.
         ask: What each message asks for, see `mix.ask`; nothing by default.
+        least_bytes: Of a payload.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Sender(threading.Thread):
         count: int = 0,
         ttl_s: float | None = None,
         ask: Callable[[random.Random], Asked] | None = None,
+        least_bytes: int = 0,
     ) -> None:
         """Connect; `start` begins to send."""
         super().__init__(name=f"sender-{queue}", daemon=True)
@@ -58,7 +60,7 @@ class Sender(threading.Thread):
         self._rate = rate
         self._count = count
         self._ttl_s = ttl_s
-        self._ask = ask
+        self._ask, self._least_bytes = ask, least_bytes
         self._random = random.Random(seed)  # noqa: S311  # repeatable
         self._stopping = threading.Event()
 
@@ -82,7 +84,8 @@ class Sender(threading.Thread):
         self.join()
 
     def _send(self, name: str, number: int) -> None:
-        value = name.encode() + b"|" + self._random.randbytes(self._random.randrange(LARGEST_BYTES))
+        size = self._least_bytes + self._random.randrange(LARGEST_BYTES)
+        value = name.encode() + b"|" + self._random.randbytes(size)
         headers: list[tuple[str, bytes | str | None]] = [
             ("traceparent", f"00-{number:032x}-{number:016x}-01"),
             ("twice", b"1"),
