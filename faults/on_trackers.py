@@ -53,7 +53,7 @@ def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
         nth = 1 if point in AT_START else generator.randint(2, 5)
         _kill_one(stage, point, nth, after_s=generator.uniform(0.5, 3.0))
     stage.must_have_passed(points)
-    _recover(stage, stage.tracker())
+    recover(stage, stage.tracker())
     stage.drain()
     return stage
 
@@ -72,7 +72,7 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> None:
             tracker.kill()
         return
     tracker = stage.tracker()
-    _recover(stage, tracker)
+    recover(stage, tracker)
     time.sleep(after_s)
     tracker.kill()
     stage.injected("kill -9")
@@ -89,7 +89,8 @@ def _wait_worker_death(tracker: TrackerChild, timeout_s: float) -> int:
     return 0
 
 
-def _recover(stage: Stage, tracker: TrackerChild, bound_s: float = KILL_BOUND_S) -> None:
+def recover(stage: Stage, tracker: TrackerChild, bound_s: float = KILL_BOUND_S) -> None:
+    """Wait until a tracker does its work; note how long that took, and where it took too long."""
     took_s = tracker.wait_ready()
     stage.recovery_s.append(took_s)
     bound_s *= stage.patience
@@ -101,7 +102,7 @@ def paused(campaign: Campaign) -> Stage:
     """F4: SIGSTOP of the tracker, driver and JVM, for up to 15 s."""
     stage = campaign.stage("f4-tracker", **BUSY)
     tracker = stage.tracker()
-    _recover(stage, tracker)
+    recover(stage, tracker)
     stage.send(rate=60)
     stage.worker("busy")
     for seconds in campaign.picked((1, 5, 2, 15), 4, least=1):
@@ -121,7 +122,7 @@ def two_at_once(campaign: Campaign) -> Stage:
     stage.send(rate=60)
     stage.worker("busy")
     older = stage.tracker("checkpoint-0")
-    _recover(stage, older)
+    recover(stage, older)
     for number in range(campaign.scaled(4, least=1)):
         with stage.away():
             newer = stage.tracker("checkpoint-0" if number % 2 else f"checkpoint-{number + 1}")
@@ -132,7 +133,7 @@ def two_at_once(campaign: Campaign) -> Stage:
                 # Two queries on one checkpoint: Spark itself refuses the one that comes second to a batch.
                 stage.notes.append(f"the newer one ended too: {newer.last_words()}")
                 newer = stage.tracker(f"checkpoint-again-{number}")
-                _recover(stage, newer)
+                recover(stage, newer)
         older = newer
     stage.drain()
     return stage
@@ -144,13 +145,13 @@ def zombie(campaign: Campaign) -> Stage:
     stage.send(rate=60)
     stage.worker("busy")
     older = stage.tracker("checkpoint-0")
-    _recover(stage, older)
+    recover(stage, older)
     for number in range(campaign.scaled(2, least=1)):
         time.sleep(1 + number * 0.35)
         with stage.away():
             older.pause()
             newer = stage.tracker(f"checkpoint-{number + 1}")
-            _recover(stage, newer)
+            recover(stage, newer)
         time.sleep(2)
         older.resume()
         stage.injected("SIGCONT of a zombie")
@@ -175,7 +176,7 @@ def lost_checkpoints(campaign: Campaign) -> Stage:
     stage.send(rate=60)
     stage.worker("busy")
     tracker = stage.tracker()
-    _recover(stage, tracker)
+    recover(stage, tracker)
     checkpoint, old_copy = stage.folder / "checkpoint", stage.folder / "old-copy"
     shutil.copytree(checkpoint, old_copy, ignore_dangling_symlinks=True, copy_function=_copy_what_is_there)
     damages = (_delete, _truncate_state, _flip_bits, _truncate_offsets, _put_back_old)
@@ -184,7 +185,7 @@ def lost_checkpoints(campaign: Campaign) -> Stage:
         tracker.kill()
         damage(checkpoint, old_copy)
         tracker = stage.tracker()
-        _recover(stage, tracker, LOST_CHECKPOINT_BOUND_S)
+        recover(stage, tracker, LOST_CHECKPOINT_BOUND_S)
         stage.injected(damage.__name__.strip("_"))
     stage.drain()
     return stage
@@ -244,11 +245,11 @@ def skewed(campaign: Campaign) -> Stage | None:
     clocks = (FalseClock(HOUR_MS), FalseClock(-HOUR_MS), FalseClock(rate_ppm=1_000), FalseClock(0, 0, 20_000, -600_000))
     for clock in campaign.picked(clocks, len(clocks), least=1):
         tracker = stage.tracker(clock=clock)
-        _recover(stage, tracker)
+        recover(stage, tracker)
         stage.injected("clock of the tracker", clock=list(clock))
         time.sleep(6)
         tracker.stop()
-    _recover(stage, stage.tracker())
+    recover(stage, stage.tracker())
     stage.drain()
     return stage
 
@@ -259,7 +260,7 @@ def cold_start(campaign: Campaign) -> Stage:
     finished, in_flight = campaign.scaled(1_000_000, least=50_000), campaign.scaled(100_000, least=10_000)
     finished_messages(stage, finished)
     tracker = stage.tracker()
-    _recover(stage, tracker, LOST_CHECKPOINT_BOUND_S)
+    recover(stage, tracker, LOST_CHECKPOINT_BOUND_S)
     stage.injected("cold start", finished=finished)
     time.sleep(3)
     messages_in_flight(stage, in_flight, lease_ms=3_600_000)
@@ -267,7 +268,7 @@ def cold_start(campaign: Campaign) -> Stage:
     tracker.kill()
     shutil.rmtree(stage.folder / "checkpoint")
     tracker = stage.tracker()
-    _recover(stage, tracker, LOST_CHECKPOINT_BOUND_S)
+    recover(stage, tracker, LOST_CHECKPOINT_BOUND_S)
     stage.injected("lost checkpoint", in_flight=in_flight)
     time.sleep(3)
     tracker.stop()

@@ -165,6 +165,7 @@ class Stage:
         self._lock = threading.Lock()
         self._peaks = PeakWatch(lambda: list(self._children))
         self._peaks.start()
+        self._closing: list[Callable[[], object]] = []
 
     def _mix(self, mix: Mix) -> None:
         """Give the queue its rules, and a topic for results."""
@@ -262,7 +263,7 @@ class Stage:
     def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> TrackerChild:  # noqa: ANN401  # of Child
         """Start a tracker in a process of its own."""
         child = TrackerChild(
-            self.bootstrap_servers,
+            options.pop("bootstrap_servers", self.bootstrap_servers),
             self.queue,
             self.folder,
             checkpoint_dir=self.folder / checkpoint,
@@ -376,6 +377,10 @@ class Stage:
         self._remembered.messages += read_dump(self.queue, self.bootstrap_servers, kept.keep).messages
         kept.close()
 
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Let something happen when everything of the stage has ended."""
+        self._closing.append(call)
+
     def close(self) -> None:
         """End whatever still runs, a broker of its own included."""
         for sender in self._senders:
@@ -387,6 +392,8 @@ class Stage:
         if self._owns_broker:
             self.broker.close()
         self._peaks.stop()
+        for call in self._closing:
+            call()
 
     def verdict(self, *, is_drained: bool = True) -> Verdict:
         """Read the topics and the event files, and check them."""

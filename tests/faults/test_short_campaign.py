@@ -11,6 +11,7 @@ from faults import (
     on_brokers,
     on_consumers,
     on_markers,
+    on_networks,
     on_topics,
     on_trackers,
     on_versions,
@@ -94,7 +95,7 @@ def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
     [
         (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
         (on_markers.hostile, 6),
-        (on_topics.retention_passed, 1), (on_topics.grown_too_large, 4), (on_versions.mixed, 4),
+        (on_topics.retention_passed, 1), (on_topics.grown_too_large, 4), (on_versions.mixed, 4), (on_networks.cut, 4),
         (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
         pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(600)),
     ],
