@@ -88,9 +88,6 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("S1", on_producers.restarted),
     ("S2", on_producers.killed_at_points),
     ("S3", on_producers.two_at_once),
-    ("S4", on_sinks.killed),
-    ("S5", on_sinks.sparks_own_killed),
-    ("S6", on_sinks.killed_at_points),
     ("G1", on_coordination.killed),
     ("G2", on_coordination.paused),
     ("G3", on_coordination.broker_restarted),
@@ -99,6 +96,10 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("G6", on_fleets.killed),
     ("G6", on_fleets.upgraded),
     ("G7", on_fleets.restarted),
+    ("S6", on_sinks.killed_at_points),
+    # Last: half an hour for the two of them.
+    ("S4", on_sinks.killed),
+    ("S5", on_sinks.sparks_own_killed),
 )
 
 
