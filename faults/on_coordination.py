@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -28,6 +29,7 @@ from faults.claims import (
 )
 from faults.member import ACT_S, now_ms
 from faults.processes import Child
+from faults.three_brokers import FOLLOWERS, ThreeBrokers
 from kmq_spark.coordination import create_coordination_topic
 
 if TYPE_CHECKING:
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
     from faults.campaign import Campaign
     from kmq_spark.local.broker import EmbeddedBroker
 
+Group = TypeVar("Group", bound="GroupStage")
+
 BEGIN_TIMEOUT_S = 60.0
+OWNED_S = 60.0
 T_MS = 1_000
 SETTLE_S = 3.0
 CLICKS_PARTITIONS = 6
@@ -88,7 +93,7 @@ class GroupStage:
         **options: Any,  # noqa: ANN401  # of the processes
     ) -> None:
         """Start the processes."""
-        self.broker, self.group = broker, group
+        self.broker, self.group, self.topic = broker, group, group
         self.folder = folder / group
         self.folder.mkdir(parents=True)
         self.chance = random.Random(seed)  # noqa: S311  # repeatable
@@ -99,10 +104,11 @@ class GroupStage:
         self.recovery_s: list[float] = []
         self.group_protocols: set[str] = set()
         self.kills: list[Kill] = []
-        self._disturbed_ms: list[float] = []
+        self.disturbed_ms: list[float] = []
+        self.back_s: list[float] = []
         self._options = options
         self._started = 0
-        create_coordination_topic(broker.bootstrap_servers, topic=group, partitions=1, replication_factor=1)
+        self._create_topic()
         self.members: dict[str, tuple[str, MemberChild]] = {}
         for number in range(processes):
             self.start(f"p{number}")
@@ -110,12 +116,15 @@ class GroupStage:
             if not child.wait_joined():
                 self.fail(f"{name} did not join: {child.last_words()}")
 
+    def _create_topic(self) -> None:
+        create_coordination_topic(self.broker.bootstrap_servers, topic=self.topic, partitions=1, replication_factor=1)
+
     def start(self, client_id: str) -> MemberChild:
         """Start a process under a client id."""
         self._started += 1
         name = f"{client_id}-{self._started}"
         settings = {
-            "bootstrap_servers": self.broker.bootstrap_servers, "topic": self.group, "group": self.group,
+            "bootstrap_servers": self.broker.bootstrap_servers, "topic": self.topic, "group": self.group,
             "client_id": client_id, "heartbeat_ms": T_MS, "file": str(self.folder / f"{name}.acts"), **self._options,
         }  # fmt: skip
         child = MemberChild(settings, self.folder / f"{name}.log")
@@ -144,18 +153,29 @@ class GroupStage:
         (self.broker.stop if is_clean else self.broker.kill)()
         self.broker.start()
         self.injections += 1
-        self._disturbed_ms.append(now_ms())
+        self.disturbed_ms.append(now_ms())
 
     def leader(self) -> str:
         """Return the client id of the leader: of the members of this group, the one that joined first."""
         running = {client_id for client_id, (_, child) in self.members.items() if child.is_running}
-        log = read_log(self.broker.bootstrap_servers, self.group, self.group)
+        log = read_log(self.broker.bootstrap_servers, self.topic, self.group)
         joined = {record.client_id: offset for offset, record in sorted(log.items()) if record.type == 1}
         return min(running & joined.keys(), key=lambda client_id: joined[client_id])
 
     def any_member(self) -> str:
         """Return the client id of any member."""
         return self.chance.choice(sorted(self.members))
+
+    def wait_owned(self) -> None:
+        """Wait until every resource has an owner that acts, and note for how long."""
+        since_ms, unowned = now_ms(), self._options["resources"]
+        while unowned and now_ms() < since_ms + OWNED_S * 1000:
+            time.sleep(0.1)
+            acts, _ = read_lines(self.folder)
+            unowned = self._options["resources"] - len({act.resource for act in acts if act.at_ms > since_ms})
+        if unowned:
+            self.fail(f"{unowned} resources had no owner for {OWNED_S:g} s, though the broker was back")
+        self.back_s.append((now_ms() - since_ms) / 1000)
 
     def rest(self) -> None:
         """Let the group work for some seconds."""
@@ -169,14 +189,16 @@ class GroupStage:
         """Read the files and the log, and check them."""
         del is_drained
         time.sleep(3 * T_MS / 1000)
-        self.close()
+        self.end_members()
         found = Verdict()
         for what in self.failures:
             found.add("harness", what)
         acts, handed = read_lines(self.folder)
         stretches = stretches_of(acts)
-        log = read_log(self.broker.bootstrap_servers, self.group, self.group)
+        log = read_log(self.broker.bootstrap_servers, self.topic, self.group)
+        found.counts["overlaps"] += 0  # shown where there is none, too
         for what in overlaps(stretches):
+            found.counts["overlaps"] += 1
             found.add("C1", what)
         for what in bad_grants(stretches, log, T_MS):
             invariant, _, text = what.partition(": ")
@@ -184,10 +206,15 @@ class GroupStage:
         times_ms = takeovers_ms(stretches, self.kills, held_within_ms=10 * ACT_S * 1000)
         self.recovery_s += [time_ms / 1000 for time_ms in times_ms]
         bound_ms = 2 * T_MS + MARGIN_MS
-        for time_ms in times_ms if not self._disturbed_ms else ():
+        for time_ms in times_ms if not self.disturbed_ms else ():
             if time_ms > bound_ms:
                 found.add("C4", f"a resource had no owner for {time_ms:.0f} ms after a kill, bound {bound_ms} ms")
-        if acts:
+        if self.back_s:
+            self.notes.append(
+                f"{self.group.partition('.')[0]}: with a leader again, every resource had an owner after p50 "
+                f"{statistics.median(self.back_s):.1f} s, max {max(self.back_s):.1f} s"
+            )
+        if acts and self.kills:
             self.notes.append(f"{self.group.partition('.')[0]}: {summary(times_ms)}")
         found.counts["claims"] += len(stretches)
         found.counts["acts"] += len(acts)
@@ -197,10 +224,74 @@ class GroupStage:
 
     def close(self) -> None:
         """End whatever still runs."""
+        self.end_members()
+
+    def end_members(self) -> None:
+        """End the processes, so that their files are complete."""
         for _, child in self.members.values():
             if child.is_running:
                 child.resume()
                 child.kill()
+
+
+class ReplicatedStage(GroupStage):
+    """
+    A group whose partition has a copy on each of three brokers.
+
+    Args:
+        broker: The campaign's; not used.
+        folder: Of the campaign.
+        group: Name.
+        options: Of `GroupStage`.
+    """
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker,
+        folder: Path,
+        group: str,
+        **options: Any,  # noqa: ANN401  # of GroupStage
+    ) -> None:
+        """Start the brokers and the processes."""
+        del broker
+        files = folder / f"{group}-brokers"
+        files.mkdir(parents=True)
+        self.brokers = ThreeBrokers(files)
+        try:
+            super().__init__(self.brokers.first, folder, group, **options)
+        except BaseException:
+            self.brokers.close()
+            raise
+
+    def _create_topic(self) -> None:
+        # Kafka chooses the leaders of one-partition topics in turn. The first broker is the controller, and stays.
+        for number in range(2 * len(FOLLOWERS) + 2):
+            self.topic = f"{self.group}-{number}"
+            create_coordination_topic(
+                self.broker.bootstrap_servers, topic=self.topic, partitions=1, replication_factor=3, timeout_ms=60_000
+            )
+            if self.brokers.leader(self.topic) in FOLLOWERS:
+                return
+        message = "no topic is led by a follower"
+        raise RuntimeError(message)
+
+    def move_leader(self) -> int:
+        """Kill the broker that leads the group's partition; return its number."""
+        node = self.brokers.kill_leader(self.topic)
+        self.injections += 1
+        self.disturbed_ms.append(now_ms())
+        return node
+
+    def move_leader_back(self, node: int) -> None:
+        """Start the broker again, and let it lead: all brokers live while the leader moves."""
+        self.brokers.bring_back(node, self.topic)
+        self.injections += 1
+        self.disturbed_ms.append(now_ms())
+
+    def close(self) -> None:
+        """End the processes and the brokers."""
+        super().close()
+        self.brokers.close()
 
 
 class ConsumingStage(GroupStage):
@@ -281,18 +372,17 @@ class ConsumingStage(GroupStage):
         return found
 
 
-def _holding(campaign: Campaign, name: str, processes: int = 10, resources: int = 50) -> GroupStage:
+def _holding(campaign: Campaign, name: str, kind: type[Group], *, processes: int = 10, resources: int = 50) -> Group:
+    """Return processes that hold resources, each at most three more than its share."""
     most = math.ceil(resources / processes) + 3
-    stage = campaign.group_stage(
-        GroupStage, name, processes=processes, mode="claims", resources=resources, most=most
-    )  # fmt: skip
+    stage = campaign.group_stage(kind, name, processes=processes, mode="claims", resources=resources, most=most)
     time.sleep(SETTLE_S)
     return stage
 
 
 def killed(campaign: Campaign) -> GroupStage:
     """G1: `kill -9` of members that hold resources, every third time the leader; started again under the same name."""
-    stage = _holding(campaign, "g1")
+    stage = _holding(campaign, "g1", GroupStage)
     for number in range(campaign.scaled(40, least=3)):
         stage.kill(stage.leader() if number % 3 == 0 else stage.any_member())
         stage.rest()
@@ -301,7 +391,7 @@ def killed(campaign: Campaign) -> GroupStage:
 
 def paused(campaign: Campaign) -> GroupStage:
     """G2: SIGSTOP of members that hold resources, for 0.5 T to 5 T, every third time the leader."""
-    stage = _holding(campaign, "g2")
+    stage = _holding(campaign, "g2", GroupStage)
     for number in range(campaign.scaled(30, least=3)):
         stage.suspend(stage.leader() if number % 3 == 0 else stage.any_member())
         stage.rest()
@@ -310,12 +400,24 @@ def paused(campaign: Campaign) -> GroupStage:
 
 def broker_restarted(campaign: Campaign) -> GroupStage:
     """G3: the broker killed and stopped while members hold resources, a member killed each time."""
-    stage = _holding(campaign, "g3", processes=5, resources=20)
+    stage = _holding(campaign, "g3", GroupStage, processes=5, resources=20)
     for number in range(campaign.scaled(6, least=1)):
         stage.disturb_broker(is_clean=number % 2 == 1)
-        stage.rest()
+        stage.wait_owned()
         stage.kill(stage.any_member())
         stage.rest()
+    return stage
+
+
+def partition_moved(campaign: Campaign) -> GroupStage:
+    """G8: the broker that leads the group's partition killed, another leads, then it leads again; members killed."""
+    stage = _holding(campaign, "g8", ReplicatedStage, processes=5, resources=20)
+    for _ in range(campaign.scaled(5, least=1)):
+        node = stage.move_leader()
+        stage.wait_owned()
+        stage.kill(stage.any_member())
+        stage.move_leader_back(node)
+        stage.wait_owned()
     return stage
 
 

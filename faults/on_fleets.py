@@ -121,7 +121,7 @@ class FleetStage:
         self._fleet = f"{name}-{time.time_ns()}" if is_fleet else ""
         self._generator = random.Random(campaign.seed)  # noqa: S311  # repeatable
         self.processes: dict[str, TrackersChild] = {}
-        self._endings: list[Ending] = []
+        self.endings: list[Ending] = []
         if is_fleet:
             create_coordination_topic(
                 self.stages[0].bootstrap_servers, topic=f"{self._fleet}.coordination", replication_factor=1
@@ -177,7 +177,7 @@ class FleetStage:
         self.stages[0].injected("SIGTERM" if is_clean else "kill -9", member=child.member, queues=sorted(tracked))
         if self._fleet and not self.wait_tracked():
             return ""
-        self._endings.append(Ending(at_ms, tracked, time.time_ns() // 1_000_000))
+        self.endings.append(Ending(at_ms, tracked, time.time_ns() // 1_000_000))
         return child.member
 
     def finish(self) -> list[Stage]:
@@ -200,7 +200,7 @@ class FleetStage:
         for stage in self.stages:
             dump = read_dump(stage.queue, stage.bootstrap_servers)
             copies_ms = sorted(record.appended_at_ms for record in dump.messages if record.previous is not None)
-            for ending in self._endings:
+            for ending in self.endings:
                 if stage.queue not in ending.queues:
                     continue
                 # A transaction that the killed process had committed may be stamped a moment later.
@@ -228,7 +228,7 @@ def killed(campaign: Campaign) -> list[Stage]:
         time.sleep(LEASE_MS / 1000 / 2)
         fleet.wait_joined(fleet.start(member))
     stages = fleet.finish()
-    _note(stages, fleet.away_s(), "redelivery was away after a kill in a fleet", FAILOVER_BOUND_S)
+    _note(fleet, stages, "redelivery was away after a kill in a fleet", FAILOVER_BOUND_S)
     return stages
 
 
@@ -245,7 +245,7 @@ def upgraded(campaign: Campaign) -> list[Stage]:
         fleet.wait_joined(fleet.start(member))
     stages = fleet.finish()
     what = "redelivery was away while a process of a fleet was stopped"
-    _note(stages, fleet.away_s(is_clean=True), what, HAND_OVER_BOUND_S)
+    _note(fleet, stages, what, HAND_OVER_BOUND_S, is_clean=True)
     return stages
 
 
@@ -260,18 +260,20 @@ def restarted(campaign: Campaign) -> list[Stage]:
             break
         time.sleep(LEASE_MS / 1000 / 2)
     stages = single.finish()
-    _note(stages, single.away_s(), "redelivery was away after a kill, with a restart", None)
+    _note(single, stages, "redelivery was away after a kill, with a restart", None)
     return stages
 
 
-def _note(stages: list[Stage], away_s: list[float], what: str, bound_s: float | None) -> None:
+def _note(fleet: FleetStage, stages: list[Stage], what: str, bound_s: float | None, *, is_clean: bool = False) -> None:
     """Note median and maximum, and fail where the bound is exceeded."""
+    away_s = fleet.away_s(is_clean=is_clean)
     if not away_s:
         stages[0].fail("no kill hit a process that tracked")
         return
     stages[0].recovery_s += away_s
     stages[0].notes.append(
-        f"{what}: {len(away_s)} times, p50 {statistics.median(away_s):.1f} s, max {max(away_s):.1f} s"
+        f"{what}: {len(fleet.endings)} processes with {len(away_s)} queues, p50 {statistics.median(away_s):.1f} s, "
+        f"max {max(away_s):.1f} s"
     )
     for seconds in away_s if bound_s is not None else ():
         if seconds > (bound_s or 0):

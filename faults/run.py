@@ -96,6 +96,7 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("G6", on_fleets.killed),
     ("G6", on_fleets.upgraded),
     ("G7", on_fleets.restarted),
+    ("G8", on_coordination.partition_moved),
     ("S6", on_sinks.killed_at_points),
     # Last: half an hour for the two of them.
     ("S4", on_sinks.killed),

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from typer.testing import CliRunner
 
+from faults.three_brokers import ThreeBrokers
 from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.topics import check_queue, create_queue
 from tests.kafka.stage import wait_until
-from tests.kafka.three_brokers import ThreeBrokers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
