@@ -64,6 +64,13 @@ class Kill(NamedTuple):
     process: str
 
 
+class Disturbance(NamedTuple):
+    """A time in which no broker led the group's partition, or another one began to."""
+
+    begin_ms: float
+    end_ms: float
+
+
 class LogRecord(NamedTuple):
     """A record of the coordination topic."""
 
@@ -176,6 +183,24 @@ def takeovers_ms(stretches: Sequence[Stretch], kills: Sequence[Kill], held_withi
         if before.resource == after.resource
         and before.process in killed_ms
         and killed_ms[before.process] - before.last_ms < held_within_ms
+    ]
+
+
+def orphans(stretches: Sequence[Stretch], kills: Sequence[Kill], held_within_ms: float) -> Iterator[str]:
+    """C4: yield resources on which nobody has acted since the process that held them was killed."""
+    killed_ms = {kill.process: kill.at_ms for kill in kills}
+    newest = {one.resource: one for one in stretches}
+    for one in newest.values():
+        if one.process in killed_ms and killed_ms[one.process] - one.last_ms < held_within_ms:
+            yield f"{one.resource}: nobody has acted on it since {one.process} was killed"
+
+
+def undisturbed(kills: Iterable[Kill], disturbances: Sequence[Disturbance], within_ms: float) -> list[Kill]:
+    """Return the kills after which the broker was there and led the group's partition for as long as given."""
+    return [
+        kill
+        for kill in kills
+        if not any(one.begin_ms <= kill.at_ms + within_ms and kill.at_ms <= one.end_ms for one in disturbances)
     ]
 
 

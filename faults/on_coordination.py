@@ -15,10 +15,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from faults.checker import Verdict
 from faults.claims import (
+    Disturbance,
     Kill,
     bad_grants,
     late_repeats,
     missing,
+    orphans,
     overlaps,
     read_lines,
     read_log,
@@ -26,6 +28,7 @@ from faults.claims import (
     stretches_of,
     summary,
     takeovers_ms,
+    undisturbed,
 )
 from faults.member import ACT_S, now_ms
 from faults.processes import Child
@@ -104,7 +107,7 @@ class GroupStage:
         self.recovery_s: list[float] = []
         self.group_protocols: set[str] = set()
         self.kills: list[Kill] = []
-        self.disturbed_ms: list[float] = []
+        self.disturbances: list[Disturbance] = []
         self.back_s: list[float] = []
         self._options = options
         self._started = 0
@@ -150,10 +153,11 @@ class GroupStage:
 
     def disturb_broker(self, *, is_clean: bool) -> None:
         """Kill or stop the broker, and start it again."""
+        begin_ms = now_ms()
         (self.broker.stop if is_clean else self.broker.kill)()
         self.broker.start()
         self.injections += 1
-        self.disturbed_ms.append(now_ms())
+        self.disturbances.append(Disturbance(begin_ms, now_ms()))
 
     def leader(self) -> str:
         """Return the client id of the leader: of the members of this group, the one that joined first."""
@@ -203,12 +207,17 @@ class GroupStage:
         for what in bad_grants(stretches, log, T_MS):
             invariant, _, text = what.partition(": ")
             found.add(invariant, text)
-        times_ms = takeovers_ms(stretches, self.kills, held_within_ms=10 * ACT_S * 1000)
+        held_within_ms, bound_ms = 10 * ACT_S * 1000, 2 * T_MS + MARGIN_MS
+        times_ms = takeovers_ms(stretches, self.kills, held_within_ms)
         self.recovery_s += [time_ms / 1000 for time_ms in times_ms]
-        bound_ms = 2 * T_MS + MARGIN_MS
-        for time_ms in times_ms if not self.disturbed_ms else ():
+        judged = undisturbed(self.kills, self.disturbances, bound_ms)
+        found.counts["takeovers_judged"] += 0
+        for time_ms in takeovers_ms(stretches, judged, held_within_ms):
+            found.counts["takeovers_judged"] += 1
             if time_ms > bound_ms:
                 found.add("C4", f"a resource had no owner for {time_ms:.0f} ms after a kill, bound {bound_ms} ms")
+        for what in orphans(stretches, self.kills, held_within_ms):
+            found.add("C4", what)
         if self.back_s:
             self.notes.append(
                 f"{self.group.partition('.')[0]}: with a leader again, every resource had an owner after p50 "
@@ -277,16 +286,18 @@ class ReplicatedStage(GroupStage):
 
     def move_leader(self) -> int:
         """Kill the broker that leads the group's partition; return its number."""
+        begin_ms = now_ms()
         node = self.brokers.kill_leader(self.topic)
         self.injections += 1
-        self.disturbed_ms.append(now_ms())
+        self.disturbances.append(Disturbance(begin_ms, now_ms()))
         return node
 
     def move_leader_back(self, node: int) -> None:
         """Start the broker again, and let it lead: all brokers live while the leader moves."""
+        begin_ms = now_ms()
         self.brokers.bring_back(node, self.topic)
         self.injections += 1
-        self.disturbed_ms.append(now_ms())
+        self.disturbances.append(Disturbance(begin_ms, now_ms()))
 
     def close(self) -> None:
         """End the processes and the brokers."""

@@ -15,6 +15,7 @@ from faults.claims import (
     JOIN,
     RELEASE,
     Act,
+    Disturbance,
     Handed,
     Kill,
     LogRecord,
@@ -22,11 +23,13 @@ from faults.claims import (
     bad_grants,
     late_repeats,
     missing,
+    orphans,
     overlaps,
     read_lines,
     repeats,
     stretches_of,
     takeovers_ms,
+    undisturbed,
 )
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
 from kmq_spark.wire.coordination import encode_record
@@ -114,6 +117,23 @@ def test_takeover_is_measured_from_the_kill() -> None:
     assert takeovers_ms(stretches, [Kill(1_000, "a-1")], held_within_ms=200) == [2_500]
     assert takeovers_ms(stretches, [Kill(1_200, "a-1")], held_within_ms=200) == []
     assert takeovers_ms(stretches, [Kill(1_000, "b-2")], held_within_ms=200) == []
+
+
+def test_resource_of_a_killed_process_that_nobody_takes_is_found() -> None:
+    """Not what another process has acted on, and not what the killed one had lost before."""
+    stretches = stretches_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600), *acts("a-1", 11, 0, 990, "s")])
+    assert list(orphans(stretches, [Kill(1_000, "a-1")], held_within_ms=200)) == [
+        "s: nobody has acted on it since a-1 was killed"
+    ]
+    assert list(orphans(stretches, [Kill(1_200, "a-1")], held_within_ms=200)) == []
+    assert list(orphans(stretches, [], held_within_ms=200)) == []
+
+
+def test_takeover_is_judged_where_the_broker_was_there_until_the_bound() -> None:
+    """A kill before, within and behind a time without a leader, and one whose bound ends as it begins."""
+    kills = [Kill(at_ms, f"a-{at_ms}") for at_ms in (1_000, 2_000, 3_500, 5_001)]
+    assert undisturbed(kills, [Disturbance(3_000, 5_000)], within_ms=1_000) == [kills[0], kills[3]]
+    assert undisturbed(kills, [], within_ms=1_000) == kills
 
 
 def test_messages_lost_and_handed_out_again_are_found() -> None:
