@@ -174,7 +174,10 @@ class FleetStage:
             child.kill()
         elif child.stop() != 0:
             self.stages[0].fail(f"I9: a process that was stopped ended with {child.exit_code}: {child.last_words()}")
-        self.stages[0].injected("SIGTERM" if is_clean else "kill -9", member=child.member, queues=sorted(tracked))
+        what = "SIGTERM" if is_clean else "kill -9"
+        for number, stage in enumerate(self.stages):
+            write = stage.shares_injection if number else stage.injected
+            write(what, member=child.member, queues=sorted(tracked))
         if self._fleet and not self.wait_tracked():
             return ""
         self.endings.append(Ending(at_ms, tracked, time.time_ns() // 1_000_000))

@@ -142,7 +142,7 @@ class Stage:
         if self.mix is not None:
             self._mix(self.mix)
         self.events = EventFile(self.folder, "injector")
-        self.injections = 0
+        self.injections = self.shared_injections = 0
         self._passed: set[str] = set()
         self.is_drained = False
         self.bounds = Bounds()
@@ -185,6 +185,11 @@ class Stage:
         with self._lock:
             self.injections += 1
             self._passed.add(str(fields.get("point", "")))
+        self.events.write("injected", what=what, **fields)
+
+    def shares_injection(self, what: str, **fields: object) -> None:
+        """Write down an injection that another stage of the same fault counts: its processes work for both."""
+        self.shared_injections += 1
         self.events.write("injected", what=what, **fields)
 
     def must_have_passed(self, points: Iterable[str]) -> None:
@@ -415,7 +420,7 @@ class Stage:
             "max_deliveries": self.max_deliveries,
             "is_drained": is_drained,
             "profile": asdict(self.profile),
-            "injections": self.injections,
+            "injections": self.injections + self.shared_injections,
             "injected_markers": sorted(self.injected_markers),
             "hostile_markers": sorted(self.hostile_markers),
             "sessions": self.sessions(),
