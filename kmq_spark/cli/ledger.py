@@ -257,10 +257,12 @@ def _run(
         service.on_ready = lambda: print_json({"event": "ready", "queues": list(queues)})
     service.run()
     if events:
-        print_json({"event": "ended", "rows": service.rows, "restarts": service.restarts})
+        rows = service.rows if service.is_counted else None
+        print_json({"event": "ended", "rows": rows, "restarts": service.restarts})
     else:
         counts = ", ".join(f"{counted(count, 'row')} of {table}" for table, count in sorted(service.rows.items()))
-        sys.stderr.write(f"kmq: ledger {service.location}: wrote {counts or 'nothing new'}\n")
+        wrote = f"wrote {counts or 'nothing new'}" if service.is_counted else "stopped"
+        sys.stderr.write(f"kmq: ledger {service.location}: {wrote}\n")
 
 
 def run_submitted() -> None:

@@ -161,6 +161,7 @@ class LedgerService:
         on_ready: Called once, when all queries have started.
         restarts: Number of query restarts.
         rows: Number of rows added since the start, by table; set when `run` has ended.
+        is_counted: Whether `rows` is known: not where the JVM ended before `run` did.
 
     Raises:
         ConfigError: The location of the ledger is not allowed.
@@ -183,6 +184,7 @@ class LedgerService:
         self.on_ready: Callable[[], None] = lambda: None
         self.restarts = 0
         self.rows: dict[str, int] = {}
+        self.is_counted = True
 
     def stop(self) -> None:
         """Ask `run` to end. If this interrupts a batch, the next run writes it again or finds that it was written."""
@@ -211,9 +213,19 @@ class LedgerService:
             finally:
                 for run in runs:
                     _stop(run)
-            self.rows = {
-                table: count - before[table] for table, count in self._counts().items() if count > before[table]
-            }
+            self.rows = self._written_since(before)
+
+    def _written_since(self, before: Mapping[str, int]) -> dict[str, int]:
+        try:
+            after = self._counts()
+        except (PySparkException, Py4JError, ConnectionError):
+            if not self._stopping.is_set():
+                raise
+            # A signal to the whole process group ends the JVM as well.
+            logger.info("rows are not counted: Spark's JVM has ended", extra={"action": "rows_not_counted"})
+            self.is_counted = False
+            return {}
+        return {table: count - before[table] for table, count in after.items() if count > before[table]}
 
     def _counts(self) -> dict[str, int]:
         """Return the number of rows of each table, from Delta's own statistics without reading files."""

@@ -154,6 +154,27 @@ def forget(checkpoints: Path) -> None:
     shutil.rmtree(checkpoints / "dead_letters")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_the_process_group_ends_the_ledger_well(queue: Queue, tmp_path: Path, number: signal.Signals) -> None:
+    """As systemd and a terminal send it: SIGTERM ends the JVM too, before the rows are counted."""
+    log = tmp_path / "ledger.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "kmq_spark.cli.main", "ledger", "run", queue.name, "--events"),
+                *("--bootstrap-server", queue.bootstrap_servers, "--ledger-dir", str(tmp_path / "ledger")),
+            ],
+            stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+        )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "ready", log.read_text()
+    os.killpg(process.pid, number)
+    last, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, log.read_text()
+    assert json.loads(last)["event"] == "ended"
+    assert "Error" not in log.read_text()
+
+
 @pytest.mark.timeout(400)
 def test_ledger_holds_every_record_once_though_its_process_is_killed_and_its_checkpoint_lost(
     stage: Stage, spark: SparkSession, tmp_path: Path
