@@ -56,6 +56,7 @@ LOG_ACTIONS: dict[str, str] = {
     "receive_failed": "A worker could not receive messages; it retries.",
     "redelivered": "A tracker's batch redelivered or dead-lettered messages.",
     "restart": "A query of a tracker or ledger failed and is restarted.",
+    "rows_not_counted": "A ledger was stopped together with its JVM; how many rows it wrote is unknown.",
     "rules_changed": "A new version of the queue's rules is in force.",
     "rules_differ": "The queue's rules override settings of this process.",
     "rules_ignored": "A record of `kmq.queues` cannot be read; it is ignored.",
