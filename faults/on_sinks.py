@@ -52,8 +52,11 @@ PASSAGE = 3
 
 DRIVER = ""
 EXECUTOR = "CoarseGrainedExecutorBackend"
-PYTHON_WORKER = "python_daemon"
-"""What is killed: the driver with all that it started, or the processes whose command line has this word."""
+PYTHON_WORKER = "-m kmq_spark.spark.python_daemon"
+"""
+What is killed: the driver with all that it started, or the processes whose command line has these words. The driver's
+command line has the name of the daemon too, as a setting.
+"""
 
 
 class SinkStage(SentStage):
@@ -188,7 +191,7 @@ def _killed(campaign: Campaign, name: str, kind: str, targets: tuple[str, ...]) 
 
 
 def _kill_one(child: EventChild, word: str, generator: random.Random) -> int:
-    """Kill one of a query's processes by a word of its command line; return how many were killed."""
+    """Kill one of a query's processes by words of its command line; return how many were killed."""
     give_up_s = time.monotonic() + FIND_TIMEOUT_S
     while child.is_running and time.monotonic() < give_up_s:
         found = [pid for pid, command in _processes(child.group) if word in command]
