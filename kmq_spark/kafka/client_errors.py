@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from kmq_spark.errors import KmqError
 
-_FENCED_NAMES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "FENCED_INSTANCE_ID"})
+FENCED_NAMES = frozenset(
+    {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING", "FENCED_INSTANCE_ID"}
+)
+"""A newer client with the same transactional id or group instance id has taken over, or the broker forgot this one."""
 
 TEMPORARY_NAMES = frozenset(
     {
@@ -89,7 +92,7 @@ def client_error(cause: KafkaException | KafkaError, operation: str) -> KmqError
     if not isinstance(error, KafkaError):
         return KafkaClientError(f"{operation}: {error}; {_OTHER_ADVICE}")
     name = error.name()
-    if name in _FENCED_NAMES:
+    if name in FENCED_NAMES:
         return FencedError(f"{operation}: fenced by a newer client ({name}); stop this one")
     if name in _MISSING_NAMES:
         return TopicError(f"{operation}: {error.str()} ({name}); create the queue with `kmq queue create`")

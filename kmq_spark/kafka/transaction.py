@@ -27,8 +27,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.bounded_calls import call_in_thread, start_abort
-from kmq_spark.kafka.client_errors import TEMPORARY_NAMES, advice_on
+from kmq_spark.kafka.client_errors import FENCED_NAMES, TEMPORARY_NAMES, advice_on
 from kmq_spark.kafka.settings import make_client
+from kmq_spark.retries import retry_pause_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,15 +44,6 @@ if TYPE_CHECKING:
     OnEachDelivery = Callable[[int, KafkaError | None, Message], None]
 
 logger = logging.getLogger(__name__)
-
-_FENCED_CODES = frozenset(
-    {
-        KafkaError._FENCED,  # noqa: SLF001  # librdkafka's public name for it
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    }
-)
 
 ATTEMPTS = 8
 FIRST_BACKOFF_S = 0.1
@@ -244,7 +236,7 @@ class TransactionalProducer:
                 logger.warning(
                     "transaction of %s aborted, retrying: %s", self._name, error, extra={"action": "txn_aborted"}
                 )
-                time.sleep(_backoff_s(attempt))
+                time.sleep(retry_pause_s(attempt, FIRST_BACKOFF_S, LONGEST_BACKOFF_S))
                 attempt += 1
             else:
                 return
@@ -408,7 +400,7 @@ class TransactionalProducer:
                 must_end = kafka_error.fatal() or kafka_error.txn_requires_abort() or not kafka_error.retriable()
                 if must_end or time.monotonic() > deadline_s:
                     self._raise_translated(error, operation)
-                time.sleep(_backoff_s(attempt))
+                time.sleep(retry_pause_s(attempt, FIRST_BACKOFF_S, LONGEST_BACKOFF_S))
                 attempt += 1
             else:
                 return
@@ -416,7 +408,7 @@ class TransactionalProducer:
     def _raise_translated(self, error: KafkaException, operation: str, *, produced: bool = False) -> None:
         """Raise our error for *error*. With *produced*, a record was rejected, and an abort is enough to recover."""
         kafka_error = error.args[0]
-        if kafka_error.code() in _FENCED_CODES:
+        if kafka_error.name() in FENCED_NAMES:
             message = (
                 f"cannot {operation} as {self._name}: {kafka_error.str()}; "
                 f"a newer {self._role} has taken over, stop this one"
@@ -430,7 +422,3 @@ class TransactionalProducer:
         # The error is fatal for this producer, not for the queue: a new producer starts from the log.
         is_temporary = kafka_error.fatal() or kafka_error.retriable() or code in TEMPORARY_NAMES
         raise KafkaClientError(message, code=code, retriable=is_temporary) from error
-
-
-def _backoff_s(attempt: int) -> float:
-    return float(min(FIRST_BACKOFF_S * 2 ** (attempt - 1), LONGEST_BACKOFF_S))

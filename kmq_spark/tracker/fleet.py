@@ -29,6 +29,7 @@ from kmq_spark.coordination.topic import create_coordination_topic
 from kmq_spark.core.coordination.effects import Change
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.retries import retry_pause_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -271,7 +272,7 @@ class TrackerFleet:
             logger.info("tracker of %s ended", queue, extra={"action": "ended", "queue": queue})
             return
         failures = self._failures[queue] = self._failures.get(queue, 0) + 1
-        pause_s = min(FIRST_RETRY_S * 2 ** (failures - 1), LONGEST_RETRY_S)
+        pause_s = retry_pause_s(failures, FIRST_RETRY_S, LONGEST_RETRY_S)
         if isinstance(error, FencedError):
             pause_s = FENCED_RETRY_S
         self._not_before_s[queue] = time.monotonic() + pause_s

@@ -8,6 +8,7 @@ Rule 3: A record that cannot be read becomes a row, never an exception.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 from dataclasses import dataclass, field, replace
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from kmq_spark.core.decisions import Decisions
     from kmq_spark.core.policy import QueueRules
     from kmq_spark.core.state import Status
-
-# Each worker is a fork of a daemon that has imported this module. The garbage collector skips frozen objects, so a fork
-# does not copy the memory pages that they are in.
-gc.freeze()
 
 ROW_STATUS, ROW_REDELIVER, ROW_DEAD_LETTER, ROW_UNREADABLE = 0, 1, 2, 3
 
@@ -106,11 +103,19 @@ class FoldSettings:
         return replace(self.local_rules, decide_from_marker_offset=self.decide_from.get(marker_partition, 0))
 
 
+@functools.cache
+def _freeze_imports() -> None:
+    """Exclude the modules of a worker from its garbage collections, once: Spark reuses the worker for many batches."""
+    gc.freeze()
+
+
 def fold_rows(
     key: tuple[int, ...], frames: Iterable[pd.DataFrame], state: StateHandle, settings: FoldSettings
 ) -> Iterator[pd.DataFrame]:
     """
     Fold the new marker rows of one markers partition into its state.
+
+    The first call in a process excludes all objects that exist by then from garbage collection (`gc.freeze`).
 
     Args:
         key: The grouping key: the number of the markers partition.
@@ -121,6 +126,7 @@ def fold_rows(
     Yields:
         One frame with the columns of `OUTPUT_SCHEMA`.
     """
+    _freeze_imports()
     marker_partition = int(key[0])
     log = MarkerLog(settings.markers_topic, marker_partition, settings.signing.get(marker_partition, Signing()))
     for frame in frames:
