@@ -9,7 +9,8 @@ by another process. It is not stopped because its claim is over: if no process c
 on with what they track, and a process that takes a queue over fences its former tracker.
 Rule 4: a claim is released when its tracker has ended, or `HAND_OVER_S` after it was asked to end: its successor fences
 it.
-Rule 5: a process whose JVM is gone leaves the group and ends, so that the others take its queues over at once.
+Rule 5: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
+over at once: they fence what is still open.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class TrackerFleet:
         self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
+        self._has_engine = True
         self._warned_s = self._checked_s = float("-inf")
         tracker, kafka = settings.tracker, settings.kafka
         self._coordinator = Coordinator(
@@ -220,6 +222,8 @@ class TrackerFleet:
                 self._turn()
             self._drain()
         finally:
+            if not self._has_engine:
+                self._coordinator.close()
             self._end_all()
             self._coordinator.close()
 
@@ -229,7 +233,11 @@ class TrackerFleet:
             raise failure
         if time.monotonic() - self._checked_s > _CHECK_S:
             self._checked_s = time.monotonic()
-            self._check_engine()
+            try:
+                self._check_engine()
+            except KmqError:
+                self._has_engine = False
+                raise
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
             if reason := self._reason_to_stop(view, queue, is_draining=is_draining):

@@ -344,6 +344,18 @@ def test_process_without_a_jvm_ends_and_the_others_take_over_at_once(fleet: Flee
     assert wait_until(lambda: standby.running() == ["orders"], 20)
 
 
+def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: Fleet) -> None:
+    """A tracker that takes long to end is fenced by its successor; the process ends when it has ended."""
+    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
+    assert wait_until(lambda: first.running() == ["orders"], 20)
+    standby = fleet.process("b")
+    first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")
+    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    assert first.running() == ["orders"]
+    first.tracker("orders").end.set()
+    assert first.wait_end() is first.engine_error
+
+
 def test_second_process_with_a_members_name_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first one is a member."""
     monkeypatch.setattr(fleet_module, "JOIN_S", 3.0)
