@@ -42,6 +42,34 @@ def test_sticky_assignment_is_complete_and_balanced_and_moves_as_little_as_possi
     assert sticky_balanced(tasks, members, assigned) == assigned
 
 
+@pytest.mark.parametrize(
+    ("members", "current", "expected"),
+    [
+        # A new task goes to the member that has less.
+        ("ab", {"t1": "b", "t2": "b", "t3": "a"}, {"t1": "b", "t2": "b", "t3": "a", "t4": "a"}),
+        # A new member takes the tasks above the share of each other one, and no more.
+        (
+            "abc",
+            {"t1": "b", "t2": "a", "t3": "b", "t4": "a", "t5": "b", "t6": "a"},
+            {"t1": "b", "t2": "a", "t3": "b", "t4": "a", "t5": "c", "t6": "c"},
+        ),
+        # What is left over stays with the member that has most.
+        ("ab", {"t1": "b", "t2": "b", "t3": "b", "t4": "a"}, {"t1": "b", "t2": "b", "t3": "b", "t4": "a", "t5": "a"}),
+        # The tasks of a member that has left are spread.
+        ("ab", {"t1": "z", "t2": "b", "t3": "z"}, {"t1": "a", "t2": "b", "t3": "b"}),
+    ],
+)
+def test_sticky_assignment_moves_what_it_must(members: str, current: dict[str, str], expected: dict[str, str]) -> None:
+    assert sticky_balanced(sorted(expected), [Candidate(one) for one in members], current) == expected
+
+
+def test_capacity_that_is_the_share_is_reached_and_leaves_the_others_theirs() -> None:
+    members = [Candidate("a", 2), Candidate("b", 1), Candidate("c")]
+    assigned = sticky_balanced([f"t{number}" for number in range(1, 8)], members, {"t7": "c", "t1": "a"})
+    assert Counter(assigned.values()) == {"a": 2, "b": 1, "c": 4}
+    assert (assigned["t7"], assigned["t1"]) == ("c", "a")
+
+
 @given(TASKS, MEMBERS)
 def test_even_split_gives_neighbours(tasks: list[str], members: list[Candidate]) -> None:
     """The first `len % n` members get one more."""

@@ -95,3 +95,12 @@ def test_forged_markers_are_counted_and_change_nothing() -> None:
 def test_key_of_a_queue_is_random_and_never_shown() -> None:
     assert new_key() != new_key()
     assert KEY.decode() not in repr(Signing(KEY))
+
+
+def test_record_that_is_no_marker_is_reported_with_its_place_and_takes_its_offset() -> None:
+    """Its append time still moves the partition's clock, so the record stays in the log without a marker."""
+    reader = MarkerLog("orders.markers", 3)
+    reader.read(20, 1_000, b"\xff\xfe")
+    ((marker_offset, text),) = reader.unreadable
+    assert (marker_offset, "orders.markers[3]@20" in text) == (20, True)
+    assert reader.markers == [LoggedMarker(20, 1_000, None)]
