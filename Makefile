@@ -8,8 +8,10 @@ LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
 # Explicit, so that tests never meet the jars or the settings of somebody's own Spark.
 PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m pytest
 # Processes of the tiers that mostly wait: each has a broker of its own, and one of them the Spark session.
-WORKERS := 3
+WORKERS := 4
 SPREAD := -n $(WORKERS) --dist loadgroup
+# Fewer: most of these start trackers and workers of their own.
+SPREAD_SLOW := -n 3 --dist loadgroup
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -22,7 +24,7 @@ demo: setup ## show everything on a Kafka broker of its own
 test: unit with-broker ## run the tests, quickest first
 
 test-slow: .venv/.dev .venv/.jars ## run those that take long by themselves, some minutes more
-	@$(PYTEST) $(SPREAD) -m slow
+	@$(PYTEST) $(SPREAD_SLOW) -m slow
 
 unit: .venv/.dev ## run the tests that need no JVM
 	@$(PYTEST) -n 2 -m "not spark and not kafka and not faults"
