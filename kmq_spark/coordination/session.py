@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 BEATS_PER_INTERVAL = 3
 """Heartbeats within T: two may be late before a hold is over."""
 
+JOIN_AGAIN_MS = 2_000
+"""A JOIN not read back for so long is written again, however long T is: a broker just started loses some."""
+
 POSITIONS_AT_ONCE = 900
 """Positions in one record: with the longest names it stays below the largest record."""
 
@@ -129,6 +132,7 @@ class Session:
         self._unsent: dict[str, HeldPosition] = {}
         self._release_at_ms: dict[str, float] = {}
         self._wants_membership = False
+        self._is_join_read = False
         self._join_sent_ms = self._beat_ms = NEVER_HELD
         self.leader = Leader(self, assign, snapshot_every_ms, clock_ms)
 
@@ -211,14 +215,10 @@ class Session:
     def join(self, wait_s: float) -> Applied | None:
         """Write a JOIN and wait until this instance is a member, or is refused; from now on the thread heartbeats."""
         with self.changed:
-            self._wants_membership = True
-            self._join_sequence, self._join_sent_ms = (
-                self.send(RecordType.JOIN, awaited=True, **self._join_fields),
-                self._clock_ms(),
-            )
-            self._beat_ms = self._clock_ms()
-            sequence = self._join_sequence
-            # The record may be lost, as with a broker that was just started. Then the thread joins again a T later.
+            self._wants_membership, self._is_join_read = True, False
+            sequence = self.send(RecordType.JOIN, awaited=True, **self._join_fields)
+            self._beat_ms = self._join_sent_ms = self._clock_ms()
+            # The record may be lost. Then the thread joins again.
             self.changed.wait_for(
                 lambda: self.is_member or sequence in self._answers or self.failure is not None, wait_s
             )
@@ -371,7 +371,7 @@ class Session:
         with self.changed:
             self._end_holds()
             self._beat_if_due()
-            until_beat_s = (self._beat_ms + self.heartbeat_ms / BEATS_PER_INTERVAL - self._clock_ms()) / 1000
+            until_beat_s = (self._next_beat_ms() - self._clock_ms()) / 1000
         logged = self._channel.read(max(0.0, min(LONGEST_READ_S, until_beat_s if self._wants_membership else 1.0)))
         with self.changed:
             self._end_holds()
@@ -417,6 +417,7 @@ class Session:
             self.until_ms = self._holds.until_ms(self.world.heartbeat_ms)
             is_abandoned = record.sequence in self._abandoned
             self._abandoned = {one for one in self._abandoned if one > record.sequence}
+            self._is_join_read = self._is_join_read or record.type is RecordType.JOIN
             if record.sequence in self._awaited:
                 self._answers[record.sequence] = applied
             if Ignored.CLIENT_ID_IN_USE in applied.ignored:
@@ -455,20 +456,27 @@ class Session:
             # The caller has given up waiting.
             self.release(claim, None)
 
+    def _next_beat_ms(self) -> float:
+        """Return when the next HEARTBEAT or JOIN is due, by the monotonic clock."""
+        if self.is_member:
+            return self._beat_ms + self.heartbeat_ms / BEATS_PER_INTERVAL
+        return self._join_sent_ms + (self.heartbeat_ms if self._is_join_read else min(self.heartbeat_ms, JOIN_AGAIN_MS))
+
     def _beat_if_due(self) -> None:
         time_ms = self._clock_ms()
         if not self._wants_membership or self.failure is not None:
             return
-        if time_ms < self._beat_ms + self.heartbeat_ms / BEATS_PER_INTERVAL:
+        if time_ms < self._next_beat_ms():
             return
         try:
             if self.is_member:
                 self._release_rest()
                 self.beat()
-            elif time_ms > self._join_sent_ms + self.heartbeat_ms:
-                # It was dropped; or its first JOIN has not arrived, or was refused.
+            else:
+                # Its first JOIN has not arrived; or a JOIN was refused, or the member was dropped.
                 self._beat_ms = self._join_sent_ms = time_ms
-                self.send(RecordType.JOIN, **{**self._join_fields, "fast_reclaim": False})
+                again = {"fast_reclaim": False} if self._is_join_read else {}
+                self.send(RecordType.JOIN, **{**self._join_fields, **again})
         except KafkaClientError as error:
             self._beat_ms = time_ms
             logger.warning("cannot heartbeat: %s", error, extra={"action": "heartbeat_failed"})

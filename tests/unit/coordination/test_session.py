@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kmq_spark.coordination import leader
-from kmq_spark.coordination.session import now_ms
+from kmq_spark.coordination.session import JOIN_AGAIN_MS, now_ms
+from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import RecordType
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, UsageError
 from kmq_spark.wire import coordination_pb2
@@ -74,6 +75,32 @@ def test_join_ends_when_a_later_join_was_read_back(partition: Partition) -> None
     joining.join(30)
     assert [answer.ignored for answer in answers if answer is not None] == [[]]
     assert types(partition) == [RecordType.JOIN, *[RecordType.HEARTBEAT] * (len(partition.records) - 1)]
+
+
+def test_lost_join_is_written_again_soon_whatever_t_is(partition: Partition) -> None:
+    """T is a minute; the second JOIN says the same as the first."""
+    one = Process(partition, "a", heartbeat_ms=60 * T, fast_reclaim=True)
+    one.channel.can_write = False
+    assert one.session.join(0) is None
+    one.channel.lose()
+    one.channel.can_write = True
+    pass_time(partition, JOIN_AGAIN_MS - T / 20, one)
+    assert types(partition) == []
+    pass_time(partition, T / 5, one)
+    assert types(partition) == [RecordType.JOIN]
+    assert decode_record(partition.records[0].value).fast_reclaim
+    assert one.session.is_member
+
+
+def test_refused_join_is_tried_again_after_t(partition: Partition) -> None:
+    """The first instance lives on; the second does not write a JOIN every two seconds."""
+    first, second = Process(partition, "a", heartbeat_ms=60 * T), Process(partition, "a", 2, heartbeat_ms=60 * T)
+    first.join()
+    assert second.join().ignored == [Ignored.CLIENT_ID_IN_USE]
+    pass_time(partition, 59 * T, first, second)
+    assert types(partition).count(RecordType.JOIN) == 2
+    pass_time(partition, 2 * T, first, second)
+    assert types(partition).count(RecordType.JOIN) == 3
 
 
 def test_hold_is_over_when_nothing_was_read_back_for_t_and_stays_over(
