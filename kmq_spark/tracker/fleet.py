@@ -157,7 +157,6 @@ class TrackerFleet:
         self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
-        self._has_engine = True
         self._warned_s = self._checked_s = float("-inf")
         tracker, kafka = settings.tracker, settings.kafka
         self._coordinator = Coordinator(
@@ -222,8 +221,6 @@ class TrackerFleet:
                 self._turn()
             self._drain()
         finally:
-            if not self._has_engine:
-                self._coordinator.close()
             self._end_all()
             self._coordinator.close()
 
@@ -236,7 +233,7 @@ class TrackerFleet:
             try:
                 self._check_engine()
             except KmqError:
-                self._has_engine = False
+                self._coordinator.close()  # rule 5
                 raise
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
