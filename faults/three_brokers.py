@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.broker_settings import log_properties, server_properties
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
+from kmq_spark.local.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,8 +103,7 @@ class ThreeBrokers:
         folder = self._folder / str(node)
         folder.mkdir()
         controller_port = int((self.first.data_dir / "controller.port").read_text())
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         extra = {
             "process.roles": "broker", "node.id": str(node), "listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "default.replication.factor": "3",
