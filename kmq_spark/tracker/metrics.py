@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.metrics.samples import Histogram, Sample
-    from kmq_spark.tracker.sender.redelivery import Sent
+    from kmq_spark.tracker.sender.sent import Sent
 
 logger = logging.getLogger(__name__)
 

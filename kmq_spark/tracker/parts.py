@@ -17,7 +17,8 @@ from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_c
 from kmq_spark.tracker.consumer_positions import ConsumerPositions
 from kmq_spark.tracker.full_record import FullRecordWriter
 from kmq_spark.tracker.queue_ends import QueueEnds
-from kmq_spark.tracker.sender.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.tracker.sender.limits import SenderLimits
+from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.tracker.ticker import Ticker
 
 if TYPE_CHECKING:

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.tracker.full_record import FullRecordWriter
-    from kmq_spark.tracker.sender.redelivery import RedeliverySender, Sent
+    from kmq_spark.tracker.sender.redelivery import RedeliverySender
+    from kmq_spark.tracker.sender.sent import Sent
     from kmq_spark.tracker.ticker import Ticker
 
 logger = logging.getLogger(__name__)

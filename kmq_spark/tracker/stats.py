@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.core.state import Status
-    from kmq_spark.tracker.sender.redelivery import Sent
+    from kmq_spark.tracker.sender.sent import Sent
 
 LATENESS_KEPT = 100_000
 

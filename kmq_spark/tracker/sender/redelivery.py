@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer
@@ -26,7 +25,7 @@ from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.positions import Heartbeat, Position, ResumePoint, TrackerPositions
+from kmq_spark.kafka.positions import ResumePoint, TrackerPositions
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.rejected_records import RejectedRecords
 from kmq_spark.kafka.settings import (
@@ -36,21 +35,22 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
-from kmq_spark.rate_limit import RateLimit
 from kmq_spark.tracker.producer import TrackerProducer
 from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.tracker.sender.due_decisions import DueDecisions
+from kmq_spark.tracker.sender.limits import SenderLimits
+from kmq_spark.tracker.sender.marker_warnings import MarkerWarnings
+from kmq_spark.tracker.sender.positions import SenderPositions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
 from kmq_spark.tracker.sender.records import DecidedMessage, end_records
+from kmq_spark.tracker.sender.sent import Sent
 from kmq_spark.tracker.sender.set_aside import ChunkLimits, SetAside
-from kmq_spark.wire.marker_log import Signing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.core.state import Status
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.tracker.consumer_positions import ConsumerPositions
@@ -62,53 +62,8 @@ LARGEST_RECORD = 1_000_000_000
 
 LINGER_MS = 5
 
-UNTRUSTED_LOG_INTERVAL_S = 60.0
-
 HEARTBEAT_S = 5.0
 """Longest time between two offset commits, so that monitoring can distinguish an idle tracker from a dead one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SenderLimits:
-    """
-    Limits of one sender.
-
-    Attributes:
-        timeout_ms: Bound on each call to the broker, milliseconds.
-        max_transaction_messages: Most messages in one transaction.
-        max_transaction_bytes: A transaction gets no more messages once their payloads have this many bytes.
-        commit_interval_ms: Time between two offset commits while nothing is sent, milliseconds.
-        transaction_timeout_ms: Kafka's `transaction.timeout.ms`: the broker aborts a transaction without activity after
-            this time. Until then `read_committed` consumers of its partitions read nothing that was written after it.
-    """
-
-    timeout_ms: int = 15_000
-    max_transaction_messages: int = 10_000
-    max_transaction_bytes: int = 16 * 1024 * 1024
-    commit_interval_ms: int = 5_000
-    transaction_timeout_ms: int = 10_000
-
-
-@dataclass(slots=True)
-class Sent:
-    """
-    What the sender has done for a batch.
-
-    Attributes:
-        redelivered: Messages sent to the queue topic again.
-        expired: Messages dropped because their TTL had expired.
-        nonexistent: Messages dropped because a marker named an offset at or past the end of the queue topic.
-        dead_lettered: Messages sent to the dead-letter topic.
-        set_aside: Records of the markers topic that are not markers, sent to the dead-letter topic.
-        lateness_ms: For each redelivered message: append time minus deadline, milliseconds, broker clock.
-    """
-
-    redelivered: int = 0
-    expired: int = 0
-    nonexistent: int = 0
-    dead_lettered: int = 0
-    set_aside: int = 0
-    lateness_ms: list[int] = field(default_factory=list)
 
 
 class RedeliverySender:
@@ -148,9 +103,7 @@ class RedeliverySender:
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
         self.consumer_positions = consumer_positions
-        self._key = b""
-        self._counted: dict[tuple[str, int], int] = {}
-        self._untrusted_warning_limit = RateLimit(UNTRUSTED_LOG_INTERVAL_S)
+        self._marker_warnings = MarkerWarnings(layout.topics)
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -169,13 +122,9 @@ class RedeliverySender:
             self.tracker_id,
             layout.topics.queue,
         )
-        self._positions: dict[int, Position] = {}
-        self._committed: dict[int, Position] = {}
-        self._topic_id = ""
-        self._statuses: dict[int, Status] = {}
+        self._positions = SenderPositions(self.tracker_id)
         self._is_stopping = False
         self.snapshot_lag = 0
-        self._reported_partitions: frozenset[int] = frozenset()  # partitions that a batch since `open` has reported on
         self._committed_at_s = 0.0
         self.committed_at_epoch_s = 0.0
         self._lock = threading.Lock()  # two threads use this object (batches, periodic work); one transaction at a time
@@ -221,21 +170,17 @@ class RedeliverySender:
         """
         with self._lock:
             self._producer.open(known_ids)
-            resume = self._tracker_positions.resume_point()
+            found = self._tracker_positions.resume_point()
             failpoint("tracker.positions-read")
-            self._topic_id = resume.topic_id
             if self.consumer_positions is not None:
-                self.consumer_positions.load(resume.consumers)
-            self._statuses = {}
-            self._committed = dict(resume.positions)
-            resume = resume.with_key()
-            self._key = resume.key
-            self._positions = {p: at._replace(tracker_id=self.tracker_id) for p, at in resume.positions.items()}
-            self._reported_partitions = frozenset()
+                self.consumer_positions.load(found.consumers)
+            resume = found.with_key()
+            self._positions.load(resume, found.positions)
             self._producer.note_older({at.tracker_id for at in resume.positions.values()})
             self._rules.load(resume)
-            self._transact([], self._rules.records(self._positions, self._key), list(self._positions), Sent())
-            self._rules.note_written(self._positions)
+            positions = self._positions
+            self._transact([], self._rules.records(positions.current, positions.key), list(positions.current), Sent())
+            self._rules.note_written(positions.current)
             failpoint("tracker.signed")
             return resume
 
@@ -250,10 +195,11 @@ class RedeliverySender:
         rules = self._rules.check()
         with self._lock:
             self._rules.adopt(rules)
-            records = self._rules.records(self._positions, self._key) if self._producer.is_open else []
+            positions = self._positions
+            records = self._rules.records(positions.current, positions.key) if self._producer.is_open else []
             if records:
                 self._transact([], records, [], Sent())
-                self._rules.note_written(self._positions)
+                self._rules.note_written(positions.current)
 
     def deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         """
@@ -270,26 +216,13 @@ class RedeliverySender:
             KafkaClientError: A transaction failed, or its outcome is unknown. The sender must be opened again before
                 anything is decided.
         """
-        with self._lock:
-            before = dict(self._positions), self._reported_partitions
-            try:
-                return self._deliver(outcomes)
-            except BaseException:
-                # `close` commits the positions: restore those from before the batch. Only records that were set aside
-                # in a committed transaction stay done.
-                positions, self._reported_partitions = before
-                self._positions = {
-                    partition: at._replace(set_aside_offset=self._committed[partition].set_aside_offset)
-                    if partition in self._committed
-                    else at
-                    for partition, at in positions.items()
-                }
-                raise
+        with self._lock, self._positions.restored_on_error():
+            return self._deliver(outcomes)
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         sent = Sent()
         set_aside = self._send_unreadable(outcomes, sent)
-        self._update_positions(outcomes, sent)
+        self._note(outcomes, sent)
         decisions = DueDecisions(outcomes)
         left = len(decisions)
         # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
@@ -310,30 +243,20 @@ class RedeliverySender:
                     raise KmqError(message)
             # Only the last transaction may commit the offsets: a committed offset means that everything was sent.
             if chunk or set_aside or self._is_commit_due():
-                self._transact(chunk, set_aside, list(self._positions), sent)
+                self._transact(chunk, set_aside, list(self._positions.current), sent)
         sent.set_aside += len(set_aside)
-        if sent.nonexistent:
-            logger.warning(
-                "%d messages of %s were dropped without a dead letter: their markers name offsets that the queue topic "
-                "does not have; find the client that writes such markers, or check whether the topic was deleted and "
-                "created again",
-                sent.nonexistent, self.topics, extra={"action": "nonexistent_messages", "queue": str(self.topics)},
-            )  # fmt: skip
+        self._marker_warnings.log_nonexistent(sent.nonexistent)
         return sent
 
     def _send_unreadable(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
         """Send the dead letters of unreadable records, but return the last chunk, to be sent with the positions."""
         limits = ChunkLimits(self._limits.max_transaction_messages, self._limits.max_transaction_bytes)
-        chunks = self._set_aside.chunks(outcomes, dict(self._committed), limits)
+        chunks = self._set_aside.chunks(outcomes, dict(self._positions.committed), limits)
         chunk = next(chunks, None)
         if chunk is None:
             return []
         for following in chunks:
-            for partition, set_aside_to in chunk.set_aside_to.items():
-                position = self._positions.get(partition, Position(0, 0, topic_id=self._topic_id))
-                self._positions[partition] = position._replace(
-                    tracker_id=self.tracker_id, set_aside_offset=set_aside_to
-                )
+            self._positions.note_set_aside(chunk.set_aside_to)
             self._transact([], chunk.records, list(chunk.set_aside_to), sent)
             sent.set_aside += len(chunk.records)
             failpoint("tracker.chunk-committed")
@@ -359,19 +282,9 @@ class RedeliverySender:
         with self._lock:
             if not self._is_commit_due():
                 return
-            for partition, next_offset in read_to.items():
-                position = self._positions.get(partition)
-                if (
-                    partition not in self._reported_partitions
-                    or position is None
-                    or position.next_offset >= next_offset
-                ):
-                    continue
-                nothing_needed = position.needed_offset == position.next_offset
-                needed_offset = next_offset if nothing_needed else position.needed_offset
-                self._positions[partition] = position._replace(next_offset=next_offset, needed_offset=needed_offset)
+            self._positions.advance_idle(read_to)
             # Also without a change: this is the heartbeat, and Kafka deletes offsets that are not committed for a week.
-            self._transact([], [], list(self._positions), Sent())
+            self._transact([], [], list(self._positions.current), Sent())
 
     def close(self, *, is_stopped: bool = False) -> None:
         """
@@ -405,50 +318,15 @@ class RedeliverySender:
         return time.monotonic() - self._committed_at_s > min(self._limits.commit_interval_ms / 1000, HEARTBEAT_S)
 
     def _commit_positions(self) -> None:
-        if self._producer.is_open and (self._is_stopping or self._positions != self._committed):
-            self._transact([], [], list(self._positions), Sent())
+        if self._producer.is_open and (self._is_stopping or self._positions.is_changed):
+            self._transact([], [], list(self._positions.current), Sent())
 
-    def _update_positions(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
+    def _note(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
         for outcome in outcomes:
-            status = outcome.status
-            self._reported_partitions |= {outcome.marker_partition}
-            self._statuses[outcome.marker_partition] = status
-            before = self._positions.get(outcome.marker_partition)
-            # A batch that is read again, after a checkpoint was lost or replaced by an older one, must not move the
-            # committed offset back.
-            if before is None or status.next_marker_offset >= before.next_offset:
-                # No tracker has written to a new partition before, so signatures are required from offset 0 on.
-                signing = Signing(self._key) if before is None else before.signing
-                self._positions[outcome.marker_partition] = Position(
-                    status.next_marker_offset,
-                    status.needed_marker_offset,
-                    self.tracker_id,
-                    rules=status.needed_rules,
-                    signing=signing,
-                    topic_id=self._topic_id,
-                    clock=status.needed_clock,
-                )
-            self._note_untrusted(outcome)
-            sent.nonexistent += self._growth_of("nonexistent", outcome)
+            self._positions.update(outcome)
+            self._marker_warnings.note_untrusted(outcome)
+            sent.nonexistent += self._marker_warnings.new_nonexistent(outcome)
             self._rules.observe(outcome)
-
-    def _note_untrusted(self, outcome: PartitionOutcome) -> None:
-        """Log, at most once a minute, tracker markers (TICK, RULES, END) that lack a valid signature."""
-        added = self._growth_of("untrusted", outcome)
-        if added and self._untrusted_warning_limit.allows():
-            logger.warning(
-                "%d new tracker markers in %s[%d] lack a valid signature of this queue and are ignored; find the "
-                "client that writes them: a tracker of an older version, or a client with too many rights",
-                added, self.topics.markers_topic, outcome.marker_partition,
-                extra={"action": "untrusted_markers", "queue": str(self.topics)},
-            )  # fmt: skip
-
-    def _growth_of(self, counter: str, outcome: PartitionOutcome) -> int:
-        """Return by how much a counter of a markers partition has grown since the last call; 0 if it has shrunk."""
-        key = counter, outcome.marker_partition
-        count = outcome.status.counters.get(counter, 0)
-        before, self._counted[key] = self._counted.get(key, 0), count
-        return max(0, count - before)
 
     def _chunks(self, decisions: DueDecisions) -> Generator[list[DecidedMessage]]:
         """Read the payloads of all decisions, and yield both in chunks of one transaction each."""
@@ -479,19 +357,19 @@ class RedeliverySender:
         def work() -> None:
             nonlocal attempt
             attempt = Attempt(messages, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
-            producer = self._producer.current
+            producer, key = self._producer.current, self._positions.key
             producer.send_all(attempt.records(), attempt.on_delivery)
-            for record in (*other_records, *end_records(attempt.decisions, self.topics, self.tracker_id, self._key)):
+            for record in (*other_records, *end_records(attempt.decisions, self.topics, self.tracker_id, key)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
-        committing = {partition: self._positions[partition] for partition in partitions}
+        committing = {partition: self._positions.current[partition] for partition in partitions}
         consumer_positions = self.consumer_positions
         positions = [
             at.to_topic_partition(
                 self.topics.markers_topic,
                 p,
-                self._heartbeat(p),
+                self._positions.heartbeat(p, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag),
                 None if consumer_positions is None else consumer_positions.of(p),
             )
             for p, at in committing.items()
@@ -499,7 +377,7 @@ class RedeliverySender:
         # Only if there are offsets to commit: the call needs a round trip to another thread of the client.
         group = self._group.consumer_group_metadata() if positions else None
         self._producer.run(work, positions, group, lambda: rejected_records.total_count)
-        self._committed |= committing
+        self._positions.note_committed(committing)
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
         sent.redelivered += len(attempt.lateness_ms)
@@ -507,9 +385,3 @@ class RedeliverySender:
         sent.nonexistent += attempt.nonexistent
         sent.dead_lettered += attempt.dead_lettered
         sent.lateness_ms += attempt.lateness_ms
-
-    def _heartbeat(self, partition: int) -> Heartbeat:
-        status, now_ms = self._statuses.get(partition), int(time.time() * 1000)
-        if status is None:
-            return Heartbeat(now_ms, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag)
-        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, self._is_stopping, self.snapshot_lag)

@@ -21,7 +21,8 @@ from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import QueueLayout, create_queue
 from kmq_spark.producer.producer import QueueProducer
-from kmq_spark.tracker.sender.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.tracker.sender.limits import SenderLimits
+from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN
 from tests.kafka.conftest import read_all

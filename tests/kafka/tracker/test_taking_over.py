@@ -10,7 +10,8 @@ import pytest
 from kmq_spark.errors import FencedError
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
-from kmq_spark.tracker.sender.redelivery import RedeliverySender, SenderLimits
+from kmq_spark.tracker.sender.limits import SenderLimits
+from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from tests.kafka.tracker.test_redelivery_sender import due, outcome
 
 if TYPE_CHECKING:

@@ -1,0 +1,137 @@
+"""
+The positions that the sender commits: how far each markers partition is folded.
+
+Rule 1: A position never moves back, except to the value from before a batch that failed.
+Rule 2: This file only keeps the positions; `RedeliverySender` commits them.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kmq_spark.kafka.positions import Heartbeat, Position
+from kmq_spark.wire.marker_log import Signing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.core.state import Status
+    from kmq_spark.kafka.positions import ResumePoint
+
+
+class SenderPositions:
+    """
+    The positions of one sender. The caller holds the sender's lock.
+
+    Args:
+        tracker_id: Id of the tracker; it signs the positions with it.
+
+    Attributes:
+        current: Positions that the next commit contains, by markers partition.
+        committed: Positions that are committed, by markers partition.
+        key: Key with which the queue's trackers sign; empty before `load`.
+    """
+
+    def __init__(self, tracker_id: str) -> None:
+        """Begin without positions."""
+        self._tracker_id = tracker_id
+        self.current: dict[int, Position] = {}
+        self.committed: dict[int, Position] = {}
+        self.key = b""
+        self._topic_id = ""
+        self._statuses: dict[int, Status] = {}
+        self._reported_partitions: frozenset[int] = frozenset()  # partitions that a batch since `load` has reported on
+
+    def load(self, resume: ResumePoint, committed: Mapping[int, Position]) -> None:
+        """
+        Begin where a tracker begins.
+
+        Args:
+            resume: With the key of this tracker.
+            committed: Positions as the former tracker left them, by markers partition.
+        """
+        self.current = {p: at._replace(tracker_id=self._tracker_id) for p, at in resume.positions.items()}
+        self.committed = dict(committed)
+        self.key, self._topic_id = resume.key, resume.topic_id
+        self._statuses, self._reported_partitions = {}, frozenset()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is a position that is not committed."""
+        return self.current != self.committed
+
+    def update(self, outcome: PartitionOutcome) -> None:
+        """Advance to what a batch has folded of one partition."""
+        partition, status = outcome.marker_partition, outcome.status
+        self._reported_partitions |= {partition}
+        self._statuses[partition] = status
+        before = self.current.get(partition)
+        # A batch that is read again, after a checkpoint was lost or replaced by an older one, must not move the
+        # committed offset back.
+        if before is None or status.next_marker_offset >= before.next_offset:
+            # No tracker has written to a new partition before, so signatures are required from offset 0 on.
+            signing = Signing(self.key) if before is None else before.signing
+            self.current[partition] = Position(
+                status.next_marker_offset,
+                status.needed_marker_offset,
+                self._tracker_id,
+                rules=status.needed_rules,
+                signing=signing,
+                topic_id=self._topic_id,
+                clock=status.needed_clock,
+            )
+
+    def advance_idle(self, read_to: Mapping[int, int]) -> None:
+        """
+        Advance to what an idle query has read, in partitions on which a batch since `load` has reported.
+
+        Args:
+            read_to: First marker offset that the query has not read, by partition.
+        """
+        for partition, next_offset in read_to.items():
+            position = self.current.get(partition)
+            if partition not in self._reported_partitions or position is None or position.next_offset >= next_offset:
+                continue
+            nothing_needed = position.needed_offset == position.next_offset
+            needed_offset = next_offset if nothing_needed else position.needed_offset
+            self.current[partition] = position._replace(next_offset=next_offset, needed_offset=needed_offset)
+
+    def note_set_aside(self, set_aside_to: Mapping[int, int]) -> None:
+        """Note that unreadable records below these marker offsets are set aside, by partition."""
+        for partition, offset in set_aside_to.items():
+            position = self.current.get(partition, Position(0, 0, topic_id=self._topic_id))
+            self.current[partition] = position._replace(tracker_id=self._tracker_id, set_aside_offset=offset)
+
+    def note_committed(self, positions: Mapping[int, Position]) -> None:
+        """Note that these positions are committed."""
+        self.committed |= positions
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """
+        Restore the positions of now if the block raises, because `RedeliverySender.close` commits the positions.
+
+        Only records that were set aside in a committed transaction stay done.
+        """
+        before = dict(self.current), self._reported_partitions
+        try:
+            yield
+        except BaseException:
+            positions, self._reported_partitions = before
+            self.current = {
+                partition: at._replace(set_aside_offset=self.committed[partition].set_aside_offset)
+                if partition in self.committed
+                else at
+                for partition, at in positions.items()
+            }
+            raise
+
+    def heartbeat(self, partition: int, *, is_stopped: bool, snapshot_lag: int) -> Heartbeat:
+        """Return what the commit of a partition reports about the tracker; see `Heartbeat`."""
+        status, now_ms = self._statuses.get(partition), int(time.time() * 1000)
+        if status is None:
+            return Heartbeat(now_ms, is_stopped=is_stopped, snapshot_lag=snapshot_lag)
+        return Heartbeat(now_ms, status.in_flight, status.next_deadline_at_ms, is_stopped, snapshot_lag)

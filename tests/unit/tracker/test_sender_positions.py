@@ -1,0 +1,113 @@
+"""The positions that the sender commits: what moves them, and what a failed batch restores."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmq_spark.core.clock import ClockStart
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.state import Status
+from kmq_spark.errors import KmqError
+from kmq_spark.kafka.positions import Position, ResumePoint
+from kmq_spark.tracker.sender.positions import SenderPositions
+from kmq_spark.wire.marker_log import Signing
+
+KEY = b"k" * 32
+
+
+def loaded(next_offset: int = 10, needed_offset: int = 4) -> SenderPositions:
+    """Return the positions of a tracker that takes one partition over from another tracker."""
+    left = {0: Position(next_offset, needed_offset, "older", topic_id="T")}
+    signed = {0: left[0]._replace(signing=Signing(KEY, 12))}
+    positions = SenderPositions("newer")
+    positions.load(ResumePoint(signed, {0: needed_offset}, {0: 12}, topic_id="T"), left)
+    return positions
+
+
+def folded(next_offset: int, needed_offset: int, partition: int = 0, in_flight: int = 0) -> PartitionOutcome:
+    """Return what a batch reports on one partition."""
+    due_at_ms = 9_000 if in_flight else None
+    status = Status(next_offset, 2_000, in_flight, needed_offset, due_at_ms, {})
+    return PartitionOutcome(partition, status, Decisions.empty())
+
+
+def offsets(positions: SenderPositions) -> dict[int, tuple[int, int]]:
+    """Return next and needed offset by partition."""
+    return {partition: (at.next_offset, at.needed_offset) for partition, at in positions.current.items()}
+
+
+def test_tracker_that_takes_over_has_its_signature_to_commit() -> None:
+    positions = loaded()
+    assert positions.is_changed
+    assert positions.current == {0: Position(10, 4, "newer", signing=Signing(KEY, 12), topic_id="T")}
+    positions.note_committed(positions.current)
+    assert not positions.is_changed
+
+
+def test_batch_that_is_read_again_does_not_move_a_position_back() -> None:
+    positions = loaded()
+    positions.update(folded(50, 40))
+    positions.update(folded(20, 15))
+    assert offsets(positions) == {0: (50, 40)}
+
+
+def test_new_partition_is_signed_from_its_beginning() -> None:
+    positions = loaded()
+    positions.update(folded(3, 1, partition=2))
+    assert positions.current[0].signing == Signing(KEY, 12)
+    assert positions.current[2] == Position(
+        3, 1, "newer", signing=Signing(KEY, 0), topic_id="T", clock=ClockStart(0, 2_000)
+    )
+
+
+def test_idle_position_advances_only_after_a_batch_has_reported_on_its_partition() -> None:
+    """Before that, the commit would hide a START that only the checkpoint contains."""
+    positions = loaded()
+    positions.advance_idle({0: 13, 7: 5})
+    assert offsets(positions) == {0: (10, 4)}
+    positions.update(folded(11, 11))
+    positions.advance_idle({0: 13, 7: 5})
+    assert offsets(positions) == {0: (13, 13)}
+    positions.advance_idle({0: 12})
+    assert offsets(positions) == {0: (13, 13)}
+
+
+def test_idle_position_keeps_the_oldest_marker_that_is_needed() -> None:
+    positions = loaded()
+    positions.update(folded(20, 15, in_flight=1))
+    positions.advance_idle({0: 22})
+    assert offsets(positions) == {0: (22, 15)}
+
+
+def fail_after_a_set_aside_chunk(positions: SenderPositions) -> None:
+    """Fail as a batch does whose first transaction was committed: its unreadable records below 17 are set aside."""
+    with positions.restored_on_error():
+        positions.note_set_aside({0: 17})
+        positions.note_committed(positions.current)
+        positions.note_set_aside({0: 19})
+        positions.update(folded(20, 18))
+        positions.update(folded(3, 1, partition=2))
+        raise KmqError("the broker is away")
+
+
+def test_failed_batch_restores_positions_except_for_records_that_were_set_aside() -> None:
+    positions = loaded()
+    positions.update(folded(11, 5))
+    with pytest.raises(KmqError, match="the broker is away"):
+        fail_after_a_set_aside_chunk(positions)
+    assert offsets(positions) == {0: (11, 5)}
+    assert positions.current[0].set_aside_to == 17
+    # Partition 2 has not reported.
+    positions.note_set_aside({2: 2})
+    positions.advance_idle({2: 9})
+    assert offsets(positions) == {0: (11, 5), 2: (0, 0)}
+
+
+def test_heartbeat_reports_the_newest_status_of_its_partition() -> None:
+    positions = loaded()
+    before = positions.heartbeat(0, is_stopped=False, snapshot_lag=3)
+    assert (before.in_flight, before.due_at_ms, before.is_stopped, before.snapshot_lag) == (0, None, False, 3)
+    positions.update(folded(11, 5, in_flight=2))
+    after = positions.heartbeat(0, is_stopped=True, snapshot_lag=0)
+    assert (after.in_flight, after.due_at_ms, after.is_stopped, after.snapshot_lag) == (2, 9_000, True, 0)
