@@ -79,7 +79,7 @@ def _by_partition(values: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def _reported(facts: Mapping[str, Any]) -> dict[int, ReportedStatus]:
-    reported = _by_partition(facts["told"])
+    reported = _by_partition(facts["reported"])
     return {each: ReportedStatus(begins_at, Status.of(status)) for each, (begins_at, status) in reported.items()}
 
 

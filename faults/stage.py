@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import threading
 import time
 from contextlib import contextmanager
@@ -21,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from faults.checker import Verdict, open_messages
-from faults.conservation import ReportedStatus, Status
 from faults.events import EventFile
 from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
 from faults.judge import verdict_of
-from faults.leases import Session, read_leases
+from faults.leases import read_leases
 from faults.mix import LOGICAL_QUEUE, Mix, ask
 from faults.processes import NEVER_MS, Child, PeakWatch, TrackerChild, WorkerChild
 from faults.secrets import JAVA_SECRET, SECRET
 from faults.sender import Sender
 from faults.topics import Dump, read_dump, results_of, without
+from faults.tracker_traces import checkpoint_mib, reported, sessions
 from faults.waits import Bounds, Stretch, gaps
 from faults.worker import Profile
 from kmq_spark.config import QueueSettings, load_settings
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from faults.clocks import FalseClock, MovableClock
+    from faults.conservation import ReportedStatus
+    from faults.leases import Session
     from kmq_spark.core.state import Status as TrackerStatus
     from kmq_spark.local.broker import EmbeddedBroker
     from kmq_spark.tracker.queue_tracker import QueueTracker
@@ -75,8 +76,6 @@ SURVIVOR_S = 20.0
 
 DRAIN_TIMEOUT_S = 60.0
 """I9: all is worked off a minute after the last fault."""
-
-_OPENED = re.compile(r"tracker (\S+) of (\S+) started; decides from marker offsets (\{.*\})")
 
 
 def _now_ms() -> int:
@@ -188,7 +187,11 @@ class Stage:
         self.events.write("injected", what=what, **fields)
 
     def shares_injection(self, what: str, **fields: object) -> None:
-        """Write down an injection that another stage of the same fault counts: its processes work for both."""
+        """
+        Write down an injection that another stage of the same fault counts.
+
+        The injected process belongs to both stages, so a report of the fault counts the injection once.
+        """
         self.shared_injections += 1
         self.events.write("injected", what=what, **fields)
 
@@ -383,7 +386,7 @@ class Stage:
         kept.close()
 
     def on_close(self, call: Callable[[], object]) -> None:
-        """Let something happen when everything of the stage has ended."""
+        """Call *call* at the end of `close`, after all processes of the stage have ended."""
         self._closing.append(call)
 
     def close(self) -> None:
@@ -424,7 +427,7 @@ class Stage:
             "injected_markers": sorted(self.injected_markers),
             "hostile_markers": sorted(self.hostile_markers),
             "sessions": self.sessions(),
-            "told": {
+            "reported": {
                 partition: (begins_at, status._asdict()) for partition, (begins_at, status) in self.reported().items()
             },
             "bounds": asdict(self._true_bounds()),
@@ -432,7 +435,7 @@ class Stage:
             "failures": self.failures,
             "notes": self.notes,
             "recovery_s": self.recovery_s,
-            "checkpoint_mib": self._checkpoint_mib(),
+            "checkpoint_mib": checkpoint_mib(self.folder),
             "began_ms": self._began_ms,
             "ended_ms": _now_ms(),
             "processes": [
@@ -449,12 +452,6 @@ class Stage:
             ],
         }
 
-    def _checkpoint_mib(self) -> int:
-        """Return the size of the largest checkpoint."""
-        folders = [folder for folder in self.folder.glob("*/*") if (folder / "offsets").is_dir()]
-        sizes = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in folders]
-        return max(sizes, default=0) // 2**20
-
     def _true_bounds(self) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
@@ -469,31 +466,11 @@ class Stage:
         checkpoint, statuses = next(
             (report for report in reversed(reports) if report[1]), self._last_reported or (self.folder, {})
         )
-        begins_at = self._begins_at(checkpoint)
-        return {
-            partition: ReportedStatus(begins_at.get(partition, 0), Status.of(status.to_dict()))
-            for partition, status in statuses.items()
-        }
-
-    def _begins_at(self, checkpoint: Path) -> dict[int, int]:
-        """Return from which marker offsets the state in a checkpoint was built, as Spark's Kafka source noted it."""
-        file = checkpoint / self.queue / "sources" / "0" / "0"
-        if not file.exists():
-            return {}
-        noted = file.read_bytes()  # a zero byte, a version, JSON
-        (offsets,) = json.loads(noted[noted.index(b"{") :]).values()
-        return {int(partition): int(offset) for partition, offset in offsets.items()}
+        return reported(checkpoint, self.queue, statuses)
 
     def sessions(self) -> list[Session]:
         """Return the trackers that took over, in their order, from what they logged."""
-        found = [
-            Session(match[1], {int(partition): int(at) for partition, at in json.loads(match[3]).items()})
-            for log in sorted(self.folder.glob("tracker*.log"))
-            for match in _OPENED.finditer(log.read_text(errors="replace"))
-            if match[2] == self.queue
-        ]
-        # The end of a log only grows; a tracker's own clock may be wrong on purpose.
-        return sorted(found, key=lambda session: sum(session.decides_from.values()))
+        return sessions(self.folder, self.queue)
 
     def _open_count(self) -> int:
         dump = read_dump(self.queue, self.bootstrap_servers)

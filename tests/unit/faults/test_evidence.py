@@ -59,7 +59,7 @@ def keep(story: Story, source: Path, target: Path, **more: Any) -> None:  # noqa
         "injected_markers": [],
         "hostile_markers": [],
         "sessions": story.sessions,
-        "told": {0: (0, status._asdict())},
+        "reported": {0: (0, status._asdict())},
         "bounds": asdict(story.bounds),
         "clock_epochs": None,
         "failures": [],
