@@ -105,13 +105,13 @@ def open_messages(dump: Dump, leases: Sequence[Leases]) -> set[MessageId]:
 
 
 def _check_copies(whole: Whole, bounds: Bounds, verdict: Verdict) -> None:
-    """I1, I4, I6, I7, I11: as many copies as ENDs that say so, in the same order, each as it must be, not early."""
+    """I1, I4, I6, I7, I11: as many copies as ENDs with REDELIVERED, in their order, each as it must be, not early."""
     ends = whole.ends_of(Outcome.REDELIVERED)
     for place in ends.keys() | whole.copies.keys():
         mine, copies = ends.get(place, []), whole.copies.get(place, [])
         if len(copies) != len(mine):
             invariant = "I4" if len(copies) > len(mine) else "I1"
-            verdict.add(invariant, f"{place} has {len(copies)} copies, and {len(mine)} ENDs that say so")
+            verdict.add(invariant, f"{place} has {len(copies)} copies, and {len(mine)} ENDs with REDELIVERED")
         source = whole.messages.get(place)
         for (partition, end), copy in zip(mine, copies, strict=False):
             if end.segment is None:
@@ -141,12 +141,12 @@ def _check_early(copy: Record, partition: int, end: Justified, bounds: Bounds, v
 
 
 def _check_dead_letters(whole: Whole, verdict: Verdict) -> None:
-    """I5, I6, I11: one dead letter for each END that says so, each as it must be, and one end of a message."""
+    """I5, I6, I11: one dead letter for each END with DEAD_LETTERED, each as it must be, and one end of a message."""
     ends = whole.ends_of(Outcome.DEAD_LETTERED)
     for place in ends.keys() | whole.letters.keys():
         mine, letters = ends.get(place, []), whole.letters.get(place, [])
         if len(letters) != len(mine):
-            verdict.add("I5", f"{place} has {len(letters)} dead letters, and {len(mine)} ENDs that say so")
+            verdict.add("I5", f"{place} has {len(letters)} dead letters, and {len(mine)} ENDs with DEAD_LETTERED")
         for (_, end), letter in zip(mine, letters, strict=False):
             if end.segment is not None:
                 _check_letter(whole, end, letter, verdict)

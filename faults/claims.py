@@ -187,12 +187,12 @@ def takeovers_ms(stretches: Sequence[Stretch], kills: Sequence[Kill], held_withi
 
 
 def orphans(stretches: Sequence[Stretch], kills: Sequence[Kill], held_within_ms: float) -> Iterator[str]:
-    """C4: yield resources on which nobody has acted since the process that held them was killed."""
+    """C4: yield resources on which no process has acted since their holder was killed."""
     killed_ms = {kill.process: kill.at_ms for kill in kills}
     newest = {one.resource: one for one in stretches}
     for one in newest.values():
         if one.process in killed_ms and killed_ms[one.process] - one.last_ms < held_within_ms:
-            yield f"{one.resource}: nobody has acted on it since {one.process} was killed"
+            yield f"{one.resource}: no process has acted on it since {one.process} was killed"
 
 
 def undisturbed(kills: Iterable[Kill], disturbances: Sequence[Disturbance], within_ms: float) -> list[Kill]:

@@ -38,10 +38,10 @@ class FalseClock(NamedTuple):
     A wrong wall clock.
 
     Attributes:
-        offset_ms: Ahead by so much.
-        rate_ppm: Too fast by so many millionths.
-        step_after_ms: After so long from the start of the process it jumps,
-        step_ms: by so much.
+        offset_ms: How far it is ahead, milliseconds.
+        rate_ppm: How much too fast it is, millionths.
+        step_after_ms: When it jumps, milliseconds after the start of the process.
+        step_ms: By how much it jumps then, milliseconds.
     """
 
     offset_ms: int = 0

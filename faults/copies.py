@@ -1,5 +1,5 @@
 """
-What a copy or a dead letter must be, byte for byte, given the message that it follows and the END that says so.
+What a copy or a dead letter must be, byte for byte, given the message that it follows and the END of that message.
 
 Rule 1: the whole record is compared: key, value, the headers of others in their order, and each `kmq-` and
 `__dlq.errors.` header with the value that docs/protocol.md gives it. A missing one is as wrong as a new one.

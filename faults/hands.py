@@ -6,7 +6,7 @@ Rule 2: one START hands out one delivery at most; one that was given back as unc
 Rule 3: an ACKED needs a handler of that consumer that returned from that copy before; REJECTED and FAILED likewise.
 Rule 4: consumers and event files belong together by their process id, which both have in their names.
 Rule 5: a consumer repeats an ACKED whose first copy has no answer: only where the broker was away between the START and
-that ACKED, and once for each `ANSWER_MS` of it at most; or where it says so (event `resent`), and once each time. It
+that ACKED, and once for each `ANSWER_MS` of it at most; or where it wrote the event `resent`, and once for each. It
 logs that once in `ANSWER_MS` at most, so that what it repeats up to `ANSWER_MS` later is covered.
 Rule 6: events carry a monotonic clock, which all processes of a machine share. The injector's wall clock is right: its
 events say what the monotonic clock means in true time.

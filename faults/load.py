@@ -21,7 +21,7 @@ MESSAGES_PER_MARKER = 200
 
 
 def finished_messages(stage: Stage, count: int) -> None:
-    """Write so many messages with a START of the shortest lease and an END each."""
+    """Write *count* messages with a START of the shortest lease and an END each."""
     markers = _marker_producer(stage)
     for queue_partition, part in _sent(stage, count):
         _write(stage, markers, Marker(MarkerType.START, queue_partition, (part,), redeliver_after_ms=1))
@@ -30,7 +30,7 @@ def finished_messages(stage: Stage, count: int) -> None:
 
 
 def messages_in_flight(stage: Stage, count: int, lease_ms: int) -> None:
-    """Write so many messages with a START each."""
+    """Write *count* messages with a START each."""
     markers = _marker_producer(stage)
     for queue_partition, part in _sent(stage, count):
         _write(stage, markers, Marker(MarkerType.START, queue_partition, (part,), redeliver_after_ms=lease_ms))

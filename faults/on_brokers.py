@@ -36,7 +36,7 @@ REPLAY_LOGGED = re.compile("expired|no committed (offset|position)|again", re.IG
 """What the log of a consumer must say where it hands out finished messages again."""
 
 CLEAN_STOP_EACH = 3
-"""One in so many is asked to stop, the others are killed."""
+"""One stop in this many is a clean one; the others are kills."""
 
 
 def killed(campaign: Campaign) -> Stage:

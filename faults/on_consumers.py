@@ -269,7 +269,7 @@ def _interrupts(crew: Sequence[WorkerChild]) -> int:
 
 
 def _in_slots(jobs: Sequence[Job], work: Callable[[Job], None]) -> None:
-    """Do the jobs in so many threads as there are slots."""
+    """Do the jobs in one thread for each slot."""
     waiting, lock = list(jobs), threading.Lock()
 
     def run() -> None:

@@ -124,7 +124,7 @@ def grown_too_large(campaign: Campaign) -> Stage:
 
 
 def _wait_letters(stage: Stage, count: int) -> bool:
-    """Wait until the dead-letter topic has so many records; return whether it does."""
+    """Wait until the dead-letter topic has *count* records; return whether it does."""
     give_up_s = time.monotonic() + LETTERS_TIMEOUT_S * stage.patience
     while time.monotonic() < give_up_s:
         if len(read_dump(stage.queue, stage.bootstrap_servers).dead_letters) >= count:

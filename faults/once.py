@@ -1,8 +1,8 @@
 """
 Results of transactions (I16): a message that is acknowledged in a transaction has its result, and has it once.
 
-Rule 1: a consumer that works in transactions says so as it begins. Each of its acks has one result of the same copy and
-process, each result one ack: both are committed, or neither is.
+Rule 1: a consumer that works in transactions writes an event as it begins. Each of its acks has one result of the same
+copy and process, each result one ack: both are committed, or neither is.
 Rule 2: what has a result is not redelivered and is no dead letter: the tracker sees the END before the TICK.
 Rule 3: a message has one result, and one more for each time that a copy of it was fetched again.
 """

@@ -275,7 +275,7 @@ class WorkerChild(Child):
         return super().stop()
 
     def wait_working(self, deliveries: int = 1, timeout_s: float = BEGIN_TIMEOUT_S) -> bool:
-        """Wait until it has been given so many messages; return whether it was."""
+        """Wait until it was given *deliveries* messages; return whether it was."""
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s and self.is_running:
             if self.delivered_count() >= deliveries:
@@ -284,7 +284,7 @@ class WorkerChild(Child):
         return False
 
     def wait_holding(self, count: int, timeout_s: float) -> bool:
-        """Wait until it holds so many messages, prefetched ones included; return whether it does."""
+        """Wait until it holds *count* messages, prefetched ones included; return whether it does."""
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s and self.is_running:
             if self.held_count() >= count:

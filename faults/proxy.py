@@ -29,11 +29,11 @@ class Proxy:
     """
     Passes connections on to a port of this machine.
 
-    Attributes:
-        port: On 127.0.0.1.
-
     Args:
         target: Port that it passes connections on to.
+
+    Attributes:
+        port: On 127.0.0.1.
     """
 
     def __init__(self, target: int) -> None:
@@ -64,7 +64,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._passing.set)
 
     def delay(self, seconds: float) -> None:
-        """Let everything pass so much later, in both directions."""
+        """Delay every chunk by *seconds* from now on, in both directions."""
         self._delay_s = seconds
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Proxy:
         await asyncio.gather(self._receive(reader, waiting), self._send(waiting, writer))
 
     async def _receive(self, reader: asyncio.StreamReader, waiting: asyncio.Queue[tuple[float, bytes]]) -> None:
-        """Note when each chunk came; one of no bytes is the end."""
+        """Queue each chunk with the time at which it is due; an empty chunk is the end of the stream."""
         data = b"any"
         while data:
             try:
@@ -116,7 +116,7 @@ class Proxy:
             await waiting.put((self._loop.time() + self._delay_s, data))
 
     async def _send(self, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-        """Pass each chunk on so much later than it came: what came behind it waits no longer than it did."""
+        """Pass each chunk on when it is due. A delayed chunk does not delay the next one further."""
         while True:
             due_s, data = await waiting.get()
             if not data:

@@ -54,7 +54,7 @@ def read_sent(bootstrap_servers: str, topic: str) -> list[Sent]:
 
 def violations(sent: Iterable[Sent], lines: int) -> list[str]:
     """
-    Return what is wrong with the copy of a file of so many lines, one message each; empty where nothing is.
+    Return what is wrong with the copy of a file of *lines* lines, one message each; empty where nothing is.
 
     The sequence of a line is its number: one message a line, no line left out, none twice.
     """
@@ -66,7 +66,7 @@ def violations(sent: Iterable[Sent], lines: int) -> list[str]:
 
 def sink_violations(sent: Iterable[Sent], rows: int) -> list[str]:
     """
-    Return what is wrong with what a sink wrote of so many numbered rows, one message each; empty where nothing is.
+    Return what is wrong with what a sink wrote of *rows* numbered rows, one message each; empty where nothing is.
 
     Each row is there once, each slot is a producer whose sequences have no gap, and the messages of a slot have the
     order of their sequences.

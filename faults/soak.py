@@ -89,7 +89,7 @@ class Soak:
         self._sending, self._receiving = threading.Event(), threading.Event()
 
     def run(self, minutes: float) -> None:
-        """Load it for so long, let it come to rest, and end the tracker."""
+        """Load it for some minutes, let it come to rest, and end the tracker."""
         if self.tracker.wait_ready() < 0:
             message = f"the tracker did not get ready: {self.tracker.last_words()}"
             raise TimeoutError(message)

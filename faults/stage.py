@@ -211,7 +211,7 @@ class Stage:
                 self._away.append(Stretch(begin_ms, _now_ms() + round(1000 * after_s)))
 
     def held_up(self, seconds: float) -> None:
-        """Note that a process may have died in a transaction, which holds redeliveries up for so long from now on."""
+        """Note that a process may have died in a transaction: redeliveries wait for *seconds* from now on."""
         with self._lock:
             self._held_up.append(Stretch(_now_ms(), _now_ms() + round(1000 * seconds)))
 

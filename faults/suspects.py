@@ -60,7 +60,7 @@ def _may_be_together(one: Record | None, other: Record | None, limit: int) -> bo
 
 
 def is_suspect(record: Record, limit: int) -> bool:
-    """Return whether a copy is suspected by a consumer that isolates after so many silent deliveries."""
+    """Return whether a copy is suspected by a consumer that isolates after *limit* silent deliveries."""
     return record.header(ORIGIN) is not None and (number_of(record.header(SILENT_COUNT)) or 0) >= limit
 
 

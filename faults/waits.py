@@ -135,7 +135,7 @@ class Quiet:
         return max(longest_ms, end_ms - at)
 
     def is_calm(self, begin_ms: int, end_ms: int, before_ms: int) -> bool:
-        """Return whether nothing was away on a wait, and for so long before it."""
+        """Return whether nothing was away during a wait and in the *before_ms* before it."""
         return self.longest_ms(begin_ms - before_ms, end_ms) == end_ms - begin_ms + before_ms
 
 

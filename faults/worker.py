@@ -135,7 +135,7 @@ class Handler:
             raise HandlerError(name)
         if choice < limits[1]:
             self._events.write("rejected", **note)
-            message.reject("the campaign says so")
+            message.reject("as the campaign chose")
         elif choice < limits[2]:
             time.sleep(profile.lease_ms * 1.5 / 1000)
         self._events.write("handled", **note)

@@ -68,7 +68,7 @@ def top(
     """
     Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. q or Ctrl+C ends it.
 
-    Where the broker goes away it says so, keeps the last figures and tries again.
+    While the broker is not reachable, it reports that, keeps the last figures and tries again.
     """
     settings = connection.settings()
     if repeated := next((queue for queue in queues if queues.count(queue) > 1), ""):

@@ -32,11 +32,11 @@ class HandlerQueue:
     """
     Queue of messages that wait for a handler thread.
 
-    Attributes:
-        pop: Return the next message, or raise IndexError if none waits. Cheaper than `take`, because it never waits.
-
     Args:
         clock: Returns monotonic seconds.
+
+    Attributes:
+        pop: Return the next message, or raise IndexError if none waits. Cheaper than `take`, because it never waits.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

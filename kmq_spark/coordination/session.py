@@ -41,7 +41,7 @@ BEATS_PER_INTERVAL = 3
 """Heartbeats within T: two may be late before a hold is over."""
 
 JOIN_AGAIN_MS = 2_000
-"""A JOIN not read back for so long is written again, however long T is: a broker just started loses some."""
+"""A JOIN that is not read back within this time is written again, whatever T is: a broker just started loses some."""
 
 POSITIONS_AT_ONCE = 900
 """Positions in one record: with the longest names it stays below the largest record."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.positions import ResumePoint
 
 OUT_OF_DATE_MARKERS = 10_000
-"""A checkpoint is out of date if a rebuild reads so many markers less; a batch of that size takes below a second."""
+"""A checkpoint is out of date if a rebuild reads this many markers less; such a batch takes less than a second."""
 
 DAMAGE_TEXTS = (
     # Spark's error classes for a state store that cannot be loaded, and for logs of a checkpoint that cannot be read.

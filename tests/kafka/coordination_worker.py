@@ -1,5 +1,5 @@
 """
-A process that holds a resource of a group and says so: one line each time that it was allowed to act.
+A process that holds a resource of a group and writes a line each time that it was allowed to act.
 
     python -m tests.kafka.coordination_worker <servers> <topic> <group> <client id> <resource> <T in ms> <file> <mode>
 

@@ -80,7 +80,7 @@ class Running(NamedTuple):
 
 class Reader:
     """
-    Somebody who types.
+    A reader of the documents, who runs the commands in them.
 
     Args:
         folder: Empty; looks like a checkout afterwards, as far as documents name its files.

@@ -87,7 +87,7 @@ class Stage:
 
 
 def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 90.0, *, ack: bool = False) -> list[Message]:
-    """Receive so many messages, or as many as come in time; with *ack* each is acknowledged as it comes."""
+    """Receive *count* messages, or as many as come in time; with *ack* each is acknowledged as it comes."""
     messages: list[Message] = []
     deadline_s = time.monotonic() + timeout_s
     while len(messages) < count and time.monotonic() < deadline_s:

@@ -3,7 +3,7 @@ Apply the records of a coordination group to its world.
 
 Rule 1: every change depends on the record, its offset and its append time, and on nothing else.
 Rule 2: before each record of the partition, whatever its group, claims that were not renewed for 2T lapse and members
-without a heartbeat for 2T are dropped, oldest first. No record says so, and no clock of a host.
+without a heartbeat for 2T are dropped, oldest first. The group's clock decides that, without a record of its own.
 Rule 3: no member is trusted: a record of an unknown member, of another instance, under another epoch, for another
 generation, or from a member that is not the leader changes nothing. Each is reported with its reason.
 Rule 4: the epoch of a claim is the offset of the record that granted it, so epochs only rise.

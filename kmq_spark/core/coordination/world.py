@@ -25,7 +25,7 @@ MAX_TASKS = 10_000
 """Most tasks of a group."""
 
 STALE_AFTER = 2
-"""A member is stale after so many T without a heartbeat; its holds ended after one T, by its own clock."""
+"""A member is stale after this many T without a heartbeat; its holds ended after one T, by its own clock."""
 
 
 @dataclass(slots=True)

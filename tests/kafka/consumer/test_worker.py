@@ -37,7 +37,7 @@ def ends(queue: Queue, outcome: Outcome) -> list[int]:
 
 
 def run(queue: Queue, handler: Callable[[Message], object], count: int, **options: Any) -> RunSummary:  # noqa: ANN401  # passed through
-    """Run a handler until it was called so many times, at most ten seconds."""
+    """Run a handler until it was called *count* times, at most ten seconds."""
     consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
     calls: list[Message] = []
 

@@ -39,7 +39,7 @@ def set_retention(queue: Queue, topic: str, retention_ms: int) -> None:
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     for future in admin.incremental_alter_configs([resource]).values():
         future.result()
-    time.sleep(0.5)  # the controller tells the broker
+    time.sleep(0.5)  # until the broker has the setting from the controller
 
 
 def test_options_travel_as_headers_behind_the_senders_own(queue: Queue, producer: QueueProducer) -> None:

@@ -41,7 +41,7 @@ def reader_of(queue: Queue) -> RulesReader:
 
 
 def outcome(in_flight: int) -> list[PartitionOutcome]:
-    """Return what a batch says of a partition with so many messages in flight."""
+    """Return what a batch reports on a partition with *in_flight* messages in flight."""
     return [PartitionOutcome(0, Status(1, 0, in_flight, 0, None, {}), Decisions.empty())]
 
 

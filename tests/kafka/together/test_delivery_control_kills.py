@@ -53,7 +53,7 @@ time.sleep(600)
 def holding(
     stage: Stage, count: int, extend_s: float = 0.0, **options: object
 ) -> Iterator[tuple[list[str], subprocess.Popen[bytes]]]:
-    """Let a process receive so many messages; give what it holds and the process, which is dead in the end."""
+    """Let a process receive *count* messages; yield what it holds, and the process, which is killed at the end."""
     options = {"lease_ms": KILLED_LEASE_MS, **options}
     program = [sys.executable, "-c", HOLDER, stage.bootstrap_servers, stage.queue]
     process = subprocess.Popen([*program, str(count), str(extend_s), json.dumps(options)], stdout=subprocess.PIPE)

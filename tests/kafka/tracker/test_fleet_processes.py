@@ -143,7 +143,7 @@ def drop(queue: Queue, *values: str) -> None:
 
 
 def redelivered(queue: Queue, count: int) -> list[bytes | None]:
-    """Receive so many messages again, and acknowledge them."""
+    """Receive *count* messages again, and acknowledge them."""
     with consumer_of(queue) as consumer:
         until = time.monotonic() + 90
         found: list[bytes | None] = []

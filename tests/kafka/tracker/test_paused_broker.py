@@ -51,7 +51,7 @@ def place(own_broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterato
 
 
 def paused_while(broker: EmbeddedBroker, seconds: float) -> threading.Timer:
-    """Pause a broker now, and resume it after so many seconds."""
+    """Pause a broker now, and resume it after *seconds*."""
     broker.pause()
     timer = threading.Timer(seconds, broker.resume)
     timer.start()

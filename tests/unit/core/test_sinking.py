@@ -70,7 +70,7 @@ def test_repeated_batch_with_the_same_rows_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_whole", "digest", "rows", "is_end", "told"),
+    ("is_whole", "digest", "rows", "is_end", "rows_text"),
     [
         (True, "d2", 100, True, "100 rows are committed, all that there were; got 100 rows;"),
         (True, "d1", 100, False, "100 rows are committed, all that there were; got 100 rows and more;"),
@@ -85,14 +85,14 @@ def test_repeated_batch_with_other_rows_is_refused(
     digest: str,
     rows: int,
     is_end: bool,  # noqa: FBT001  # as above
-    told: str,
+    rows_text: str,
 ) -> None:
     """The error says what was there and what came, and what to do."""
     with pytest.raises(SinkError) as caught:
         check_repeated(replace(FOUND, is_whole=is_whole), digest, rows, WHERE, is_end=is_end)
     assert str(caught.value) == (
-        f"batch 7 came again with other rows in slot 3 of sink s: {told} make the query deterministic (no rand(), no "
-        "current time, no source that changes), or write its rows to a table first and enqueue from it"
+        f"batch 7 came again with other rows in slot 3 of sink s: {rows_text} make the query deterministic (no rand(), "
+        "no current time, no source that changes), or write its rows to a table first and enqueue from it"
     )
 
 

@@ -84,7 +84,7 @@ def test_ack_that_its_consumer_says_it_repeats_is_counted() -> None:
 
 
 def test_repeated_ack_needs_the_word_of_its_own_consumer_at_that_time() -> None:
-    """Once for each time that it says so: not of another one, not before the START, not after the second END."""
+    """Once for each `resent` event: not of another consumer, not before the START, not after the second END."""
     for actor, at_ms in (("worker-78", 11_900), (ACTOR, -9_100), (ACTOR, 12_400)):
         story = Story()
         story.append(end(0, 12_000))

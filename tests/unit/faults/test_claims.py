@@ -119,11 +119,11 @@ def test_takeover_is_measured_from_the_kill() -> None:
     assert takeovers_ms(stretches, [Kill(1_000, "b-2")], held_within_ms=200) == []
 
 
-def test_resource_of_a_killed_process_that_nobody_takes_is_found() -> None:
+def test_resource_that_no_process_takes_after_a_kill_is_found() -> None:
     """Not what another process has acted on, and not what the killed one had lost before."""
     stretches = stretches_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600), *acts("a-1", 11, 0, 990, "s")])
     assert list(orphans(stretches, [Kill(1_000, "a-1")], held_within_ms=200)) == [
-        "s: nobody has acted on it since a-1 was killed"
+        "s: no process has acted on it since a-1 was killed"
     ]
     assert list(orphans(stretches, [Kill(1_200, "a-1")], held_within_ms=200)) == []
     assert list(orphans(stretches, [], held_within_ms=200)) == []

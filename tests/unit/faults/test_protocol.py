@@ -128,7 +128,7 @@ def assert_read_alike(value: bytes | None) -> None:
 
 
 def varint(number: int, least: int = 1) -> bytes:
-    """Return a number as protobuf writes it; with more bytes than it needs where *least* says so."""
+    """Return a number as protobuf writes it; with *least* bytes at least, which may be more than it needs."""
     found = bytearray()
     while number >= 0x80 or len(found) + 1 < least:
         found.append(number & 0x7F | 0x80)

@@ -299,7 +299,7 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         facts_of(tracker=TrackerFacts("g", {0: 90, 1: 90}, {}, {0: "t-1", 1: "t-2"})),
         Level.WARNING, "2 trackers made the latest commits: t-1, t-2", "run one tracker per queue",
     ),
-    "nobody works": (
+    "no consumer": (
         facts_of(consumers=GroupFacts("kmq.orders", "EMPTY", {}, {0: 50, 1: 40}), ready=Backlog(10)),
         Level.UNHEALTHY, "10 messages ready and no consumer", "start workers",
     ),

@@ -198,7 +198,7 @@ def test_query_without_its_checkpoint_writes_no_row_again() -> None:
 
 def test_rows_that_waited_over_a_restart_are_written_behind_newer_rows_of_another_group() -> None:
     """
-    Retention removed the beginning. A snapshot tells the world of group `g` before that of group `h` is known; the
+    Retention removed the beginning. A snapshot shows the world of group `g` before that of group `h` is known; the
     ledger is restarted in between, and its table has a row of `g` that is newer than the first rows of `h`.
     """
     story = Story()

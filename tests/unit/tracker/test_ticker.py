@@ -44,7 +44,7 @@ class Log:
         self.ticks: list[Message] = []
 
     def wait(self, count: int, timeout_s: float = 3.0) -> list[int]:
-        """Wait for so many TICKs in all; return the partitions of all there are."""
+        """Wait for *count* TICKs in all; return the partitions of all there are."""
         until = time.monotonic() + timeout_s
         while len(self.ticks) < count and time.monotonic() < until:
             record = self._reader.poll(0.05)
@@ -54,7 +54,7 @@ class Log:
         return [record.partition() or 0 for record in self.ticks]
 
     def rests(self, seconds: float) -> bool:
-        """Return whether nothing is written for so long."""
+        """Return whether nothing is written for some seconds."""
         before = len(self.ticks)
         return len(self.wait(before + 1, seconds)) == before
 
