@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from faults.judged_stage import JudgedStage
     from faults.on_coordination import GroupStage
     from faults.on_producers import CopyStage
     from faults.on_sinks import SinkStage
-    from faults.sent_stage import SentStage
 
 Group = TypeVar("Group", bound="GroupStage")
 Value = TypeVar("Value")
@@ -58,7 +58,7 @@ class Campaign:
         self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
         self._shared_spark = spark
         self._own_spark: SparkSession | None = None
-        self._stages: list[Stage | SentStage | GroupStage] = []
+        self._stages: list[JudgedStage] = []
 
     def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""

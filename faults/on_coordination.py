@@ -30,6 +30,7 @@ from faults.claims import (
     takeovers_ms,
     undisturbed,
 )
+from faults.judged_stage import JudgedStage
 from faults.member import ACT_S, now_ms
 from faults.processes import Child
 from faults.three_brokers import FOLLOWERS, ThreeBrokers
@@ -72,7 +73,7 @@ class MemberChild(Child):
         self.has_joined = self.has_joined or line.startswith("joined")
 
 
-class GroupStage:
+class GroupStage(JudgedStage):
     """
     A group of processes, and the verdict on it.
 
@@ -96,16 +97,11 @@ class GroupStage:
         **options: Any,  # noqa: ANN401  # of the processes
     ) -> None:
         """Start the processes."""
+        super().__init__()
         self.broker, self.group, self.topic = broker, group, group
         self.folder = folder / group
         self.folder.mkdir(parents=True)
         self.chance = random.Random(seed)  # noqa: S311  # repeatable
-        self.injections = 0
-        self.is_drained = True
-        self.notes: list[str] = []
-        self.failures: list[str] = []
-        self.recovery_s: list[float] = []
-        self.group_protocols: set[str] = set()
         self.kills: list[Kill] = []
         self.disturbances: list[Disturbance] = []
         self.back_s: list[float] = []
@@ -166,6 +162,10 @@ class GroupStage:
         joined = {record.client_id: offset for offset, record in sorted(log.items()) if record.type == 1}
         return min(running & joined.keys(), key=lambda client_id: joined[client_id])
 
+    def victim(self, number: int) -> str:
+        """Return the client id of the leader for every third *number*, and of any member for the others."""
+        return self.leader() if number % 3 == 0 else self.any_member()
+
     def any_member(self) -> str:
         """Return the client id of any member."""
         return self.chance.choice(sorted(self.members))
@@ -184,10 +184,6 @@ class GroupStage:
     def rest(self) -> None:
         """Let the group work for some seconds."""
         time.sleep(self.chance.uniform(2, 4) * T_MS / 1000)
-
-    def fail(self, what: str) -> None:
-        """Note that something besides the promises went wrong: it counts as a violation."""
-        self.failures.append(what)
 
     def verdict(self, *, is_drained: bool = True) -> Verdict:
         """Read the files and the log, and check them."""
@@ -395,7 +391,7 @@ def killed(campaign: Campaign) -> GroupStage:
     """G1: `kill -9` of members that hold resources, every third time the leader; started again under the same name."""
     stage = _holding(campaign, "g1", GroupStage)
     for number in range(campaign.scaled(40, least=3)):
-        stage.kill(stage.leader() if number % 3 == 0 else stage.any_member())
+        stage.kill(stage.victim(number))
         stage.rest()
     return stage
 
@@ -404,7 +400,7 @@ def paused(campaign: Campaign) -> GroupStage:
     """G2: SIGSTOP of members that hold resources, for 0.5 T to 5 T, every third time the leader."""
     stage = _holding(campaign, "g2", GroupStage)
     for number in range(campaign.scaled(30, least=3)):
-        stage.suspend(stage.leader() if number % 3 == 0 else stage.any_member())
+        stage.suspend(stage.victim(number))
         stage.rest()
     return stage
 

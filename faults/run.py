@@ -17,9 +17,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from faults import (
     on_brokers,
@@ -36,23 +35,14 @@ from faults import (
 )
 from faults.campaign import Campaign
 from faults.checker import Violation
+from faults.judged_stage import JudgedStage
 from faults.report import FaultResult, listed_violations, percentiles, write_results
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from faults.on_coordination import GroupStage
-    from faults.on_sinks import SinkStage
-    from faults.sent_stage import SentStage
-    from faults.stage import Stage
 
 logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 
-Scenario = Callable[
-    ["Campaign"], "Stage | SentStage | GroupStage | list[Stage] | list[SinkStage] | list[GroupStage] | None"
-]
+Scenario = Callable[[Campaign], JudgedStage | Sequence[JudgedStage] | None]
 
 SCENARIOS: tuple[tuple[str, Scenario], ...] = (
     ("F1", on_consumers.killed),
@@ -113,7 +103,7 @@ def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultRes
         stages = scenario(campaign)
         if stages is None:
             result.notes.append(f"{result.what}: not injected, there is no C compiler here")
-        for stage in stages if isinstance(stages, list) else [stages] if stages else []:
+        for stage in [stages] if isinstance(stages, JudgedStage) else stages or []:
             _add(result, stage)
     except Exception as error:
         # The other faults are worth their time all the same; a scenario that broke off has proved nothing.
@@ -125,7 +115,7 @@ def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultRes
     return result
 
 
-def _add(result: FaultResult, stage: Stage | SentStage | GroupStage) -> None:
+def _add(result: FaultResult, stage: JudgedStage) -> None:
     verdict = stage.verdict(is_drained=stage.is_drained)
     result.injections += stage.injections
     result.violations += verdict.violations

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from faults.judged_stage import JudgedStage
 from faults.processes import Child
 from kmq_spark.kafka.topics import create_queue
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from faults.checker import Verdict
     from kmq_spark.local.broker import EmbeddedBroker
 
 BEGIN_TIMEOUT_S = 60.0
@@ -46,7 +46,7 @@ class EventChild(Child):
         self._events.append(json.loads(line))
 
 
-class SentStage:
+class SentStage(JudgedStage):
     """
     A queue, the processes that send to it, and what went wrong.
 
@@ -57,22 +57,16 @@ class SentStage:
 
     Attributes:
         folder: Of this stage: logs and sources.
-        failures: What went wrong besides the messages; each counts as a violation.
         children: All processes that were started, oldest first.
     """
 
     def __init__(self, broker: EmbeddedBroker, folder: Path, queue: str) -> None:
         """Create the queue."""
+        super().__init__()
         self.broker, self.queue = broker, queue
         self.folder = folder / queue
         self.folder.mkdir(parents=True)
         create_queue(queue, bootstrap_servers=broker.bootstrap_servers, partitions=PARTITIONS)
-        self.injections = 0
-        self.is_drained = True
-        self.notes: list[str] = []
-        self.failures: list[str] = []
-        self.recovery_s: list[float] = []
-        self.group_protocols: set[str] = set()
         self.children: list[EventChild] = []
 
     def start(self, module: str, settings: Mapping[str, Any], **options: Any) -> EventChild:  # noqa: ANN401  # of Child
@@ -89,14 +83,6 @@ class SentStage:
         else:
             self.recovery_s.append(time.monotonic() - child.began_s)
         return began
-
-    def fail(self, what: str) -> None:
-        """Note that something besides the messages went wrong: it counts as a violation."""
-        self.failures.append(what)
-
-    def verdict(self, *, is_drained: bool = True) -> Verdict:
-        """Read the queue topic and check it."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End every process that still runs."""

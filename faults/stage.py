@@ -23,6 +23,7 @@ from faults.checker import Verdict, open_messages
 from faults.events import EventFile
 from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
 from faults.judge import verdict_of
+from faults.judged_stage import JudgedStage
 from faults.leases import read_leases
 from faults.mix import LOGICAL_QUEUE, Mix, ask
 from faults.processes import NEVER_MS, Child, PeakWatch, TrackerChild, WorkerChild
@@ -88,7 +89,7 @@ def _workers_idle_profile(profile: Profile) -> Profile:
     return replace(profile, name="drain", mode="run", keep_alive=True, slow=0.0, forgotten=0.0, work_ms=work_ms)
 
 
-class Stage:
+class Stage(JudgedStage):
     """
     One queue.
 
@@ -127,6 +128,7 @@ class Stage:
         **profile: Any,  # noqa: ANN401  # fields of Profile
     ) -> None:
         """Make the queue."""
+        super().__init__()
         # By the fault's name, not by its queue's, which carries the time.
         fault = queue.partition(".")[0]
         choice = random.Random(f"{seed}:{fault}").choice(sorted(PROTOCOLS))  # noqa: S311  # repeatable
@@ -141,7 +143,7 @@ class Stage:
         if self.mix is not None:
             self._mix(self.mix)
         self.events = EventFile(self.folder, "injector")
-        self.injections = self.shared_injections = 0
+        self.shared_injections = 0
         self._passed: set[str] = set()
         self.is_drained = False
         self.bounds = Bounds()
@@ -153,9 +155,6 @@ class Stage:
         self._tracked: list[Stretch] = []
         self._began_ms = _now_ms()
         self._remembered = Dump()
-        self.notes: list[str] = []
-        self.failures: list[str] = []
-        self.recovery_s: list[float] = []
         self._spark = spark
         self._children: list[Child] = []
         self._crew: list[WorkerChild] = []
@@ -224,10 +223,6 @@ class Stage:
         if "stall_ms" in bounds:
             bounds["stall_ms"] = round(bounds["stall_ms"] * self.patience)
         self.bounds = replace(self.bounds, **bounds)
-
-    def fail(self, what: str) -> None:
-        """Note that something besides the checker's rules went wrong: it counts as a violation."""
-        self.failures.append(what)
 
     def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:  # noqa: ANN401  # of Sender
         """Start a sender; with a *count* it ends by itself."""
