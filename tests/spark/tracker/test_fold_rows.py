@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,33 +19,11 @@ from kmq_spark.tracker.fold_rows import (
     fold_rows,
 )
 from kmq_spark.wire.codec import encode_marker
+from tests.group_state import FakeGroupState
 
 SETTINGS = FoldSettings("orders.markers", Rules(max_deliveries=3, max_decisions_per_tick=100))
 
 TICK = encode_marker(Marker(MarkerType.TICK))
-
-
-class FakeGroupState:
-    """What Spark's `GroupState` does, as far as `StateHandle` names it; `test_tracker_query` proves it right."""
-
-    def __init__(self) -> None:
-        """Begin without state."""
-        self.values: tuple[Any, ...] | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is state."""
-        return self.values is not None
-
-    @property
-    def get(self) -> tuple[Any, ...]:
-        """The state."""
-        assert self.values is not None
-        return self.values
-
-    def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803  # Spark's name
-        """Replace the state."""
-        self.values = newValue
 
 
 def start(message_offset: int, *, lease_ms: int = 1_000, delivery_count: int = 1) -> bytes:

@@ -23,6 +23,7 @@ from kmq_spark.ledger.coordination_rows import (
 )
 from kmq_spark.wire.coordination import encode_record
 from kmq_spark.wire.coordination_snapshot import snapshot_parts
+from tests.group_state import FakeGroupState
 from tests.unit.coordination_story import Story, T, draw_story
 
 if TYPE_CHECKING:
@@ -150,29 +151,6 @@ def test_records_that_cannot_be_read_are_rows() -> None:
     assert changes(rows_of(records)) == [(0, "joined", "a", "", None), (1, "unreadable", "", "", None)]
 
 
-class Handle:
-    """Spark's handle of a state, with what was stored."""
-
-    def __init__(self) -> None:
-        """Begin without a state."""
-        self.stored: tuple[bytes, ...] | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is a state."""
-        return self.stored is not None
-
-    @property
-    def get(self) -> tuple[bytes, ...]:
-        """The state."""
-        assert self.stored is not None
-        return self.stored
-
-    def update(self, value: tuple[bytes, ...]) -> None:
-        """Replace it."""
-        self.stored = value
-
-
 def frame(records: Sequence[TopicRecord]) -> pd.DataFrame:
     """Return records as Spark hands them over."""
     return pd.DataFrame(records).rename(columns={"offset": "record_offset"})
@@ -185,14 +163,14 @@ def test_query_without_its_checkpoint_writes_no_row_again() -> None:
     story.claim("r")
     story.say(RecordType.RELEASE, resource="r", epoch=1)
     records = records_of(story)
-    state = Handle()
+    state = FakeGroupState()
     (first,) = fold_records((0,), [frame(records[1::-1])], state, FoldRecordsSettings())
     assert first["change"].tolist() == ["joined", "claimed"]
     assert first["epoch"].tolist() == [pd.NA, 1]
-    (again,) = fold_records((0,), [frame(records)], Handle(), FoldRecordsSettings({(0, GROUP): 1}))
+    (again,) = fold_records((0,), [frame(records)], FakeGroupState(), FoldRecordsSettings({(0, GROUP): 1}))
     (rest,) = fold_records((0,), [frame(records[2:])], state, FoldRecordsSettings({(0, GROUP): 1}))
     assert again["change"].tolist() == rest["change"].tolist() == ["released"]
-    (nothing,) = fold_records((0,), [frame(records)], Handle(), FoldRecordsSettings({(0, GROUP): 2}))
+    (nothing,) = fold_records((0,), [frame(records)], FakeGroupState(), FoldRecordsSettings({(0, GROUP): 2}))
     assert (len(nothing), list(nothing.columns)) == (0, list(Row._fields))
 
 
@@ -218,7 +196,7 @@ def test_rows_that_waited_over_a_restart_are_written_behind_newer_rows_of_anothe
     behind = [TopicRecord(record.offset + 1, *record[1:]) for record in records_of(story, first=3)]
     newest_at_ms = story.at_ms + SILENCE_MS
     end = TopicRecord(behind[-1].offset + 1, newest_at_ms, b"other", b"")
-    state = Handle()
+    state = FakeGroupState()
     (first,) = fold_records((0,), [frame([*waiting, *behind])], state, FoldRecordsSettings())
     assert first["change"].tolist() == ["claimed"]
     written = {(0, "g"): behind[-1].offset}
