@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -26,6 +27,7 @@ from kmq_spark.local.java import find_java
 from kmq_spark.local.ports import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -70,9 +72,34 @@ class SecuredBroker:
         self.broker = EmbeddedBroker(data_dir, open_port, extra).start()
         self.admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
 
+    @classmethod
+    @contextmanager
+    def with_queue(cls, folder: Path, queue: str, *parts: str, options: tuple[str, ...] = ()) -> Iterator[Self]:
+        """
+        Run a broker for the time of a block, with a queue of one partition.
+
+        Args:
+            folder: Of the broker's data.
+            queue: Name; the user `creator` creates it.
+            parts: Users besides `creator` that get the rights which `kmq acls` lists.
+            options: Of `kmq acls`.
+        """
+        secured = cls(folder)
+        try:
+            secured.grant(queue, "creator", *parts, options=options)
+            secured.create("queue", "create", queue)
+            yield secured
+        finally:
+            secured.close()
+
     def close(self) -> None:
         """End it."""
         self.broker.close()
+
+    def create(self, *command: str) -> None:
+        """Run a command that creates topics with one partition, as the user `creator`."""
+        made = self.kmq("creator", *command, "--partitions", "1")
+        assert made.exit_code == 0, made.output
 
     def credentials(self, part: str) -> dict[str, str]:
         """Return the client settings of a part's user, for librdkafka."""

@@ -47,17 +47,12 @@ QUEUE = "orders"
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker with a queue that was made by who may make it, and messages sent by who may send."""
-    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
-    try:
-        broker.grant(
-            QUEUE, "creator", "producer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger"
-        )
+    folder = tmp_path_factory.mktemp("secured")
+    with SecuredBroker.with_queue(
+        folder, QUEUE, "producer", "transactional-consumer", "tracker", "dlq-operator", "viewer", "ledger"
+    ) as broker:
         broker.grant_by_kafka_acls(QUEUE, "consumer")
-        made = broker.kmq("creator", "queue", "create", QUEUE, "--partitions", "1")
-        assert made.exit_code == 0, made.output
         yield broker
-    finally:
-        broker.close()
 
 
 def consumer(

@@ -23,14 +23,9 @@ QUEUE, PART = "orders", "resuming-producer"
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker with a queue that was made by a user who may make it."""
-    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
-    try:
-        broker.grant(QUEUE, "creator", "producer", PART, "viewer")
-        made = broker.kmq("creator", "queue", "create", QUEUE, "--partitions", "1")
-        assert made.exit_code == 0, made.output
+    folder = tmp_path_factory.mktemp("secured")
+    with SecuredBroker.with_queue(folder, QUEUE, "producer", PART, "viewer") as broker:
         yield broker
-    finally:
-        broker.close()
 
 
 def producer_of(secured: SecuredBroker, part: str = PART, queue: str = QUEUE) -> QueueProducer:

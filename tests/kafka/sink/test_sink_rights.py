@@ -25,14 +25,9 @@ QUEUE = "orders"
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker with a queue."""
-    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
-    try:
-        broker.grant(QUEUE, "creator", "producer", "sink", "viewer")
-        made = broker.kmq("creator", "queue", "create", QUEUE, "--partitions", "1")
-        assert made.exit_code == 0, made.output
+    folder = tmp_path_factory.mktemp("secured")
+    with SecuredBroker.with_queue(folder, QUEUE, "producer", "sink", "viewer") as broker:
         yield broker
-    finally:
-        broker.close()
 
 
 def test_sink_and_enqueue_do_their_work_with_what_kmq_acls_lists(

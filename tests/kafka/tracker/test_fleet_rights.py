@@ -25,17 +25,12 @@ QUEUE, FLEET, GROUP = "orders", "production", "g"
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker with a queue and a coordination topic that were made by a user who may make them."""
-    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
-    try:
-        broker.grant(
-            QUEUE, "creator", "tracker", "member", "viewer", options=("--fleet", FLEET, "--group", GROUP)
-        )  # fmt: skip
-        for command in (("queue", "create", QUEUE, "--partitions", "1"), ("group", "init", "--partitions", "1")):
-            made = broker.kmq("creator", *command)
-            assert made.exit_code == 0, made.output
+    folder = tmp_path_factory.mktemp("secured")
+    with SecuredBroker.with_queue(
+        folder, QUEUE, "tracker", "member", "viewer", options=("--fleet", FLEET, "--group", GROUP)
+    ) as broker:
+        broker.create("group", "init")
         yield broker
-    finally:
-        broker.close()
 
 
 def test_process_of_a_fleet_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker) -> None:
