@@ -33,7 +33,7 @@ from faults.claims import (
 from faults.judged_stage import JudgedStage
 from faults.member import ACT_S, now_ms
 from faults.processes import Child
-from faults.three_brokers import FOLLOWERS, ThreeBrokers
+from faults.three_brokers import ThreeBrokers
 from kmq_spark.coordination import create_coordination_topic
 
 if TYPE_CHECKING:
@@ -269,16 +269,7 @@ class ReplicatedStage(GroupStage):
             raise
 
     def _create_topic(self) -> None:
-        # Kafka chooses the leaders of one-partition topics in turn. The first broker is the controller, and stays.
-        for number in range(2 * len(FOLLOWERS) + 2):
-            self.topic = f"{self.group}-{number}"
-            create_coordination_topic(
-                self.broker.bootstrap_servers, topic=self.topic, partitions=1, replication_factor=3, timeout_ms=60_000
-            )
-            if self.brokers.leader(self.topic) in FOLLOWERS:
-                return
-        message = "no topic is led by a follower"
-        raise RuntimeError(message)
+        self.topic = self.brokers.coordination_topic(self.group)
 
     def move_leader(self) -> int:
         """Kill the broker that leads the group's partition; return its number."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.local import supervisor
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.broker_settings import log_properties, server_properties
@@ -51,6 +52,25 @@ class ThreeBrokers:
         for node in FOLLOWERS:
             self._kill(node)
         self.first.kill()
+
+    def coordination_topic(self, prefix: str) -> str:
+        """
+        Create coordination topics of one partition until a follower leads one; return its name.
+
+        Kafka chooses the leaders of one-partition topics in turn. The first broker is the controller, and stays.
+
+        Raises:
+            RuntimeError: No topic is led by a follower.
+        """
+        for number in range(2 * len(FOLLOWERS) + 2):
+            topic = f"{prefix}-{number}"
+            create_coordination_topic(
+                self.bootstrap_servers, topic=topic, partitions=1, replication_factor=3, timeout_ms=60_000
+            )
+            if self.leader(topic) in FOLLOWERS:
+                return topic
+        message = "no topic is led by a follower"
+        raise RuntimeError(message)
 
     def leader(self, topic: str) -> int:
         """Return the node that leads partition 0 of a topic; -1 = none."""

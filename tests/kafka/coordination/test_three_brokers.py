@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults.three_brokers import FOLLOWERS, ThreeBrokers
-from kmq_spark.coordination import Coordinator, create_coordination_topic
+from faults.three_brokers import ThreeBrokers
+from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import ClaimLostError, KafkaClientError
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import T
@@ -33,18 +33,6 @@ def brokers(tmp_path: Path) -> Iterator[ThreeBrokers]:
         made.close()
 
 
-def topic_of_a_follower(brokers: ThreeBrokers) -> str:
-    """Create coordination topics until one is led by a broker that is not the controller; return its name."""
-    for number in range(6):
-        name = f"coordination-{number}"
-        create_coordination_topic(
-            brokers.bootstrap_servers, topic=name, partitions=1, replication_factor=3, timeout_ms=60_000
-        )
-        if brokers.leader(name) in FOLLOWERS:
-            return name
-    pytest.fail("no topic is led by a follower")
-
-
 def work(members: list[Coordinator], position: int) -> Claim:
     """Claim the resource by whichever member gets it, and commit a position; again where the claim is lost."""
     until_s = time.monotonic() + 120
@@ -60,7 +48,7 @@ def work(members: list[Coordinator], position: int) -> Claim:
 
 def test_group_goes_on_after_its_partition_has_moved_to_another_broker(brokers: ThreeBrokers) -> None:
     """With its positions and tasks, and with epochs that only rise; and again when the first leader is back."""
-    topic = topic_of_a_follower(brokers)
+    topic = brokers.coordination_topic("coordination")
     members = [
         Coordinator("g", bootstrap_servers=brokers.bootstrap_servers, client_id=name, heartbeat_ms=2 * T, topic=topic)
         for name in "ab"
