@@ -54,7 +54,7 @@ soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what
 checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
 	@$(BIN)/python -m tests.unit.fault_seeds
 
-# mutmut keeps what it found before and tests only changed functions again, whatever became of the tests: hence anew.
+# mutmut keeps earlier results and runs only functions that changed, even where tests changed: so delete them first.
 mutation: .venv/.dev ## change core and wire one operator at a time: a test must fail; ONLY=core.fold for one module
 	@$(if $(ONLY),,rm -rf mutants)
 	@$(BIN)/mutmut run $(if $(ONLY),'kmq_spark.$(ONLY).*') && $(BIN)/python -m tests.mutation

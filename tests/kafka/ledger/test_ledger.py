@@ -155,7 +155,9 @@ def forget(checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_the_process_group_ends_the_ledger_well(queue: Queue, tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_to_the_process_group_ends_the_ledger_cleanly(
+    queue: Queue, tmp_path: Path, number: signal.Signals
+) -> None:
     """As systemd and a terminal send it: SIGTERM ends the JVM too, before the rows are counted."""
     log = tmp_path / "ledger.log"
     with log.open("w") as stderr:
