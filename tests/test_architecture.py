@@ -61,7 +61,7 @@ def test_core_has_no_clock_no_log_and_no_input_or_output(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_file_tells_what_it_is_for(path: Path) -> None:
+def test_file_states_what_it_is_for(path: Path) -> None:
     """A docstring at its head, and postponed annotations where there is code."""
     tree = ast.parse(path.read_text("utf-8"))
     if not tree.body:

@@ -77,7 +77,7 @@ def test_tables_and_lists_of_the_environment_are_json(monkeypatch: pytest.Monkey
     assert settings.tracker.queues == ("a", "b")
 
 
-def test_queue_of_its_own_differs_only_where_it_says_so(file: Path) -> None:
+def test_queue_with_settings_of_its_own_differs_only_in_what_it_sets(file: Path) -> None:
     file.write_text("[queue]\nlease_ms = 2_000\nmax_deliveries = 3\n[queues.orders]\nmax_deliveries = 9")
     settings = load_settings(file)
     orders, other = settings.for_queue("orders"), settings.for_queue("other")
@@ -85,7 +85,7 @@ def test_queue_of_its_own_differs_only_where_it_says_so(file: Path) -> None:
     assert (other.lease_ms, other.max_deliveries) == (2_000, 3)
 
 
-def test_group_of_a_queue_differs_from_its_queue_only_where_it_says_so(file: Path) -> None:
+def test_group_of_a_queue_differs_from_its_queue_only_in_what_it_sets(file: Path) -> None:
     file.write_text(
         "[queue]\nbackoff = 'linear'\n[queues.orders]\nmax_deliveries = 9\nlease_ms = 9_000\n"
         "[queues.'orders@billing']\nmax_deliveries = 2\nexpired = 'dead-letter'\n"
@@ -136,7 +136,7 @@ def test_flag_goes_before_the_queue_of_its_own_too(file: Path) -> None:
         ("[kafka]\nbootstrap_servers = ''", "setting kafka.bootstrap_servers is not allowed: got ''"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_told_in_one_line(file: Path, text: str, message: str) -> None:
+def test_what_is_wrong_in_the_file_is_reported_in_one_line(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     assert message in refusal(file)
 
@@ -144,12 +144,12 @@ def test_what_is_wrong_in_the_file_is_told_in_one_line(file: Path, text: str, me
 @pytest.mark.parametrize(
     ("text", "message"), [("a = = 1", "is not valid TOML: got "), ("a = '\xff'", "is not valid TOML: got ")]
 )
-def test_file_that_is_no_toml_is_told(file: Path, text: str, message: str) -> None:
+def test_file_that_is_no_toml_is_reported(file: Path, text: str, message: str) -> None:
     file.write_bytes(text.encode("latin-1"))
     assert message in refusal(file)
 
 
-def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_reported(tmp_path: Path) -> None:
     assert "No such file or directory; give an existing TOML file" in refusal(tmp_path / "nowhere.toml")
     assert "Is a directory; give an existing TOML file" in refusal(tmp_path)
 
@@ -164,7 +164,7 @@ def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
         ("KMQ_KAFKA__EXTRA", "{'a", "cannot read the KMQ_* variables: "),
     ],
 )
-def test_what_is_wrong_in_the_environment_is_told(
+def test_what_is_wrong_in_the_environment_is_reported(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -231,7 +231,7 @@ def test_login_callback_of_kafka_itself_is_allowed_for_spark() -> None:
         f"[kafka.extra]\n'sasl.password' = {{a = '{SECRET}'}}",
     ],
 )
-def test_secret_at_a_wrong_place_is_not_told(file: Path, text: str) -> None:
+def test_secret_at_a_wrong_place_is_not_shown(file: Path, text: str) -> None:
     """Neither in the text nor in the traceback, whose causes a log would print too."""
     file.write_text(text)
     with pytest.raises(ConfigError) as raised:
@@ -239,7 +239,7 @@ def test_secret_at_a_wrong_place_is_not_told(file: Path, text: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_secret_in_a_variable_that_is_no_json_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_in_a_variable_that_is_no_json_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KMQ_KAFKA__EXTRA", f'{{"sasl.password": "{SECRET}"')
     with pytest.raises(ConfigError) as raised:
         load_settings()

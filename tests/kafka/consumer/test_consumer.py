@@ -153,7 +153,7 @@ def test_keep_alive_covers_all_held_messages_with_one_record(queue: Queue) -> No
         assert covered(queue.markers(MarkerType.KEEPALIVE)[0].marker) == [0, 2, 3]
 
 
-def test_late_ack_without_keep_alive_tells_the_caller_and_writes_the_end(queue: Queue) -> None:
+def test_late_ack_without_keep_alive_raises_and_writes_the_end(queue: Queue) -> None:
     queue.send("a")
     with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -196,7 +196,7 @@ def test_receive_in_two_threads_is_an_error(queue: Queue) -> None:
         thread.join()
 
 
-def test_missing_queue_is_told_with_the_command(bootstrap_servers: str) -> None:
+def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> None:
     with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
         QueueConsumer("not-there", bootstrap_servers=bootstrap_servers)
 

@@ -159,7 +159,7 @@ def test_killed_consumer_leaves_a_start_without_end_and_its_message_to_the_track
     assert queue.committed() == {0: 1}
 
 
-def test_forked_process_is_told_to_make_its_own_consumer(queue: Queue) -> None:
+def test_forked_process_must_make_its_own_consumer(queue: Queue) -> None:
     queue.send("a")
     consumer = consumer_of(queue)
     (message,) = receive_all(consumer, 1)

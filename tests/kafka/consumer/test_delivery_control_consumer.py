@@ -160,7 +160,7 @@ def test_run_hands_no_expired_message_to_a_handler(queue: Queue) -> None:
     assert [offset for each in ends for offset in covered(each)] == [0, 1, 2]
 
 
-def test_lease_of_one_receive_is_told_in_its_start_and_renewed_with(queue: Queue) -> None:
+def test_lease_of_one_receive_is_in_its_start_and_in_its_renewals(queue: Queue) -> None:
     queue.send(*"ab")
     with consumer_of(queue, lease_ms=60_000) as consumer:
         consumer.receive(1, timeout=10, lease=1.5)
@@ -294,7 +294,7 @@ def test_each_group_sees_every_message_once_and_a_copy_for_one_is_passed_over_by
         assert queue.committed(f"kmq.{queue.name}.group-{name}") == {0: 5}
 
 
-def test_missing_topics_of_a_group_are_told_with_the_command(queue: Queue) -> None:
+def test_missing_topics_of_a_group_are_reported_with_the_command(queue: Queue) -> None:
     with pytest.raises(Exception, match=f"run `kmq queue create {queue.name}@billing`"):
         consumer_of(queue, group="billing")
 

@@ -32,7 +32,7 @@ def test_every_message_comes_once_and_never_more_than_asked_for(queue: Queue) ->
     assert found == [str(number).encode() for number in range(1_000)]
 
 
-def test_what_nobody_asked_for_is_given_back_uncounted(queue: Queue) -> None:
+def test_what_no_caller_asked_for_is_given_back_uncounted(queue: Queue) -> None:
     """Three batches were fetched and one was handed out: the other two are released without counting a delivery."""
     queue.send(*map(str, range(30)))
     with consumer_of(queue, prefetch=2) as consumer:

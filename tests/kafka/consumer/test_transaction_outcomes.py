@@ -69,7 +69,7 @@ def test_commit_without_an_answer_is_looked_up_in_the_log(
     assert (seen(results), ended(queue)) == ([b"r"], [0])
 
 
-def test_commit_whose_outcome_nobody_knows_lets_the_messages_go(
+def test_commit_with_an_unknown_outcome_lets_the_messages_go(
     queue: Queue, results: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The messages are neither renewed nor released: the log decides what the tracker redelivers."""

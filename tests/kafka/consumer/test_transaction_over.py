@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
-def test_second_user_of_a_producer_that_is_over_hears_what_ended_it(queue: Queue) -> None:
+def test_second_user_of_a_producer_that_is_over_gets_the_error_that_ended_it(queue: Queue) -> None:
     """
     The tracker's upkeep fails while the broker is away and leaves its transaction open; then a batch uses the producer.
 

@@ -23,7 +23,7 @@ from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_al
 pytestmark = pytest.mark.kafka
 
 
-def test_unknown_topic_is_told_at_once_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
+def test_unknown_topic_is_reported_at_once_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
     queue.send("a")
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
@@ -41,7 +41,7 @@ def test_unknown_topic_is_told_at_once_and_the_block_can_be_tried_again(queue: Q
     assert (seen(results), ended(queue)) == ([b"r"], [0])
 
 
-def test_oversize_result_is_told_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
+def test_oversize_result_is_reported_and_the_block_can_be_tried_again(queue: Queue, results: Queue) -> None:
     """The broker refuses the record: nothing is written, the message stays held, the error comes without retries."""
     queue.send("a")
     with consumer_of(queue) as consumer:
@@ -85,7 +85,7 @@ def test_wrong_result_is_refused_while_it_is_recorded(
         tx.send(results.name, **arguments)
 
 
-def test_misuse_of_a_block_is_told(queue: Queue, results: Queue) -> None:
+def test_misuse_of_a_block_is_reported(queue: Queue, results: Queue) -> None:
     """A block within a block, a call after the end of the block, a message that was settled in another way."""
     queue.send("a", "b")
     with consumer_of(queue) as consumer:

@@ -45,12 +45,14 @@ def test_reason_is_in_the_errors_of_producer_and_inspection_too(bootstrap_server
         Cluster(bootstrap_servers, TIMEOUT_MS, extra).metadata()
 
 
-def test_broker_that_is_down_is_told_by_the_connection_s_own_error() -> None:
+def test_broker_that_is_down_is_reported_by_the_connection_s_own_error() -> None:
     with pytest.raises(KafkaClientError, match=r"127\.0\.0\.1:1: Connect to .* failed: Connection refused .* runs"):
         check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=TIMEOUT_MS)
 
 
-def test_certificate_file_that_does_not_exist_is_told_with_its_setting(bootstrap_servers: str, tmp_path: Path) -> None:
+def test_certificate_file_that_does_not_exist_is_reported_with_its_setting(
+    bootstrap_servers: str, tmp_path: Path
+) -> None:
     extra = {"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "missing.pem")}
     with pytest.raises(ConfigError, match=r"setting ssl\.ca\.location cannot be used: .*; give an existing") as raised:
         check_queue("orders", bootstrap_servers=bootstrap_servers, extra=extra)
@@ -64,7 +66,7 @@ def test_certificate_file_that_does_not_exist_is_told_with_its_setting(bootstrap
         ("sasl.jaas.config", " (sasl.username and sasl.password)"), ("ssl.truststore.password", ""),
     ],
 )  # fmt: skip
-def test_key_of_the_java_client_is_told_with_the_section_that_takes_it(key: str, ours: str) -> None:
+def test_key_of_the_java_client_is_reported_with_the_section_that_takes_it(key: str, ours: str) -> None:
     wanted = re.escape(f"put it into [kafka.spark_extra], for Spark, and librdkafka's own key{ours} into [kafka.extra]")
     with pytest.raises(KmqError, match=wanted) as raised:
         check_queue("orders", bootstrap_servers="127.0.0.1:1", extra={key: "secret-canary"})

@@ -123,7 +123,7 @@ def test_dry_run_writes_nothing(letters: Letters) -> None:
     assert (summary.done, summary.is_dry_run, letters.back(), letters.ends()) == (1, True, [], [])
 
 
-def test_asked_for_again_or_not_there_is_told(letters: Letters) -> None:
+def test_letters_that_are_done_or_missing_are_reported(letters: Letters) -> None:
     letters.bury(b"a")
     letters.redrive(ids=["0:0"])
     summary = letters.redrive(ids=["0:0", "0:7", "9:0"])
@@ -131,7 +131,7 @@ def test_asked_for_again_or_not_there_is_told(letters: Letters) -> None:
     assert letters.back() == [b"a"]
 
 
-def test_what_is_no_message_or_has_no_payload_is_left_told_and_can_be_purged(letters: Letters) -> None:
+def test_what_is_no_message_or_has_no_payload_is_left_reported_and_can_be_purged(letters: Letters) -> None:
     letters.bury(b"junk", reason="cannot read marker", source_topic=letters.topics.markers_topic)
     letters.bury(None, key=None, reason="payload gone", sent_at_ms=-1)
     letters.bury(None, key=b"tombstone")
@@ -287,20 +287,20 @@ def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters)
         ({"everything": True, "to": "a b"}, "queue name is not allowed: got 'a b'"),
     ],
 )
-def test_bad_value_is_told_before_anything_is_asked_of_a_broker(options: dict[str, Any], message: str) -> None:
+def test_bad_value_is_reported_before_a_broker_is_asked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=None) as raised:
         redrive("orders", bootstrap_servers="127.0.0.1:1", **options)
     assert message in str(raised.value)
 
 
-def test_unknown_queue_is_told_with_the_command_that_makes_it(letters: Letters) -> None:
+def test_unknown_queue_is_reported_with_the_command_that_makes_it(letters: Letters) -> None:
     with pytest.raises(TopicError, match="run `kmq queue create nowhere`"):
         redrive("nowhere", bootstrap_servers=letters.bootstrap_servers, everything=True)
     with pytest.raises(TopicError, match="there is no topic 'nowhere' to redrive to"):
         letters.redrive(everything=True, to="nowhere")
 
 
-def test_commands_tell_what_they_would_do_do_it_and_show_what_there_is(letters: Letters) -> None:
+def test_commands_show_what_they_would_do_then_do_it(letters: Letters) -> None:
     letters.bury(b"a\x1b[31m\n", reason="no such customer\x07", key=b"\xff\x00")
     listed = letters.kmq("list")
     assert (listed.exit_code, listed.stderr) == (0, "")

@@ -158,7 +158,7 @@ def test_broker_dies_with_its_supervisor() -> None:
 
 
 @pytest.mark.slow
-def test_taken_port_is_told_with_the_brokers_last_words() -> None:
+def test_taken_port_is_reported_with_the_brokers_last_words() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -205,7 +205,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_setting_that_kafka_refuses_is_told() -> None:
+def test_setting_that_kafka_refuses_is_reported() -> None:
     broker = EmbeddedBroker(extra={"num.io.threads": "none"})
 
     with pytest.raises(SetupError, match=r"num\.io\.threads"):

@@ -55,7 +55,7 @@ def own_broker() -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-def test_list_tells_what_is_ready(own_broker: EmbeddedBroker) -> None:
+def test_list_shows_what_is_ready(own_broker: EmbeddedBroker) -> None:
     servers = own_broker.bootstrap_servers
     for name, values in (("orders", "ab"), ("emails", "")):
         create_queue(name, bootstrap_servers=servers, partitions=1)
@@ -82,7 +82,7 @@ def test_create_with_other_partitions_than_the_queue_has_is_refused(make_queue: 
     assert "4 partitions" in describe.stdout
 
 
-def test_describe_tells_the_layout_as_data(queue: Queue) -> None:
+def test_describe_returns_the_layout_as_data(queue: Queue) -> None:
     described = json.loads(kmq(queue.bootstrap_servers, "queue", "describe", queue.name, "-o", "jsonl").stdout)
     assert (described["queue"], described["partition_count"], described["topics"]["queue"]) == (
         queue.name,
@@ -174,7 +174,7 @@ def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callabl
         (b'{"headers": 3}', "TypeError"),
     ],
 )
-def test_line_that_is_no_message_is_told_by_its_number(queue: Queue, line: bytes, message: str) -> None:
+def test_line_that_is_no_message_is_reported_by_its_number(queue: Queue, line: bytes, message: str) -> None:
     result = kmq(queue.bootstrap_servers, "send", queue.name, "--json", input_=b'{"value": "x"}\n' + line + b"\n")
     (error,) = result.stderr.splitlines()
     assert result.exit_code == 2
@@ -234,7 +234,7 @@ def test_doctor_names_the_repair_of_a_wrong_setting_and_is_unhealthy(queue: Queu
     assert finding["repair"].startswith("kafka-configs.sh --alter --entity-type topics --entity-name ")
 
 
-def test_doctor_finds_messages_that_nobody_redelivers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer died and no tracker runs; the first two findings say so."""
     monkeypatch.setattr("kmq_spark.inspection.findings.OVERDUE_MS", 200)
     queue.send("a", "b")
@@ -373,7 +373,7 @@ def test_top_into_a_pipe_that_closes_ends_quietly(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-def test_top_says_so_when_the_broker_goes_away_and_goes_on_when_it_is_back(own_broker: EmbeddedBroker) -> None:
+def test_top_reports_a_broker_that_is_away_and_goes_on_when_it_is_back(own_broker: EmbeddedBroker) -> None:
     create_queue("watched", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
     process = start(
         own_broker.bootstrap_servers, "top", "watched", "-o", "jsonl", "--interval", "0.3", "--timeout-ms", "1000",

@@ -247,7 +247,7 @@ def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker
     assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
 
 
-def test_tracker_that_may_not_commit_for_the_consumers_says_so_and_works(secured: SecuredBroker) -> None:
+def test_tracker_that_may_not_commit_for_the_consumers_warns_and_works(secured: SecuredBroker) -> None:
     """As with the rights that earlier versions listed."""
     queue = "bills"
     secured.grant(queue, "creator", "tracker", "viewer", "producer", "consumer")

@@ -49,7 +49,7 @@ def kmq_json(queue: Queue, *arguments: str) -> tuple[int, Any]:
     return result.exit_code, json.loads(result.stdout)
 
 
-def test_list_tells_what_each_producer_has_committed(queue: Queue) -> None:
+def test_list_shows_what_each_producer_has_committed(queue: Queue) -> None:
     copy(queue, "a", "b")
     copy(queue, "c")
     copy(queue, "d", producer_id="other")
@@ -62,7 +62,7 @@ def test_list_tells_what_each_producer_has_committed(queue: Queue) -> None:
     assert "unused" not in table.stdout
 
 
-def test_list_of_a_queue_without_producers_says_so(queue: Queue) -> None:
+def test_list_of_a_queue_without_producers_is_empty(queue: Queue) -> None:
     assert kmq_json(queue, "list", queue.name) == (0, [])
     result = kmq(queue.bootstrap_servers, "producer", "list", queue.name)
     assert (result.exit_code, result.stderr) == (0, f"no producer of {queue.name} has an id\n")
@@ -77,7 +77,7 @@ def test_producer_that_was_not_used_for_long_is_listed_as_such(queue: Queue, mon
     assert ", unused" in kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
 
 
-def test_show_tells_the_whole_position(queue: Queue) -> None:
+def test_show_prints_the_whole_position(queue: Queue) -> None:
     position = {"file": "x" * 100, "line": 7}
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
         producer.commit(position=position)
@@ -209,7 +209,7 @@ def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queu
     assert kmq_json(other, "verify", other.name, "copier")[0] == 0
 
 
-def test_message_show_tells_the_sender(queue: Queue) -> None:
+def test_message_show_names_the_sender(queue: Queue) -> None:
     copy(queue, "a")
     shown = kmq(queue.bootstrap_servers, "message", "show", queue.name, "0:0").stdout.split()
     assert shown[shown.index("kmq-producer") + 1] == "copier"
@@ -239,13 +239,13 @@ def test_topic_of_positions_that_deletes_records_is_refused_with_its_repair(queu
     assert "cleanup.policy=delete" in finding["what"]
 
 
-def test_doctor_tells_of_producers(queue: Queue) -> None:
+def test_doctor_reports_producers(queue: Queue) -> None:
     copy(queue, "a")
     (finding,) = checks(kmq(queue.bootstrap_servers, "doctor", queue.name, "-o", "json"))["producers"]
     assert (finding["level"], finding["what"]) == ("ok", "1 producer id, positions in a compacted topic")
 
 
-def test_doctor_tells_of_brokers_that_refuse_the_time_out_of_a_sink() -> None:
+def test_doctor_warns_of_brokers_that_refuse_the_time_out_of_a_sink() -> None:
     """Before the first sink fails to start."""
     with EmbeddedBroker(extra={"transaction.max.timeout.ms": "30000"}) as broker:
         create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
@@ -254,7 +254,7 @@ def test_doctor_tells_of_brokers_that_refuse_the_time_out_of_a_sink() -> None:
     assert finding["what"].startswith("the brokers have transaction.max.timeout.ms=30000: sinks")
 
 
-def test_doctor_tells_of_a_transaction_that_holds_readers_up(queue: Queue) -> None:
+def test_doctor_reports_a_transaction_that_holds_readers_up(queue: Queue) -> None:
     copy(queue, "a")
     client = Producer({"bootstrap.servers": queue.bootstrap_servers, "transactional.id": f"{queue.name}-hanging"})
     client.init_transactions(30)
@@ -268,7 +268,7 @@ def test_doctor_tells_of_a_transaction_that_holds_readers_up(queue: Queue) -> No
     assert [(each["level"], "transaction has been open" in each["what"]) for each in found] == [("warning", True)]
 
 
-def test_record_that_is_no_position_is_told_and_fails_its_own_id_alone(queue: Queue) -> None:
+def test_record_that_is_no_position_is_reported_and_fails_its_own_id_alone(queue: Queue) -> None:
     copy(queue, "a")
     client = Producer({"bootstrap.servers": queue.bootstrap_servers})
     client.produce(f"{queue.name}.producers", b"not json", b"foreign", partition=0)

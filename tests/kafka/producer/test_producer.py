@@ -28,7 +28,7 @@ def test_message_arrives_with_key_and_headers_as_they_were_sent(queue: Queue) ->
     assert record.headers() == [("traceparent", b"00-1"), ("a", b"text"), ("a", None)]
 
 
-def test_callback_tells_the_place_of_the_message(make_queue: Callable[..., Queue]) -> None:
+def test_callback_gets_the_place_of_the_message(make_queue: Callable[..., Queue]) -> None:
     queue = make_queue(partitions=2)
     answers: list[tuple[MessageId | None, KmqError | None]] = []
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
@@ -48,7 +48,7 @@ def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
         assert answers == [MessageId(0, 0)]
 
 
-def test_callback_that_raises_harms_nobody(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_callback_that_raises_stops_nothing(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     def fail(_place: MessageId | None, _error: KmqError | None) -> None:
         raise RuntimeError("boom")
 
@@ -117,7 +117,7 @@ def test_partition_that_does_not_exist_is_an_error(queue: Queue) -> None:
         producer.send("x", partition=9)
 
 
-def test_closed_producer_says_so(queue: Queue) -> None:
+def test_closed_producer_refuses_to_send(queue: Queue) -> None:
     producer = QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers)
     producer.close()
     producer.close()
@@ -125,7 +125,7 @@ def test_closed_producer_says_so(queue: Queue) -> None:
         producer.send("x")
 
 
-def test_missing_queue_is_told_with_the_command(bootstrap_servers: str) -> None:
+def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> None:
     with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
         QueueProducer("not-there", bootstrap_servers=bootstrap_servers)
 

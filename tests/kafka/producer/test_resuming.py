@@ -308,7 +308,7 @@ def test_producer_without_an_id_has_no_position(queue: Queue) -> None:
     assert (value, sender) == (b"b", None)
 
 
-def test_missing_queue_is_told_with_the_command(bootstrap_servers: str) -> None:
+def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> None:
     with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
         QueueProducer("not-there", bootstrap_servers=bootstrap_servers, producer_id="p")
 
@@ -322,7 +322,7 @@ def test_queue_of_an_earlier_release_gets_its_topic_of_positions(queue: Queue) -
     assert newest_state(queue).position == 1
 
 
-def test_closed_producer_says_so(queue: Queue) -> None:
+def test_closed_producer_refuses_to_send(queue: Queue) -> None:
     producer = producer_of(queue)
     producer.close()
     producer.close()
@@ -331,7 +331,7 @@ def test_closed_producer_says_so(queue: Queue) -> None:
             call()
 
 
-def test_metrics_tell_what_is_committed_and_what_waits(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_count_what_is_committed_and_what_waits(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with producer_of(queue, commit_every_ms=NEVER_MS, metrics_port=0) as producer:
         port = int(caplog.text.partition("metrics on http://127.0.0.1:")[2].partition("/")[0])

@@ -141,7 +141,7 @@ def test_producer_is_not_held_up_for_good_by_the_open_transaction_of_another(que
 
 
 @pytest.mark.slow
-def test_transaction_time_out_beyond_the_brokers_limit_is_told_with_both_settings() -> None:
+def test_transaction_time_out_beyond_the_brokers_limit_is_reported_with_both_settings() -> None:
     with EmbeddedBroker(extra={"transaction.max.timeout.ms": "20000"}) as broker:
         create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         with pytest.raises(KafkaClientError, match=r"lower transaction_timeout_ms, or raise transaction\.max"):

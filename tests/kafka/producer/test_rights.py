@@ -49,12 +49,12 @@ def test_producer_with_an_id_does_its_work_with_what_kmq_acls_lists(secured: Sec
     assert finding["level"] == "ok"
 
 
-def test_producer_without_the_rights_for_an_id_is_told_where_they_are_listed(secured: SecuredBroker) -> None:
+def test_error_of_a_producer_without_the_rights_for_an_id_names_where_they_are_listed(secured: SecuredBroker) -> None:
     with pytest.raises(KmqError, match="kmq acls orders --print"):
         producer_of(secured, "producer")
 
 
-def test_missing_topic_of_positions_that_we_may_not_make_is_told_with_the_command(secured: SecuredBroker) -> None:
+def test_missing_topic_of_positions_that_we_may_not_make_is_reported_with_the_command(secured: SecuredBroker) -> None:
     """A queue of an earlier release."""
     secured.grant("older", "creator", PART)
     made = secured.kmq("creator", "queue", "create", "older", "--partitions", "1")

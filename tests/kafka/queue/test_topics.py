@@ -66,7 +66,7 @@ def test_dead_letter_topic_takes_larger_records_than_the_queue(queue: Queue) -> 
     assert settings[1]["retention.ms"] == "-1"
 
 
-def test_missing_queue_is_told_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
+def test_missing_queue_is_reported_with_every_topic_and_the_command(bootstrap_servers: str) -> None:
     with pytest.raises(TopicError) as raised:
         check_queue("not-there", bootstrap_servers=bootstrap_servers)
     for topic in ("'not-there'", "'not-there.markers'", "'not-there.dlq'"):
@@ -90,7 +90,7 @@ def test_every_wrong_setting_is_found_at_once(make_queue: Callable[..., Queue]) 
     assert "has cleanup.policy=compact, must be delete" in str(raised.value)
 
 
-def test_unequal_partitions_are_told_with_the_topic_to_grow(bootstrap_servers: str, name: str) -> None:
+def test_unequal_partitions_are_reported_with_the_topic_to_grow(bootstrap_servers: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
         future.result(10)
@@ -108,7 +108,7 @@ def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name:
     assert int(dead_letters["max.message.bytes"]) > int(queue["max.message.bytes"]) > 2_000_000
 
 
-def test_group_that_does_not_fit_is_told_with_its_own_command(bootstrap_servers: str, name: str) -> None:
+def test_group_that_does_not_fit_is_reported_with_its_own_command(bootstrap_servers: str, name: str) -> None:
     create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
     with pytest.raises(TopicError, match=rf"'{name}.group-a.markers' does not exist; run `kmq queue create {name}@a`"):
         check_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)

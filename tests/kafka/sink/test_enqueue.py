@@ -83,14 +83,16 @@ def test_files_are_copied(spark: SparkSession, queue: Queue, tmp_path: Path, kin
     assert seen(queue) == [b"x" if kind == "text" else b'{"a":"x"}']
 
 
-def test_missing_column_is_told_with_those_that_there_are(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+def test_missing_column_is_reported_with_those_that_there_are(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "1").write_text("x\n")
     with pytest.raises(ConfigError, match="source has no column 'valeu': got value; name one of these"):
         copy(spark, Source("text", str(tmp_path / "files")), Columns(value="valeu"), queue, tmp_path)
 
 
-def test_refused_batch_is_told_in_our_words(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+def test_refused_batch_is_reported_in_our_words(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "1").write_text("x" * 2_000_000)
     with pytest.raises(SinkError, match=r"^1 row\(s\) cannot be sent .* larger than max_message_bytes"):
@@ -109,7 +111,7 @@ def test_row_that_is_too_large_goes_to_the_dead_letter_topic_where_asked(
     assert len(read_all(queue.bootstrap_servers, f"{queue.name}.dlq")) == 1
 
 
-def test_missing_queue_is_told_at_once(spark: SparkSession, bootstrap_servers: str, tmp_path: Path) -> None:
+def test_missing_queue_is_reported_at_once(spark: SparkSession, bootstrap_servers: str, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "1").write_text("x\n")
     with pytest.raises(TopicError, match="run `kmq queue create not-there`"):

@@ -251,7 +251,7 @@ def test_row_that_is_too_large_becomes_a_dead_letter_where_asked(spark: SparkSes
     assert len(seen(queue)) == 9
 
 
-def test_missing_dead_letter_topic_is_told_before_anything_is_written(spark: SparkSession, queue: Queue) -> None:
+def test_missing_dead_letter_topic_is_reported_before_anything_is_written(spark: SparkSession, queue: Queue) -> None:
     admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
     for future in admin.delete_topics([f"{queue.name}.dlq"]).values():
         future.result(20)
@@ -260,7 +260,7 @@ def test_missing_dead_letter_topic_is_told_before_anything_is_written(spark: Spa
     assert seen(queue) == []
 
 
-def test_missing_queue_is_told_with_the_command(spark: SparkSession, bootstrap_servers: str) -> None:
+def test_missing_queue_is_reported_with_the_command(spark: SparkSession, bootstrap_servers: str) -> None:
     with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
         write(numbers(spark, 1), Queue("not-there", bootstrap_servers))
 

@@ -52,7 +52,9 @@ def test_sink_and_enqueue_do_their_work_with_what_kmq_acls_lists(
     assert enqueuer.rows == 1
 
 
-def test_sink_without_its_rights_is_told_where_they_are_listed(secured: SecuredBroker, spark: SparkSession) -> None:
+def test_error_of_a_sink_without_its_rights_names_where_they_are_listed(
+    secured: SecuredBroker, spark: SparkSession
+) -> None:
     with pytest.raises(KmqError, match="kmq acls orders --print"):
         write_queue(
             spark.sql("select 'x' as v"), QUEUE, sink_id="c", run_id="1", value="v",

@@ -60,7 +60,7 @@ def refusal(stage: Stage) -> str:
     return str(raised.value)
 
 
-def test_missing_topic_is_told_with_the_command_that_makes_it(stage: Stage) -> None:
+def test_missing_topic_is_reported_with_the_command_that_makes_it(stage: Stage) -> None:
     topics = stage.layout.topics
     admin = admin_of(stage)
     for future in admin.delete_topics([topics.dead_letter_topic]).values():
@@ -70,7 +70,7 @@ def test_missing_topic_is_told_with_the_command_that_makes_it(stage: Stage) -> N
     assert f"topic {topics.dead_letter_topic!r} does not exist; run `kmq queue create {stage.queue}`" in line
 
 
-def test_markers_topic_with_the_wrong_clock_is_told_with_its_repair(stage: Stage) -> None:
+def test_markers_topic_with_the_wrong_clock_is_reported_with_its_repair(stage: Stage) -> None:
     """With CreateTime the tracker would depend on the clock of every consumer."""
     entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource("topic", stage.layout.topics.markers_topic, incremental_configs=[entry])
@@ -81,7 +81,7 @@ def test_markers_topic_with_the_wrong_clock_is_told_with_its_repair(stage: Stage
     assert "has message.timestamp.type=CreateTime, must be LogAppendTime; run `kafka-configs.sh --alter" in line
 
 
-def test_unequal_partitions_are_told_with_the_topic_to_grow(stage: Stage) -> None:
+def test_unequal_partitions_are_reported_with_the_topic_to_grow(stage: Stage) -> None:
     grow(stage, 4, stage.layout.topics.queue_topic)
 
     def is_seen() -> bool:
@@ -97,7 +97,7 @@ def test_unequal_partitions_are_told_with_the_topic_to_grow(stage: Stage) -> Non
     )
 
 
-def test_unreachable_broker_at_the_start_is_told_at_once(stage: Stage) -> None:
+def test_unreachable_broker_at_the_start_is_reported_at_once(stage: Stage) -> None:
     settings = stage.settings()
     nowhere = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "timeout_ms": 1_000})
     tracker = QueueTracker(stage.spark, stage.queue, settings.model_copy(update={"kafka": nowhere}))

@@ -148,7 +148,7 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     assert seconds < 10
 
 
-def test_tracker_that_was_killed_is_told_from_one_that_idles_and_one_that_was_stopped(
+def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_that_was_stopped(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
     """The heartbeat differs: `tracker status` and `doctor` end with exit code 3 once the tracker is gone."""
@@ -224,7 +224,7 @@ def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..
 
 
 @pytest.mark.slow
-def test_failing_query_is_told_in_a_line_each_time_and_ends_after_the_limit(
+def test_failing_query_is_logged_in_a_line_each_time_and_ends_after_the_limit(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
     """A checkpoint folder that cannot be created: Spark's stack is not printed, our line has its first line."""

@@ -49,7 +49,7 @@ def test_idle_tracker_leaves_a_heartbeat_where_nothing_moves(place: Place) -> No
     assert (second.in_flight, second.is_stopped) == (0, False)
 
 
-def test_clean_stop_says_so_and_a_failure_does_not(place: Place) -> None:
+def test_last_commit_is_marked_as_a_stop_only_after_a_clean_stop(place: Place) -> None:
     failed = place.sender()
     failed.close()
     assert not heartbeat(place).is_stopped

@@ -101,7 +101,7 @@ def test_unreadable_record_is_set_aside_and_the_rest_is_done(queue: Queue) -> No
     assert (stats.redelivered, stats.set_aside) == (1, 1)
 
 
-def test_command_tells_what_was_done_without_spark(queue: Queue) -> None:
+def test_command_prints_what_was_done_without_spark(queue: Queue) -> None:
     queue.send("a")
     drop(queue, 1)
     program = (

@@ -17,7 +17,9 @@ from kmq_spark.kafka.topics import create_queue
 pytestmark = pytest.mark.kafka
 
 
-def test_partition_added_after_the_first_read_is_read_and_one_that_is_not_there_is_told(bootstrap_servers: str) -> None:
+def test_partition_added_after_the_first_read_is_read_and_one_that_is_not_there_is_reported(
+    bootstrap_servers: str,
+) -> None:
     """A queue may grow under a running tracker, and a marker may name any partition: neither stops the tracker."""
     queue = f"grown.{time.time_ns()}"
     create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=1)

@@ -289,7 +289,7 @@ def test_batch_of_messages_that_are_too_large_does_not_stand_still(make_place: C
     assert time.monotonic() - began_at < 15
 
 
-def test_payload_that_fits_nowhere_stays_where_it_is_and_its_dead_letter_says_so(
+def test_payload_that_fits_nowhere_stays_and_its_dead_letter_names_the_place(
     make_place: Callable[..., Place],
 ) -> None:
     place = make_place(max_message_bytes=10_000)
@@ -304,7 +304,7 @@ def test_payload_that_fits_nowhere_stays_where_it_is_and_its_dead_letter_says_so
     assert (sent.redelivered, sent.dead_lettered) == (0, 1)
 
 
-def test_payload_that_retention_removed_becomes_dead_letter_that_says_so(place: Place) -> None:
+def test_payload_that_retention_removed_becomes_dead_letter_with_that_reason(place: Place) -> None:
     gone, kept = place.send(b"gone", b"kept")
     admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(place.layout.topics.queue_topic, 0, kept)]).values():
@@ -346,7 +346,7 @@ def test_closing_commits_where_the_tracker_stands(place: Place) -> None:
     assert place.committed().next_offset == 7
 
 
-def test_payload_reader_tells_every_offset_once_over_gaps_and_ends(place: Place) -> None:
+def test_payload_reader_reports_every_offset_once_over_gaps_and_ends(place: Place) -> None:
     """Aborted transactions, deleted records, offsets past the end, far jumps: each wanted offset is reported once."""
     topic = place.layout.topics.queue_topic
     place.send(*(b"%d" % number for number in range(4)))  # 0 to 3

@@ -121,7 +121,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
     track_once(gone_name, stage.settings())
 
 
-def test_topic_made_anew_under_a_living_tracker_is_told_by_its_id(bootstrap_servers: str) -> None:
+def test_topic_made_anew_under_a_living_tracker_is_reported_by_its_id(bootstrap_servers: str) -> None:
     """The old tracker commits its offset for the new topic, which is longer: only the topic id shows the difference."""
     name = f"anew-{time.time_ns()}"
     place = Place(bootstrap_servers, create_queue(name, bootstrap_servers=bootstrap_servers, partitions=1))

@@ -121,7 +121,7 @@ def test_hostile_headers_are_null_and_never_an_error(spark: SparkSession) -> Non
     assert (good_row["delivery_count"], good_row["value_bytes"], good_row["is_first_copy"]) == (4, 4, False)
 
 
-def test_dead_letter_of_an_unreadable_marker_is_told_from_one_of_a_message(spark: SparkSession) -> None:
+def test_dead_letter_of_an_unreadable_marker_is_distinguished_from_one_of_a_message(spark: SparkSession) -> None:
     marker: Headers = [
         ("__dlq.errors.topic", b"q.markers"),
         ("__dlq.errors.partition", b"1"),
@@ -268,7 +268,7 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
 
 
 @pytest.mark.slow  # several ledgers, made and altered
-def test_older_schema_is_told_and_upgraded_on_request(spark: SparkSession, tmp_path: Path) -> None:
+def test_older_schema_is_reported_and_upgraded_on_request(spark: SparkSession, tmp_path: Path) -> None:
     """Existing rows are kept, with null in new columns; a newer schema is never changed."""
     location = Location(str(tmp_path))
     create_tables(spark, location)

@@ -144,7 +144,7 @@ def test_ownership_is_one_row_per_claim_with_how_it_ended(location: Location) ->
         ("odd", MessageId(9, 9)),
     ],
 )
-def test_duckdb_tells_the_story_that_spark_tells(
+def test_duckdb_returns_the_story_that_spark_returns(
     spark: SparkSession, location: Location, queue: str, place: MessageId
 ) -> None:
     """In the same order, for each copy of the message."""

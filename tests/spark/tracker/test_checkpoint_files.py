@@ -23,7 +23,7 @@ def test_session_of_our_own_jars_writes_checkpoints_without_a_process_a_file(spa
     assert ".LocalFileSystem" in local_checkpoint_settings("/somewhere")["fs.file.impl"]
 
 
-def test_snapshot_that_could_not_be_uploaded_is_told(spark: SparkSession) -> None:
+def test_snapshot_that_could_not_be_uploaded_is_reported(spark: SparkSession) -> None:
     """Spark logs it at level WARN only, and fails much later; the loggers around it are off."""
     jvm = spark._jvm
     assert jvm is not None

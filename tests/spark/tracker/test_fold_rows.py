@@ -49,7 +49,7 @@ def kinds(result: pd.DataFrame) -> list[int]:
     return list(result["row_kind"])
 
 
-def test_batch_without_decision_tells_status_alone() -> None:
+def test_batch_without_decision_reports_status_alone() -> None:
     """Each partition has one status row in every batch."""
     result = folded(FakeGroupState(), rows((10, 5_000, start(1))))
     status = json.loads(result["detail"][0])

@@ -129,7 +129,7 @@ def test_usage_error_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert message in one_line(kmq(*arguments), 2)
 
 
-def test_client_properties_that_are_wrong_are_told_without_their_text(tmp_path: Path) -> None:
+def test_client_properties_that_are_wrong_are_reported_without_their_text(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(f"# a comment\n\nsasl.username=me\n{SECRET}\n")
     line = one_line(kmq("queue", "describe", "q", "--command-config", str(file)), 2)
@@ -196,7 +196,7 @@ def test_acls_of_the_ledger_of_a_group_name_the_queue_s_own_group() -> None:
     assert "--group kmq.orders.ledger- --resource-pattern-type prefixed" in commands
 
 
-def test_unknown_key_of_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None:
+def test_unknown_key_of_a_file_is_reported_with_a_suggestion(tmp_path: Path) -> None:
     file = tmp_path / "kmq.toml"
     file.write_text("[tracker]\nqueue = ['orders']")
     line = one_line(kmq("tracker", "run", "--config", str(file)), 2)
@@ -204,7 +204,7 @@ def test_unknown_key_of_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None
     assert line.endswith("; did you mean 'queues'?")
 
 
-def test_unknown_variable_of_the_environment_is_told_with_a_suggestion() -> None:
+def test_unknown_variable_of_the_environment_is_reported_with_a_suggestion() -> None:
     line = one_line(kmq("queue", "describe", "q", env={"KMQ_QUEU__LEASE_MS": "1"}), 2)
     assert line.endswith("; did you mean KMQ_QUEUE__…?")
 

@@ -68,7 +68,7 @@ def test_release_after_ack_is_an_error_that_names_both() -> None:
     assert lease.outbox.others == []
 
 
-def test_late_ack_tells_the_caller_and_is_written_all_the_same() -> None:
+def test_late_ack_raises_and_is_written_all_the_same() -> None:
     """An END before the tracker's decision wins, so it is worth writing."""
     lease = lease_of(7, started_at=monotonic() - 31.0)
     with pytest.raises(LeaseLostError, match="lease of message 3:7 is lost"):
@@ -76,7 +76,7 @@ def test_late_ack_tells_the_caller_and_is_written_all_the_same() -> None:
     assert lease.outbox.take_acked() == [7]
 
 
-def test_message_given_back_by_the_consumer_tells_its_holder() -> None:
+def test_settling_a_message_that_the_consumer_gave_back_raises() -> None:
     message, lease = held_message()
     lease.end("the consumer was closed")
     assert lease.take_held() == [7]

@@ -275,7 +275,7 @@ def test_broker_clock_that_jumps_makes_no_second_owner(jump_ms: int) -> None:
         assert [instance[0] for instance, _ in simulation.owners("r")] == ["a"]
 
 
-def test_epoch_tells_who_came_later_where_a_promise_was_broken() -> None:
+def test_epoch_shows_who_came_later_where_a_promise_was_broken() -> None:
     """Fast reclaim of an instance that is alive: two owners for T at most, and the newer one has the larger epoch."""
     simulation = Simulation()
     first = simulation.start("a")

@@ -175,7 +175,7 @@ def test_message_that_rests_is_not_decided_before_its_time() -> None:
         ((end(outcome=Outcome.REJECTED),), False),
     ],
 )
-def test_delivery_that_ended_without_a_word_is_told(word: tuple[object, ...], is_silent: bool) -> None:  # noqa: FBT001
+def test_delivery_is_silent_if_no_consumer_wrote_a_word(word: tuple[object, ...], is_silent: bool) -> None:  # noqa: FBT001
     """In the same batch as its START, and in another; a renewal behind a release is a straggler."""
     assert decision(start(), *word).is_silent is is_silent
     between = PartitionState.from_bytes(folded(start()).state.to_bytes())
@@ -191,7 +191,7 @@ def test_expired_message_is_gone_where_the_queue_drops_it() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected_reason"), [("", "expired"), ("ttl of 5 ms was over", "ttl of 5 ms was over")]
 )
-def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_queue_says_so(
+def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_rules_ask_for_it(
     reason: str, expected_reason: str
 ) -> None:
     expired = end(at_ms=1_500, outcome=Outcome.EXPIRED, reason=reason)

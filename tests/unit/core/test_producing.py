@@ -54,7 +54,7 @@ def test_next_life_keeps_sequence_and_position() -> None:
         (ProducerState(3, 120, "c"), Outcome.NEWER_LIFE),
     ],
 )
-def test_position_record_tells_what_became_of_a_transaction(found: ProducerState | None, outcome: Outcome) -> None:
+def test_position_record_shows_the_outcome_of_a_transaction(found: ProducerState | None, outcome: Outcome) -> None:
     assert outcome_of(found, BEFORE, AFTER) is outcome
 
 
@@ -183,7 +183,7 @@ def test_position_record_of_a_later_version_is_refused_with_what_to_do() -> None
 SENT = [("a", b"1"), ("kmq-producer", b"nightly"), ("kmq-generation", b"2"), ("kmq-sequence", b"7")]
 
 
-def test_headers_tell_which_producer_sent_a_message() -> None:
+def test_headers_name_the_producer_of_a_message() -> None:
     assert sender_of(SENT) == Sender("nightly", 2, 7)
     assert is_first_copy(SENT)
 

@@ -61,7 +61,7 @@ def test_closed_ranges_are_those_that_were_added(added: list[tuple[int, int, int
         assert closed.end(partition) == max(expected, default=-1) + 1
 
 
-def test_dead_letter_tells_its_story() -> None:
+def test_dead_letter_has_its_history() -> None:
     found = letter()
     assert (found.id, found.origin, found.reason, found.delivery_count) == ("0:3", (1, 7), "timeout after 5 s", 5)
     assert (found.first_sent_ms, found.attempts_ms, found.dead_at_ms, found.problem) == (1_000, (1_000,), 5_000, "")
@@ -135,7 +135,7 @@ def test_filter_means_those_for_which_every_part_holds(where: dict[str, object],
         ("timeout", "filter is not allowed: got 'timeout'"),
     ],
 )
-def test_filter_that_is_a_mistake_is_told(where: Any, message: str) -> None:  # noqa: ANN401  # mistakes of every type
+def test_filter_that_is_a_mistake_is_reported(where: Any, message: str) -> None:  # noqa: ANN401  # mistakes of every type
     with pytest.raises(ConfigError) as raised:
         filter_of(where)
     assert message in str(raised.value)
@@ -191,7 +191,7 @@ def test_nothing_of_a_message_reaches_the_terminal_unescaped(value: bytes | str 
     )
 
 
-def test_json_tells_text_and_bytes_apart() -> None:
+def test_json_distinguishes_text_and_bytes() -> None:
     found = as_json(letter(key=b"\xff", value=b"0xff"), max_bytes=3, with_headers=True)
     assert (found["key_hex"], found["value"], found["value_is_cut"], found["value_bytes"]) == ("ff", "0xf", True, 4)
     assert "key" not in found

@@ -117,7 +117,7 @@ def test_evidence_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     assert list(read_records(tmp_path / "none")) == []
 
 
-def test_judging_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_evidence_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong folder is not a verdict."""
     assert main([str(tmp_path)]) == 2
     assert "no evidence" in capsys.readouterr().err

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_each_invariant_is_told() -> None:
+def test_each_invariant_is_reported() -> None:
     violations = [Violation("I1", f"message {number} is open") for number in range(1_000)]
     violations.append(Violation("I4", "two copies"))
     assert listed_violations(violations, most=2) == [

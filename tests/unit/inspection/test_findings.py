@@ -80,7 +80,7 @@ def view_of(*markers: LoggedMarker) -> MarkersView:
     return view
 
 
-def test_messages_in_flight_are_told_with_who_holds_them_since_when() -> None:
+def test_messages_in_flight_are_reported_with_who_holds_them_since_when() -> None:
     view = view_of(start(5, 1_000), end(6, 2_000, first=11))
     found = [
         (each.message_offset, each.started_at_ms, each.deadline_at_ms, each.consumer_id) for each in view.messages()
@@ -101,7 +101,7 @@ def test_who_looks_decides_nothing() -> None:
     assert (view.overdue(99_000), view.state.counters.redelivered, view.trackers) == (0, 3, {"tracker-1": 91_000})
 
 
-def test_deadlines_are_told_on_the_brokers_clock_after_it_was_set_back() -> None:
+def test_deadlines_are_reported_on_the_brokers_clock_after_it_was_set_back() -> None:
     """Who looks compares them with a clock that is not an hour ahead."""
     tick = LoggedMarker(0, 3_600_000, Marker(MarkerType.TICK))
     view = view_of(tick, start(1, 1_000))
@@ -373,7 +373,7 @@ def test_queues_are_known_by_their_topics() -> None:
         (90_000_000, "1 d 1 h"),
     ],
 )
-def test_spans_are_told_in_two_units(ms: int, text: str) -> None:
+def test_spans_are_written_in_two_units(ms: int, text: str) -> None:
     assert span(ms) == text
 
 
@@ -381,7 +381,7 @@ def test_instants_out_of_range_are_no_dates() -> None:
     assert [instant(None), instant(-1), instant(2**62), instant(0)] == ["-", "-", "-", "1970-01-01 00:00:00.000Z"]
 
 
-def test_story_of_a_lease_is_told_line_by_line() -> None:
+def test_story_of_a_lease_is_listed_line_by_line() -> None:
     message = MessageId(0, 11)
     log = [start(5, 1_000), LoggedMarker(6, 2_000, Marker(MarkerType.KEEPALIVE, 0, RANGE, 30_000, consumer_id="w"))]
     log += [end(7, 9_000, 11, 1, Outcome.REDELIVERED), end(8, 9_500, 99)]
@@ -397,7 +397,7 @@ def test_story_of_a_lease_is_told_line_by_line() -> None:
     assert ended.marker.outcome is Outcome.REDELIVERED
 
 
-def test_late_ack_of_an_older_copy_is_told_at_its_time() -> None:
+def test_late_ack_of_an_older_copy_is_reported_at_its_time() -> None:
     """A copy and the END it was committed with keep their order, whichever leader's clock was ahead."""
     events = [
         Event(100, "q", "sent"),
@@ -436,7 +436,7 @@ def test_markers_partition_with_a_million_in_flight_is_warned_of() -> None:
     ],
     ids=["idle", "clock ahead", "ticked"],
 )
-def test_tracker_that_runs_is_told_from_one_that_is_gone(facts: QueueFacts) -> None:
+def test_tracker_that_runs_is_distinguished_from_one_that_is_gone(facts: QueueFacts) -> None:
     found = [finding for finding in examine(facts) if finding.check in {"tracker", "ticks"}]
     assert [finding.level for finding in found] == [Level.OK]
     assert "the tracker runs, last heartbeat" in found[0].what

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PID = "Failed to acquire transactional PID from broker TxnCoordinator/1: Broker: Coordinator load in progress: retrying"
 
 
-def test_coordinator_that_starts_is_told_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
+def test_coordinator_that_starts_is_logged_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kmq_spark.kafka.client"):
         client_logger.warning("%s [%s] %s", "GETPID", "kmq-tracker-1", PID)
         client_logger.warning("%s [%s] %s", "GETPID", "kmq-tracker-2", "Fatal error: not authorized")

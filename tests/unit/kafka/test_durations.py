@@ -23,7 +23,7 @@ def test_duration_is_rounded_up_to_whole_milliseconds(duration: Any, expected_ms
 
 
 @pytest.mark.parametrize("duration", [-1, True, False, "5", None, math.nan, math.inf, 43_200.001, timedelta(days=1)])
-def test_duration_out_of_bounds_or_no_number_is_told(duration: Any) -> None:  # noqa: ANN401  # mistakes of every type
+def test_duration_out_of_bounds_or_no_number_is_reported(duration: Any) -> None:  # noqa: ANN401  # mistakes of every type
     """`release(delay=True)` was taken for a second."""
     with pytest.raises(ConfigError, match=r"delay is out of bounds: got .*, 0 to 43200 seconds; give seconds or"):
         milliseconds("delay", duration)

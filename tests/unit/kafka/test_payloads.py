@@ -50,7 +50,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
 
 
 @pytest.mark.usefixtures("client")
-def test_end_of_a_replica_that_lags_does_not_tell_a_message_as_gone() -> None:
+def test_message_past_the_end_of_a_replica_that_lags_is_not_gone() -> None:
     """It met its own end at 5, below the end of the log; the message at 7 is alive."""
     reader = PayloadReader({}, "orders", 1_000)
     (found,) = reader.read({0: [7]})

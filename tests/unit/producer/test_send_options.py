@@ -62,7 +62,7 @@ def test_options_become_headers(options: dict[str, Any], headers: list[tuple[str
         ({"queue": "q" * 300}, r"queue name is not allowed: got 'q{59}… \(300 characters\), 1 to 200"),
     ],
 )
-def test_bad_option_is_told(options: dict[str, Any], message: str) -> None:
+def test_bad_option_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         option_headers(**options)
 

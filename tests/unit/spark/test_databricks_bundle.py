@@ -192,7 +192,7 @@ def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) ->
 
 
 @pytest.mark.parametrize("entry_point", ["kmq-tracker", "kmq-tracker-once", "kmq-ledger", "kmq-enqueue"])
-def test_task_that_ends_well_returns_and_one_that_fails_says_so(
+def test_task_that_ends_well_returns_and_one_that_fails_raises(
     entry_point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The platform takes every SystemExit for a failure."""

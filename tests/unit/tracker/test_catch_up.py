@@ -28,7 +28,7 @@ def outcome(partition: int, read_to: int) -> PartitionOutcome:
     return PartitionOutcome(partition, status, Decisions.empty())
 
 
-def test_what_is_left_is_told_until_the_log_is_read(
+def test_what_is_left_is_logged_until_the_log_is_read(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catch_up, "LOG_INTERVAL_S", -1.0)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_damaged_state_is_told_from_a_lost_broker() -> None:
+def test_damaged_state_is_distinguished_from_a_lost_broker() -> None:
     outer = RuntimeError("[STREAM_FAILED] Query terminated")
     outer.__cause__ = StateError("cannot read state: checksum")
     assert is_damaged(outer)

@@ -152,12 +152,12 @@ def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
     assert found[DLQ_MESSAGE] == b"no account"
 
 
-def test_item_that_nobody_refused_is_as_decided() -> None:
+def test_record_that_was_not_refused_is_as_decided() -> None:
     item = DecidedMessage(due(), message())
     assert final_decision(item, 0, TOPICS, RULES) == item
 
 
-def test_payload_that_is_gone_becomes_dead_letter_that_says_so() -> None:
+def test_payload_that_is_gone_becomes_dead_letter_with_that_reason() -> None:
     settled = final_decision(DecidedMessage(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
     assert (settled.decision.is_dead_letter, settled.message) == (True, None)
     assert settled.decision.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
@@ -199,14 +199,14 @@ def test_copy_keeps_an_instant_that_the_brokers_clock_has_not_reached() -> None:
     assert NOT_BEFORE_MS not in copy_of(due(tick_at_ms=3_999), [(NOT_BEFORE_MS, b"soon")])
 
 
-def test_silent_count_grows_where_nobody_said_a_word_and_only_there() -> None:
+def test_silent_count_grows_only_where_no_consumer_wrote_a_word() -> None:
     assert copy_of(due(is_silent=True), [])[SILENT_COUNT] == b"1"
     assert copy_of(due(is_silent=True), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"4"
     assert copy_of(due(), [(SILENT_COUNT, b"3")])[SILENT_COUNT] == b"3"
     assert SILENT_COUNT not in copy_of(due(), [])
 
 
-def test_limit_of_deliveries_is_told_beside_a_silent_count_and_is_that_of_today() -> None:
+def test_present_limit_of_deliveries_is_written_beside_a_silent_count() -> None:
     assert copy_of(due(is_silent=True), [], max_deliveries=5)[MAX_DELIVERIES] == b"5"
     old = [(SILENT_COUNT, b"3"), (MAX_DELIVERIES, b"9")]
     assert copy_of(due(), old, max_deliveries=5)[MAX_DELIVERIES] == b"5"
@@ -279,7 +279,7 @@ def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
     )
 
 
-def test_expired_message_has_an_end_that_says_so() -> None:
+def test_expired_message_has_an_end_with_expired() -> None:
     expired = due()._replace(outcome=Outcome.EXPIRED)
     (record,) = end_records([expired], TOPICS, "tracker-1")
     assert decode_marker(record.value).outcome is Outcome.EXPIRED
@@ -331,7 +331,7 @@ def test_record_that_is_no_marker_is_kept_with_its_place_and_bounded() -> None:
     assert ORIGIN not in found  # it is no message of the queue
 
 
-def test_record_that_is_no_marker_and_gone_is_told_all_the_same() -> None:
+def test_record_that_is_no_marker_and_gone_is_reported_all_the_same() -> None:
     record = unreadable_record(Payload(0, 42, None), "cannot read marker", TOPICS, 4)
     assert record.value is None
     assert headers_of(record.headers)[DLQ_OFFSET] == b"42"

@@ -190,7 +190,7 @@ def test_malformed_record_is_refused_with_its_place_and_finding(value: bytes | N
     ],
     ids=["version", "type", "outcome", "backoff"],
 )
-def test_marker_of_a_later_build_is_told_apart_from_a_malformed_one(value: bytes, finding: str) -> None:
+def test_marker_of_a_later_build_is_distinguished_from_a_malformed_one(value: bytes, finding: str) -> None:
     """The error says that the reader is too old."""
     with pytest.raises(UnsupportedVersionError) as caught:
         decode_marker(value)
@@ -238,7 +238,7 @@ def test_text_with_half_a_surrogate_is_written_all_the_same() -> None:
     ],
     ids=["no ranges", "partition", "messages", "lease", "no rules", "rules"],
 )
-def test_marker_that_nobody_could_read_is_not_written(marker: Marker, finding: str) -> None:
+def test_marker_that_no_reader_accepts_is_not_written(marker: Marker, finding: str) -> None:
     """A bug of a writer raises in the writer."""
     with pytest.raises(MalformedRecordError, match="cannot write marker: ") as caught:
         encode_marker(marker)

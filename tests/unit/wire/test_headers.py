@@ -45,7 +45,7 @@ def dead(headers: Headers | None, sent_at_ms: int = 1_000) -> Headers:
     )
 
 
-def test_first_redelivery_tells_count_origin_and_first_sent_time() -> None:
+def test_first_redelivery_has_count_origin_and_first_sent_time() -> None:
     """The second copy knows of the first one."""
     expected = {DELIVERY_COUNT: b"1", ORIGIN: b"3:7", PREVIOUS: b"3:7", FIRST_SENT_MS: b"1000", ATTEMPTS_MS: b"1000"}
     assert expected == dict(redelivered(None))
@@ -158,8 +158,8 @@ def test_dead_letter_carries_the_headers_of_share_groups() -> None:
     assert headers[ORIGIN] == b"3:7"
 
 
-def test_dead_letter_that_dies_again_tells_of_its_last_death() -> None:
-    """Each name stands once."""
+def test_message_that_is_dead_lettered_again_has_each_header_once() -> None:
+    """The newest values, and both attempts."""
     twice = dead(dead([]), sent_at_ms=2_000)
     names = [name for name, _ in twice]
     assert len(names) == len(set(names))
