@@ -127,7 +127,7 @@ def show(
             print_whole(letter, max_bytes)
     else:
         print_data(form, [as_json(letter, max_bytes=max_bytes, with_headers=True) for letter in letters])
-    _tell_missing([each for each in dict.fromkeys(wanted) if each not in {letter.id for letter in letters}], name)
+    _fail_if_missing([each for each in dict.fromkeys(wanted) if each not in {letter.id for letter in letters}], name)
 
 
 @app.command("redrive")
@@ -145,7 +145,7 @@ def redrive_(
 
     summary = redrive(name, **selection.chosen(), to=to, dry_run=not execute, **connection.reach())
     print_summary(summary, "redrive", f"{_topic(name)} to {to or name}", form)
-    _tell_missing(summary.missing, name)
+    _fail_if_missing(summary.missing, name)
 
 
 @app.command("purge")
@@ -162,7 +162,7 @@ def purge_(
 
     summary = purge(name, **selection.chosen(), dry_run=not execute, **connection.reach())
     print_summary(summary, "purge", f"from {_topic(name)}", form)
-    _tell_missing(summary.missing, name)
+    _fail_if_missing(summary.missing, name)
 
 
 def _topic(name: str) -> str:
@@ -185,7 +185,7 @@ def _instant_ms(text: str | None, option: str) -> int | None:
     return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _tell_missing(missing: list[str], name: str) -> None:
+def _fail_if_missing(missing: list[str], name: str) -> None:
     if missing:
         some = ", ".join(missing[:10]) + ("…" if len(missing) > 10 else "")  # noqa: PLR2004  # a line's worth
         typer.echo(

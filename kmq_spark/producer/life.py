@@ -173,7 +173,7 @@ class Life:
                 break
         failpoint("sink.committed" if self.is_sink else "producer.committed")
         self.state = after
-        work.tell_places()
+        work.call_back_all()
 
     def _state_after(self, count: int, given: Position) -> ProducerState:
         position = self.state.position
@@ -309,7 +309,7 @@ class _Work:
         transactions.send(self._record)
         failpoint("producer.position-sent")
 
-    def tell_places(self) -> None:
+    def call_back_all(self) -> None:
         """Call the callbacks of the committed messages."""
         if not self._has_callbacks:
             return

@@ -324,9 +324,9 @@ class TrackerFleet:
         )  # fmt: skip
         tracking = self._running[queue] = _Tracking(queue, claim, self._make_tracker(queue))
         self._on_event("tracking", queue)
-        threading.Thread(target=self._tell_ready, args=(tracking,), name=f"kmq-ready-{queue}", daemon=True).start()
+        threading.Thread(target=self._report_ready, args=(tracking,), name=f"kmq-ready-{queue}", daemon=True).start()
 
-    def _tell_ready(self, tracking: _Tracking) -> None:
+    def _report_ready(self, tracking: _Tracking) -> None:
         while tracking.is_running and not tracking.tracker.wait_ready(1.0):
             pass
         if tracking.is_running:

@@ -272,7 +272,7 @@ def redelivery_headers(
     given = list(headers or ())
     known = by_name(given)
     ours = {DELIVERY_COUNT: b"%d" % delivery_count}
-    _tell_history(ours, known, queue_partition, message_offset, sent_at_ms)
+    _add_history(ours, known, queue_partition, message_offset, sent_at_ms)
     if is_silent:
         ours[SILENT_COUNT] = b"%d" % (silent_count_of(known) + 1) if SILENT_COUNT in known else b"1"
     if max_deliveries and (is_silent or SILENT_COUNT in known):
@@ -322,7 +322,7 @@ def dead_letter_headers(
     """
     given = list(headers or ())
     ours = {DELIVERY_COUNT: b"%d" % delivery_count}
-    _tell_history(ours, by_name(given), queue_partition, message_offset, sent_at_ms)
+    _add_history(ours, by_name(given), queue_partition, message_offset, sent_at_ms)
     ours |= {
         DLQ_TOPIC: _bytes(source_topic),
         DLQ_PARTITION: b"%d" % queue_partition,
@@ -354,7 +354,7 @@ def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group
     return _replaced(kept, {GROUP: _bytes(group)}) if group else kept
 
 
-def _tell_history(
+def _add_history(
     ours: dict[str, bytes], known: dict[str, bytes | None], queue_partition: int, message_offset: int, sent_at_ms: int
 ) -> None:
     """Add the origin of a message and the append times of its copies."""

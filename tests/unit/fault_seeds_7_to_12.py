@@ -164,28 +164,28 @@ def end_twice_by_trackers(story: Story) -> None:
 
 def keep_a_finished_message_in_flight(story: Story) -> None:
     """I10: the tracker still has a message that the log has ended, as one that lost an END would."""
-    story.tracker_tells = lambda status: replace(status, in_flight=1, counters=counted(status, acked=-1))
+    story.tracker_reports = lambda status: replace(status, in_flight=1, counters=counted(status, acked=-1))
 
 
 def lose_a_message_from_the_state(story: Story) -> None:
     """I10: the tracker has forgotten a message that the log has in flight."""
     leave_a_message_in_flight(story)
-    story.tracker_tells = lambda status: replace(status, in_flight=0, counters=counted(status, started=-1))
+    story.tracker_reports = lambda status: replace(status, in_flight=0, counters=counted(status, started=-1))
 
 
 def count_a_redelivery_twice(story: Story) -> None:
     """I10: the tracker counts a lease twice, with its redelivery."""
-    story.tracker_tells = lambda status: replace(status, counters=counted(status, started=1, redelivered=1))
+    story.tracker_reports = lambda status: replace(status, counters=counted(status, started=1, redelivered=1))
 
 
 def count_an_ack_as_a_redelivery(story: Story) -> None:
     """I10: even by itself, and not by the log."""
-    story.tracker_tells = lambda status: replace(status, counters=counted(status, acked=-1, redelivered=1))
+    story.tracker_reports = lambda status: replace(status, counters=counted(status, acked=-1, redelivered=1))
 
 
 def count_unevenly(story: Story) -> None:
     """I10: the tracker's own counts do not come out even."""
-    story.tracker_tells = lambda status: replace(status, counters=counted(status, started=1))
+    story.tracker_reports = lambda status: replace(status, counters=counted(status, started=1))
 
 
 # I11: bytes kept.

@@ -163,7 +163,7 @@ class Story:
         self.set_aside: list[Record] = []
         self.results: list[Record] = []
         self.is_reported = True
-        self.tracker_tells: Callable[[TrackerStatus], TrackerStatus] = lambda status: status
+        self.tracker_reports: Callable[[TrackerStatus], TrackerStatus] = lambda status: status
         self._next_offset = 0
 
     def sent(self, offset: int, name: str = "", at_ms: int = 450) -> list[dict[str, Any]]:
@@ -285,8 +285,8 @@ class Story:
         )
 
     def status(self) -> TrackerStatus:
-        """Return what the tracker says."""
-        return self.tracker_tells(fold(PartitionState.empty(), self.markers, self.tracker_rules).status)
+        """Return the status that the tracker reports."""
+        return self.tracker_reports(fold(PartitionState.empty(), self.markers, self.tracker_rules).status)
 
     def _value(self, logged: LoggedMarker, marker: Marker) -> bytes:
         is_by_tracker = marker.outcome in {REDELIVERED, DEAD_LETTERED} and marker.type is MarkerType.END
