@@ -142,6 +142,7 @@ def bad_grants(stretches: Sequence[Stretch], log: Mapping[int, LogRecord], heart
         is_claim = record is not None and record.type == CLAIM and record.resource == one.resource
         if not is_claim or record is None or record.client_id != client_of(one.process):
             yield f"C2: {one.process} acted on {one.resource} under epoch {one.epoch}, and that record is {record}"
+    acted_under = {one.epoch for one in stretches}
     by_client: defaultdict[str, list[LogRecord]] = defaultdict(list)
     for _, record in sorted(log.items()):
         by_client[record.client_id].append(record)
@@ -155,9 +156,13 @@ def bad_grants(stretches: Sequence[Stretch], log: Mapping[int, LogRecord], heart
             one.type == LEAVE or (one.type == RELEASE and one.resource == before.resource and one.epoch == before.epoch)
             for one in between
         )
-        # Renewals behind a gap of more than 2T had no effect: the claim had lapsed.
+        # Renewals behind a gap of more than 2T had no effect: the claim had lapsed. A CLAIM that was refused renews
+        # nothing; one that was granted shows in the acts under it.
         renewed_ms = [
-            one.append_ms for one in between if one.instance == instance and one.type in {JOIN, HEARTBEAT, CLAIM}
+            one.append_ms
+            for one in between
+            if one.instance == instance
+            and (one.type in {JOIN, HEARTBEAT} or (one.type == CLAIM and one.offset in acted_under))
         ]
         longest_ms = max(later - earlier for earlier, later in itertools.pairwise([*renewed_ms, claimed_ms]))
         if not is_released and longest_ms <= 2 * heartbeat_ms:

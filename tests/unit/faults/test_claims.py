@@ -111,6 +111,15 @@ def test_claim_that_passes_on_too_early_is_found() -> None:
         assert text.startswith("C3: b-2 was granted r")
 
 
+def test_claim_is_renewed_by_another_claim_only_if_that_was_granted() -> None:
+    """A process acts under a claim that was granted; under a refused one it does not."""
+    passed_on = [*acts("a-1", 10, 0, 500), *acts("b-2", 20, 600, 900)]
+    log = log_of((10, 0, CLAIM, "a", "r", 0), (12, 500, CLAIM, "a", "s", 0), (20, 2_001, CLAIM, "b", "r", 0))
+    assert list(bad_grants(stretches_of(passed_on), log, T)) == []
+    (text,) = bad_grants(stretches_of([*passed_on, *acts("a-1", 12, 510, 520, "s")]), log, T)
+    assert text.startswith("C3: b-2 was granted r")
+
+
 def test_takeover_is_measured_from_the_kill() -> None:
     """What the process had lost before it was killed does not count."""
     stretches = stretches_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600)])
