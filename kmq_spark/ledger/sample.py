@@ -3,8 +3,8 @@ Generate one simulated hour of a queue, for the notebook and for tests: the reco
 
 Rule 1: The hour is generated from a seed. It is always the same, except for the instant at which it ends.
 Rule 2: Bytes and headers are those that the clients and the tracker write. Only the events are simulated: a worker dies
-at minute 20, a burst of messages begins at minute 33, the tracker is down from minute 44 to 46, and three messages
-crash every handler.
+at minute 20, a burst of messages begins at minute 33, the tracker is down from minute 44 to 46, because its process
+died and the other process of the fleet waits for 2T, and three messages crash every handler.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from kmq_spark.coordination.topic import DEFAULT_PARTITIONS
+from kmq_spark.core.coordination.partition import partition_of
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
-from kmq_spark.ledger.schema import DEAD_LETTERS, MARKERS, MESSAGES, Location
-from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
+from kmq_spark.ledger.coordination_rows import FOLDED_SCHEMA, PartitionFold, TopicRecord
+from kmq_spark.ledger.sample_fleet import FLEET_GROUP, fleet_records
+from kmq_spark.ledger.schema import COORDINATION, DEAD_LETTERS, MARKERS, MESSAGES, Location
+from kmq_spark.ledger.sources import change_rows, dead_letter_rows, marker_rows, message_rows
 from kmq_spark.ledger.tables import create_tables
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import Headers, dead_letter_headers, redelivery_headers
@@ -49,7 +53,7 @@ last bound the message is acknowledged.
 
 
 class SampleRecord(NamedTuple):
-    """A record of one of the three topics."""
+    """A record of one of the four topics."""
 
     partition: int
     offset: int
@@ -62,14 +66,14 @@ class SampleRecord(NamedTuple):
 @dataclass(slots=True)
 class SampleHour:
     """
-    The three topics of the queue.
+    The three topics of the queue, and the coordination topic.
 
     Attributes:
         records: Records by table of the ledger, in offset order within each partition.
     """
 
     records: dict[str, list[SampleRecord]] = field(
-        default_factory=lambda: {MESSAGES: [], MARKERS: [], DEAD_LETTERS: []}
+        default_factory=lambda: {MESSAGES: [], MARKERS: [], DEAD_LETTERS: [], COORDINATION: []}
     )
     _next: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -120,6 +124,9 @@ class _Simulation:
             now_ms, _, what, about = heapq.heappop(self._events)
             getattr(self, f"_{what}")(now_ms, about)
             self._hand_out(now_ms)
+        for each in fleet_records("orders", dies_at_ms=TRACKER_DOWN_MS[0], end_at_ms=HOUR_MS):
+            partition = partition_of(FLEET_GROUP, DEFAULT_PARTITIONS)
+            self.hour.append(COORDINATION, partition, each.append_time_ms, each.value or b"", key=each.key)
         return self.hour
 
     def _at(self, at_ms: int, what: str, about: Any) -> None:  # noqa: ANN401  # depends on the event
@@ -256,6 +263,7 @@ def write_sample(spark: SparkSession, folder: str, end_at_ms: int, seed: int = 7
         MESSAGES: message_rows(_records(spark, hour, MESSAGES, end_at_ms), "orders"),
         MARKERS: marker_rows(_records(spark, hour, MARKERS, end_at_ms), "orders", ""),
         DEAD_LETTERS: dead_letter_rows(_records(spark, hour, DEAD_LETTERS, end_at_ms), "orders", ""),
+        COORDINATION: change_rows(_changes(spark, hour, end_at_ms)),
     }
     for table, frame in rows.items():
         frame.coalesce(1).write.format("delta").mode("append").save(location.path(table))
@@ -279,6 +287,14 @@ def _records(spark: SparkSession, hour: SampleHour, table: str, end_at_ms: int) 
         }
     )
     return spark.createDataFrame(values)
+
+
+def _changes(spark: SparkSession, hour: SampleHour, end_at_ms: int) -> DataFrame:
+    """Fold the coordination records as the ledger does; its state function runs in streams only."""
+    began_at_ms, records = end_at_ms - HOUR_MS, hour.records[COORDINATION]
+    fold = PartitionFold(records[0].partition, records[0].offset)
+    topic_records = (TopicRecord(each.offset, began_at_ms + each.at_ms, each.key, each.value) for each in records)
+    return spark.createDataFrame([row for record in topic_records for row in fold.read(record)], FOLDED_SCHEMA)
 
 
 def _moved(name: str, value: bytes | None, by_ms: int) -> bytes | None:

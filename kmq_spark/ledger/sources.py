@@ -216,6 +216,19 @@ def coordination_rows(records: DataFrame, written: Mapping[tuple[int, str], int]
         # Time passes by the append times of records.
         GroupStateTimeout.NoTimeout,
     )
+    return change_rows(changes)
+
+
+def change_rows(changes: DataFrame) -> DataFrame:
+    """
+    Convert the results of `fold_records` to rows of `coordination`.
+
+    Args:
+        changes: Columns of `FOLDED_SCHEMA`.
+
+    Returns:
+        One row per change.
+    """
     values = {"appended_at": F.timestamp_millis("appended_at_ms")}
     values["change_date"] = F.to_date(values["appended_at"])
     return _shaped(changes, COORDINATION, values)

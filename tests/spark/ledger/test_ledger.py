@@ -17,7 +17,17 @@ from kmq_spark.core.markers import MarkerType, Outcome, Release
 from kmq_spark.errors import ConfigError, LedgerError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.topics import QueueLayout
-from kmq_spark.ledger.sample import HOUR_MS, LEASE_MS, MAX_DELIVERIES, PARTITIONS, sample_hour, write_sample
+from kmq_spark.ledger.sample import (
+    HOUR_MS,
+    LEASE_MS,
+    MAX_DELIVERIES,
+    MINUTE_MS,
+    PARTITIONS,
+    TRACKER_DOWN_MS,
+    sample_hour,
+    write_sample,
+)
+from kmq_spark.ledger.sample_fleet import HEARTBEAT_MS
 from kmq_spark.ledger.schema import VERSION_PROPERTY, Location
 from kmq_spark.ledger.service import streams_of
 from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
@@ -310,6 +320,26 @@ def test_messages_of_a_queue_are_read_once_however_many_groups_there_are() -> No
         *("messages/orders", "markers/orders", "dead_letters/orders"),
         *("markers/orders@billing", "dead_letters/orders@billing"),
     ]
+
+
+def test_other_process_of_the_fleet_claims_the_queue_2t_after_the_last_heartbeat(
+    spark: SparkSession, sample: Location
+) -> None:
+    """The tracker's process dies at minute 44. The claim of the other one begins before its tracker decides again."""
+    began_at_ms = SAMPLE_ENDS_AT_MS - HOUR_MS
+    first, second = ledger.ownership(spark, "orders").orderBy("epoch").collect()
+    assert [(row["owner"], row["ended_by"], row["is_begin_known"]) for row in (first, second)] == [
+        ("host-1", "lapsed", True),
+        ("host-2", None, True),
+    ]
+    assert {row["coordination_group"] for row in (first, second)} == {"kmq.fleet.production"}
+    lapsed_at_ms, claimed_at_ms = (
+        round(at.timestamp() * 1_000) - began_at_ms for at in (first["until_at"], second["from_at"])
+    )
+    died_at_ms, back_at_ms = TRACKER_DOWN_MS
+    # The last heartbeat was at most T/3 before the death.
+    assert died_at_ms - HEARTBEAT_MS // 3 + 2 * HEARTBEAT_MS <= lapsed_at_ms < claimed_at_ms <= back_at_ms
+    assert first["held_ms"] > lapsed_at_ms - MINUTE_MS
 
 
 def test_sample_hour_is_the_same_every_time() -> None:

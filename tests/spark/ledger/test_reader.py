@@ -87,15 +87,15 @@ def append_odd_rows(spark: SparkSession, location: Location) -> None:
     changes = spark.createDataFrame(
         [
             (group, 10 + number, datetime.fromtimestamp(10 + number, UTC), *change)
-            for group in ("kmq.fleet.production", "g")
+            for group in ("kmq.fleet.odd", "g")
             for number, change in enumerate(CHANGES)
         ],
         "coordination_group string, record_offset bigint, appended_at timestamp, change string, client_id string, "
         "epoch bigint",
     ).selectExpr(
-        "if(coordination_group = 'g', null, 'orders') AS queue", "if(coordination_group = 'g', null, '') AS group_name",
+        "if(coordination_group = 'g', null, 'odd') AS queue", "if(coordination_group = 'g', null, '') AS group_name",
         "to_date(appended_at) AS change_date", "3 AS coordination_partition", "record_offset", "0 AS change_index",
-        "appended_at", "coordination_group", "change", "client_id", "'orders' AS resource", "epoch",
+        "appended_at", "coordination_group", "change", "client_id", "'odd' AS resource", "epoch",
     )  # fmt: skip
     for table, rows in (
         ("markers", odd),
@@ -124,15 +124,16 @@ def test_duckdb_answers_what_spark_answers(spark: SparkSession, location: Locati
 
 def test_ownership_is_one_row_per_claim_with_how_it_ended(location: Location) -> None:
     """A claim that was found again is one claim; the last one is held."""
-    found = read_rows(location, "ownership", queue="orders", limit=99)
+    found = read_rows(location, "ownership", queue="odd", limit=99)
     assert [(row["owner"], row["epoch"], row["ended_by"], row["held_ms"], row["is_begin_known"]) for row in found] == [
         ("a", 5, "released", 2_000, False),
         ("b", 13, "lapsed", 1_000, True),
         ("a", 15, "replaced", 2_000, True),
         ("a", 17, None, None, True),
     ]
-    assert {row["coordination_group"] for row in found} == {"kmq.fleet.production"}
-    assert len(read_rows(location, "ownership", limit=99)) == 8
+    assert {row["coordination_group"] for row in found} == {"kmq.fleet.odd"}
+    # Those of the group `g` that is no fleet, and the two of the made-up hour.
+    assert len(read_rows(location, "ownership", limit=99)) == 4 + 4 + 2
 
 
 @pytest.mark.parametrize(
