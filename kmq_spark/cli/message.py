@@ -39,7 +39,7 @@ def show(
     output: Output = OutputForm.TABLE,
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
-    """Show a message's history from its first copy: sent, started, kept alive, ended, redelivered, dead, redriven."""
+    """Show a message's history from its first copy: sent, started, renewed, ended, redelivered, dead, redriven."""
     from kmq_spark.inspection.message_history import MessageHistory  # noqa: PLC0415  # `kmq --help` must not load the client
 
     wanted = MessageId.parse(message_id)

@@ -4,25 +4,27 @@ The history of one message, from the topics: its copies, what consumers did with
 Rule 1: Copies are linked by headers: a redelivery and a dead letter have `kmq-previous`, a redriven message has its
 origin.
 Rule 2: What retention removed is reported as missing and never guessed.
+Rule 3: An event has the name that it has in the ledger's view `message_story`; details follow the name.
 
 Source: the usual question about a queue during an incident: "what happened to this message?"
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
 from kmq_spark.inspection.spans import span
+from kmq_spark.wire.headers import ORIGIN, PREVIOUS, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kmq_spark.core.markers import Marker
+    from kmq_spark.wire.headers import Headers
 
-KEPT_ALIVE = "kept alive"
+RENEWED = "renewed"
 
 TOGETHER_MS = 1_000
 """Maximum difference between the append times of records of one transaction that are shown in the given order."""
@@ -60,33 +62,6 @@ class PlacedMarker(NamedTuple):
     marker: Marker
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """
-    One copy of a message.
-
-    Attributes:
-        topic: Topic of the copy.
-        partition: Partition of the copy.
-        offset: Offset of the copy.
-        at_ms: Append time.
-        delivery_count: Number of deliveries before this copy.
-        reason: Reason of a dead letter.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    at_ms: int
-    delivery_count: int = 0
-    reason: str = ""
-
-    @property
-    def place(self) -> str:
-        """Position of the copy as text."""
-        return f"{self.topic}[{self.partition}]@{self.offset}"
-
-
 def covers(marker: Marker, message: MessageId) -> bool:
     """Return whether a marker covers a message."""
     return marker.queue_partition == message.queue_partition and any(
@@ -94,9 +69,12 @@ def covers(marker: Marker, message: MessageId) -> bool:
     )
 
 
-def copy_event(copy: Copy, number: int) -> Event:
-    """Return the event of a copy in the queue topic."""
-    return Event(copy.at_ms, copy.place, "sent" if number == 0 else f"redelivered, copy {number + 1}")
+def copy_event(at_ms: int, place: str, headers: Headers, number: int) -> Event:
+    """Return the event of a copy in the queue topic; its number begins at 0."""
+    name = "sent"
+    if place_of(headers, ORIGIN) is not None:
+        name = "redriven" if place_of(headers, PREVIOUS) is None else "sent again"
+    return Event(at_ms, place, f"{name}, copy {number + 1}" if number else name)
 
 
 def events_of(markers_topic: str, markers: Iterable[PlacedMarker]) -> Iterator[Event]:
@@ -132,8 +110,8 @@ def merge_renewals(events: Sequence[Event]) -> list[Event]:
     repeats = 0
     for event in events:
         before = found[-1] if found else None
-        is_renewal = event.what.startswith(KEPT_ALIVE)
-        if is_renewal and before is not None and before.what.startswith(KEPT_ALIVE) and before.by == event.by:
+        is_renewal = event.what.startswith(RENEWED)
+        if is_renewal and before is not None and before.what.startswith(RENEWED) and before.by == event.by:
             repeats += 1
             found[-1] = before._replace(what=f"{event.what}, {repeats} times in {span(event.at_ms - before.at_ms)}")
             continue
@@ -153,30 +131,27 @@ def last_outcome(markers: Sequence[PlacedMarker]) -> PlacedMarker | None:
     return ended
 
 
-def _what(marker: Marker, at_ms: int) -> str:
-    after = span(marker.redeliver_after_ms)
+def event_name(marker: Marker) -> str:
+    """Return the name of a marker's event."""
+    if marker.type is MarkerType.END:
+        return marker.outcome.name.lower().replace("_", "-")
     if marker.type is MarkerType.START:
-        if not marker.never_handed_out:
-            return f"started, delivery {marker.delivery_count}, lease {after}"
-        return f"deferred for {span(max(at_ms + marker.redeliver_after_ms, marker.due_at_ms) - at_ms)}"
-    if marker.type is MarkerType.KEEPALIVE:
-        return _released(marker, after)
-    reason = f": {marker.reason}" if marker.reason else ""
-    return {
-        Outcome.ACKED: "acknowledged",
-        Outcome.REJECTED: "rejected",
-        Outcome.EXPIRED: "expired",
-        Outcome.REDELIVERED: "due, redelivered",
-        Outcome.DEAD_LETTERED: "dead-lettered",
-    }[marker.outcome] + reason
-
-
-def _released(marker: Marker, after: str) -> str:
-    if marker.release is Release.FAILED:
-        error = f": {marker.reason}" if marker.reason else ""
-        return f"handler failed{error}, redelivered after {after} plus the backoff"
+        return "deferred" if marker.never_handed_out else "started"
     if marker.never_handed_out:
-        return "released, not handed out"
-    if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms:
-        return f"released, redelivered after {after}"
-    return f"{KEPT_ALIVE}, lease {after}"
+        return "returned unseen"
+    if marker.release is Release.FAILED:
+        return "failed"
+    return "released" if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms else RENEWED
+
+
+def _what(marker: Marker, at_ms: int) -> str:
+    name, after = event_name(marker), span(marker.redeliver_after_ms)
+    reason = f": {marker.reason}" if marker.reason else ""
+    details = {
+        "started": f", delivery {marker.delivery_count}, lease {after}",
+        "deferred": f", for {span(max(marker.redeliver_after_ms, marker.due_at_ms - at_ms))}",
+        "failed": f"{reason}, redelivered after {after} plus the backoff",
+        "released": f", redelivered after {after}",
+        RENEWED: f", lease {after}",
+    }
+    return name + details.get(name, reason)

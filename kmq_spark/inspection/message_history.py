@@ -16,7 +16,6 @@ from kmq_spark.errors import WireError
 from kmq_spark.inspection.history import (
     LONGEST_TRANSACTION_MS,
     Content,
-    Copy,
     Event,
     PlacedMarker,
     copy_event,
@@ -27,7 +26,7 @@ from kmq_spark.inspection.history import (
 )
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN, PREVIOUS, delivery_count_of, place_of, text_of
+from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN, PREVIOUS, place_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,9 +93,9 @@ class MessageHistory:
         for number in range(MAX_COPIES):
             if current is None:
                 break
-            copy = self._copy(self._topics.queue_topic, current)
-            events.append(copy_event(copy, number))
-            markers = self._markers(place, copy.at_ms or began_ms)
+            sent = copy_event(current.timestamp()[1], _place(current), _headers(current), number)
+            events.append(sent)
+            markers = self._markers(place, sent.at_ms or began_ms)
             events += events_of(self._topics.markers_topic, markers)
             current = self._next(place, last_outcome(markers), events)
             if current is not None:
@@ -113,8 +112,8 @@ class MessageHistory:
         letter = self._find(letters.name, letters.end, ended.at_ms, PREVIOUS, place)
         if letter is None:
             return None
-        copy = self._copy(letters.name, letter)
-        events.append(Event(copy.at_ms, copy.place, f"dead letter: {copy.reason}"))
+        reason = text_of(_headers(letter), DLQ_MESSAGE)
+        events.append(Event(letter.timestamp()[1], _place(letter), f"dead letter: {reason}"))
         return self._redriven(letter, place, events)
 
     def _redriven(self, letter: Message, place: MessageId, events: list[Event]) -> Message | None:
@@ -184,21 +183,14 @@ class MessageHistory:
         finally:
             reader.close()
 
-    @staticmethod
-    def _copy(topic: str, record: Message) -> Copy:
-        return Copy(
-            topic,
-            record.partition() or 0,
-            record.offset() or 0,
-            record.timestamp()[1],
-            delivery_count_of(_headers(record)),
-            text_of(_headers(record), DLQ_MESSAGE),
-        )
-
     def _report_progress(self) -> None:
         number = next(self._read)
         if number % 10_000 == 0:
             self._on_progress(number)
+
+
+def _place(record: Message) -> str:
+    return f"{record.topic()}[{record.partition()}]@{record.offset()}"
 
 
 def _content(record: Message | None) -> Content | None:

@@ -390,7 +390,7 @@ def test_story_of_a_lease_is_listed_line_by_line() -> None:
     ]
     mine = [each for each in markers if covers(each.marker, message)]
     assert [event.what for event in events_of("orders.markers", mine)] == [
-        "started, delivery 1, lease 30 s", "kept alive, lease 30 s", "due, redelivered",
+        "started, delivery 1, lease 30 s", "renewed, lease 30 s", "redelivered",
     ]  # fmt: skip
     ended = last_outcome(mine)
     assert ended is not None
@@ -411,9 +411,9 @@ def test_late_ack_of_an_older_copy_is_reported_at_its_time() -> None:
 
 
 def test_renewals_of_one_lease_are_one_line() -> None:
-    events = [Event(at, "m", "kept alive, lease 30 s", "w") for at in (0, 10_000, 20_000)]
-    assert [event.what for event in merge_renewals([*events, Event(30_000, "m", "acknowledged", "w")])] == [
-        "kept alive, lease 30 s, 3 times in 20 s", "acknowledged",
+    events = [Event(at, "m", "renewed, lease 30 s", "w") for at in (0, 10_000, 20_000)]
+    assert [event.what for event in merge_renewals([*events, Event(30_000, "m", "acked", "w")])] == [
+        "renewed, lease 30 s, 3 times in 20 s", "acked",
     ]  # fmt: skip
 
 
