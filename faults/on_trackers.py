@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from faults.clocks import FalseClock, is_available
 from faults.load import finished_messages, messages_in_flight
+from faults.mix import WAYS
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
 if TYPE_CHECKING:
@@ -39,17 +40,29 @@ AT_START = frozenset({"tracker.opening", "tracker.fenced-older", "tracker.positi
 BUSY: dict[str, Any] = {"mode": "receive", "forgotten": 0.3, "keep_alive": False, "max_in_flight": 400, "work_ms": 300}
 
 
+def _keep_busy(stage: Stage) -> None:
+    """Send, and let workers forget much: one that prefetches, one that acks in transactions, one as BUSY says."""
+    stage.send(rate=60)
+    if stage.mix is None:
+        stage.worker("busy")
+        return
+    stage.crew("busy")
+    stage.worker("prefetches", prefetch=2, max_batch=50)
+    stage.worker("transacts", **WAYS["transaction"])
+
+
 def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
     """F2: the tracker killed at every crash point, and at random by `kill -9`."""
-    stage = campaign.stage("f2", **BUSY)
+    stage = campaign.stage("f2", is_mixed=True, **BUSY)
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
     jobs = [(point, number) for point in points for number in range(campaign.scaled(2, least=1))]
     jobs += [("", number) for number in range(campaign.scaled(4, least=1))]
     generator.shuffle(jobs)
-    stage.send(rate=60)
-    for number in range(2):
-        stage.worker(f"busy-{number}")
-    for point, _ in jobs:
+    _keep_busy(stage)
+    for number, (point, _) in enumerate(jobs):
+        if point in AT_START and number:
+            # It ends before it works: how long the recovery from the one before it takes, another one shows.
+            _kill_one(stage, "", 1, after_s=0.5)
         nth = 1 if point in AT_START else generator.randint(2, 5)
         _kill_one(stage, point, nth, after_s=generator.uniform(0.5, 3.0))
     stage.must_have_passed(points)
@@ -65,6 +78,8 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> None:
         wait = partial(_wait_worker_death, tracker) if point == "tracker.state-updated" else tracker.wait
         code = wait(PASS_TIMEOUT_S * stage.patience)
         if code == EXIT_CODE:
+            if point not in AT_START:
+                _note_recovery(stage, tracker)
             stage.injected("crash point", point=point, nth=nth)
         else:
             stage.notes.append(f"{point}:{nth} was not passed in time")
@@ -76,6 +91,12 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> None:
     time.sleep(after_s)
     tracker.kill()
     stage.injected("kill -9")
+
+
+def _note_recovery(stage: Stage, tracker: TrackerChild) -> None:
+    """Note how long a tracker took until its first batch, or until its own crash point where that came before."""
+    ready_s = tracker.wait_ready(0)
+    _judge_recovery(stage, tracker.lived_s if ready_s < 0 else ready_s, KILL_BOUND_S, tracker)
 
 
 def _wait_worker_death(tracker: TrackerChild, timeout_s: float) -> int:
@@ -92,19 +113,25 @@ def _wait_worker_death(tracker: TrackerChild, timeout_s: float) -> int:
 def recover(stage: Stage, tracker: TrackerChild, bound_s: float = KILL_BOUND_S) -> None:
     """Wait until a tracker does its work; note how long that took, and where it took too long."""
     took_s = tracker.wait_ready()
+    if took_s < 0:
+        stage.fail(f"I9: the tracker did not get ready: {tracker.last_words()}")
+    else:
+        _judge_recovery(stage, took_s, bound_s, tracker)
+
+
+def _judge_recovery(stage: Stage, took_s: float, bound_s: float, tracker: TrackerChild) -> None:
     stage.recovery_s.append(took_s)
     bound_s *= stage.patience
-    if not 0 <= took_s <= bound_s:
+    if took_s > bound_s:
         stage.fail(f"I8: recovery took {took_s:.1f} s, bound {bound_s:g} s: {tracker.last_words()}")
 
 
 def paused(campaign: Campaign) -> Stage:
     """F4: SIGSTOP of the tracker, driver and JVM, for up to 15 s."""
-    stage = campaign.stage("f4-tracker", **BUSY)
+    stage = campaign.stage("f4-tracker", is_mixed=True, **BUSY)
     tracker = stage.tracker()
     recover(stage, tracker)
-    stage.send(rate=60)
-    stage.worker("busy")
+    _keep_busy(stage)
     for seconds in campaign.picked((1, 5, 2, 15), 4, least=1):
         time.sleep(2)
         with stage.away():
@@ -118,9 +145,8 @@ def paused(campaign: Campaign) -> Stage:
 
 def two_at_once(campaign: Campaign) -> Stage:
     """F5: a second tracker on the same checkpoint, and on another one: the newer wins, the older ends."""
-    stage = campaign.stage("f5", **BUSY)
-    stage.send(rate=60)
-    stage.worker("busy")
+    stage = campaign.stage("f5", is_mixed=True, **BUSY)
+    _keep_busy(stage)
     older = stage.tracker("checkpoint-0")
     recover(stage, older)
     for number in range(campaign.scaled(4, least=1)):
@@ -141,9 +167,8 @@ def two_at_once(campaign: Campaign) -> Stage:
 
 def zombie(campaign: Campaign) -> Stage:
     """F6: a suspended tracker wakes up after a newer one has taken over."""
-    stage = campaign.stage("f6", **BUSY)
-    stage.send(rate=60)
-    stage.worker("busy")
+    stage = campaign.stage("f6", is_mixed=True, **BUSY)
+    _keep_busy(stage)
     older = stage.tracker("checkpoint-0")
     recover(stage, older)
     for number in range(campaign.scaled(2, least=1)):
@@ -172,9 +197,8 @@ def _must_end_fenced(stage: Stage, tracker: TrackerChild) -> None:
 
 def lost_checkpoints(campaign: Campaign) -> Stage:
     """F7: the checkpoint deleted, truncated, bit-flipped; F8: an old copy put back."""
-    stage = campaign.stage("f7", **BUSY)
-    stage.send(rate=60)
-    stage.worker("busy")
+    stage = campaign.stage("f7", is_mixed=True, **BUSY)
+    _keep_busy(stage)
     tracker = stage.tracker()
     recover(stage, tracker)
     checkpoint, old_copy = stage.folder / "checkpoint", stage.folder / "old-copy"

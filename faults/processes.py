@@ -74,6 +74,7 @@ class Child:
     """
 
     ended_at_ms: int | None = None
+    _ended_s: float | None = None
     is_hung: bool = False
 
     def __init__(
@@ -120,6 +121,11 @@ class Child:
         """As a shell gives it: 128 + n for signal n; None while it runs."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def lived_s(self) -> float:
+        """How long it has run, seconds."""
+        return (self._ended_s or time.monotonic()) - self.began_s
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end; return its exit code, None where it has not ended in time."""
@@ -172,6 +178,7 @@ class Child:
 
     def _note_end(self) -> None:
         self.ended_at_ms = self.ended_at_ms or time.time_ns() // 1_000_000
+        self._ended_s = self._ended_s or time.monotonic()
 
     def _saw(self, line: str) -> None:
         """Look at a line as it comes."""
