@@ -107,9 +107,9 @@ class Campaign:
             return self._shared_spark()
         if self._own_spark is None:
             from kmq_spark.local.jars import jar_paths  # noqa: PLC0415  # not every fault needs Spark here
-            from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
+            from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
 
-            settings = session_settings(jar_paths("spark"), "1g")
+            settings = session_settings(jar_paths("spark"), "1g") | delta_settings()
             self._own_spark = build_session("kmq-faults", master="local[2]", settings=settings)
         return self._own_spark
 

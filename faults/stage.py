@@ -380,6 +380,10 @@ class Stage(JudgedStage):
         self._remembered.messages += read_dump(self.queue, self.bootstrap_servers, kept.keep).messages
         kept.close()
 
+    def adopt(self, child: Child) -> None:
+        """Judge the end of a process that a fault has started by itself, and end it with the stage."""
+        self._children.append(child)
+
     def on_close(self, call: Callable[[], object]) -> None:
         """Call *call* at the end of `close`, after all processes of the stage have ended."""
         self._closing.append(call)
