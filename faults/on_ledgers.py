@@ -107,7 +107,7 @@ def compacted(campaign: Campaign) -> Stage:
         stage.worker("crew")
         ledger = _started(stage, folder)
         ledger.wait_for("*/_delta_log/*.json", folder)
-        for number in range(campaign.scaled(6, least=2)):
+        for number in range(campaign.scaled(3, least=1)):
             for table in PLACES:
                 for statement in ("OPTIMIZE {}", "VACUUM {} RETAIN 168 HOURS"):
                     try:

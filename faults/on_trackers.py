@@ -146,9 +146,9 @@ def paused(campaign: Campaign) -> Stage:
 def two_at_once(campaign: Campaign) -> Stage:
     """F5: a second tracker on the same checkpoint, and on another one: the newer wins, the older ends."""
     stage = campaign.stage("f5", is_mixed=True, **BUSY)
-    _keep_busy(stage)
     older = stage.tracker("checkpoint-0")
     recover(stage, older)
+    _keep_busy(stage)
     for number in range(campaign.scaled(4, least=1)):
         with stage.away():
             newer = stage.tracker("checkpoint-0" if number % 2 else f"checkpoint-{number + 1}")
@@ -168,9 +168,9 @@ def two_at_once(campaign: Campaign) -> Stage:
 def zombie(campaign: Campaign) -> Stage:
     """F6: a suspended tracker wakes up after a newer one has taken over."""
     stage = campaign.stage("f6", is_mixed=True, **BUSY)
-    _keep_busy(stage)
     older = stage.tracker("checkpoint-0")
     recover(stage, older)
+    _keep_busy(stage)
     for number in range(campaign.scaled(2, least=1)):
         time.sleep(1 + number * 0.35)
         with stage.away():
@@ -198,9 +198,9 @@ def _must_end_fenced(stage: Stage, tracker: TrackerChild) -> None:
 def lost_checkpoints(campaign: Campaign) -> Stage:
     """F7: the checkpoint deleted, truncated, bit-flipped; F8: an old copy put back."""
     stage = campaign.stage("f7", is_mixed=True, **BUSY)
-    _keep_busy(stage)
     tracker = stage.tracker()
     recover(stage, tracker)
+    _keep_busy(stage)
     checkpoint, old_copy = stage.folder / "checkpoint", stage.folder / "old-copy"
     shutil.copytree(checkpoint, old_copy, ignore_dangling_symlinks=True, copy_function=_copy_what_is_there)
     damages = (_delete, _truncate_state, _flip_bits, _truncate_offsets, _put_back_old)

@@ -97,7 +97,7 @@ def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
         (on_consumers.paused, 4), (on_brokers.paused, 1), (on_brokers.clock_stepped, 6),
         (on_markers.hostile, 6),
         (on_topics.retention_passed, 1), (on_topics.grown_too_large, 4), (on_versions.mixed, 4), (on_networks.cut, 4),
-        (on_ledgers.killed, 2), (on_ledgers.compacted, 12),
+        (on_ledgers.killed, 2), (on_ledgers.compacted, 6),
         (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
         pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(600)),
     ],
