@@ -1,5 +1,6 @@
 """
-Measure producers beside each other, in one run, interleaved: plain idempotent, ours, ours with a producer id.
+Measure producers beside each other, in one run, interleaved: plain idempotent, ours, ours with a producer id; and two
+without ours in transactions, without headers and with the three of a producer id: what of its cost is Kafka's.
 
     .venv/bin/python -m bench.producer [--rounds 5] [--sizes 100,1024] [--mib 200]
 
@@ -30,7 +31,7 @@ from kmq_spark.local.broker import EmbeddedBroker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KINDS = ("plain", "ours", "resuming")
+KINDS = ("plain", "ours", "transactions", "numbered", "resuming")
 PARTITIONS = 4
 MAX_MESSAGES = 1_000_000
 LATENCY_SIZE = 200

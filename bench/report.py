@@ -17,6 +17,8 @@ NAMES = {
 PRODUCER_NAMES = {
     "plain": "plain idempotent producer",
     "ours": "`QueueProducer`",
+    "transactions": "plain in transactions of 100 ms",
+    "numbered": "the same with three headers",
     "resuming": "`QueueProducer(producer_id=…)`, commits every 100 ms",
 }
 
@@ -82,6 +84,8 @@ def _producers(found: dict[str, Any]) -> list[str]:
         "|---" * (3 + 3 * len(found["throughput"])) + "|",
     ]
     for kind, name in PRODUCER_NAMES.items():
+        if kind not in latency["ms"]:  # older results
+            continue
         rates = " | ".join(f"{case['per_s'][kind] / 1000:,.0f}" for case in found["throughput"])
         shares = " | ".join(str(case["vs_plain"].get(kind, 1.0)) for case in found["throughput"])
         spent = " | ".join(str(case.get("cpu_us", {}).get(kind, "-")) for case in found["throughput"])
