@@ -12,7 +12,9 @@ Rule 2: a tracker decides at a TICK and its END follows later. What a consumer s
 the log counts, and the tracker may count or not, according to how often it has read that stretch. Such a lease is
 *either way*: the tracker's counter lies between those that are surely so and those that may be. For all other leases,
 nearly all, the counters are equal.
-Rule 3: as the rest of the checker, neither the fold nor its model is used.
+Rule 3: what a consumer rejects, or ends as expired where the queue dead-letters what expires, is *refused*: to the log
+it has ended, and to the tracker it is in flight until its dead letter.
+Rule 4: as the rest of the checker, neither the fold nor its model is used.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ IN_FLIGHT, NOT_ITS_OWN = "in_flight", ""
 
 NAMES = {outcome: outcome.name.lower() for outcome in Outcome}
 ENDED = ("acked", "expired", "redelivered", "dead_lettered")
-"""How a lease ends for the tracker; a rejected one is in flight until it is dead-lettered."""
+"""How a lease ends for the tracker; a refused one is in flight until it is dead-lettered."""
 
 NONEXISTENT = "nonexistent"
 """What a TICK took out since it lies past the end of the queue topic."""
@@ -97,11 +99,12 @@ class Lease:
         ended: Marker offset of the first END after it.
         kinds: What that END counts as.
         outcome: Of that END.
-        decided: Marker offset of a tracker's END that followed another one's: the dead letter of a rejection, or a
+        is_refused: Whether that END leaves the message to its dead letter.
+        decided: Marker offset of a tracker's END that followed another one's: the dead letter of a refusal, or a
             decision that an ack came too late for.
         decided_kinds: What that counts as.
         restarted: Marker offset of its last further START.
-        merged: Marker offset of a START that came while a rejection waited.
+        merged: Marker offset of a START that came while a refused message waited.
         maybe: What the tracker may count it as, too.
         is_twice: Whether the tracker may count its further START as a lease.
         is_nonexistent: Whether a TICK took it out.
@@ -113,6 +116,7 @@ class Lease:
     ended: int = OPEN_END
     kinds: frozenset[str] = _NONE
     outcome: Outcome | None = None
+    is_refused: bool = False
     decided: int = OPEN_END
     decided_kinds: frozenset[str] = _NONE
     restarted: int = -1
@@ -132,14 +136,14 @@ class Lease:
         """Return what a tracker that has read all markers below an offset may count it as."""
         if self.ended >= at:
             return self.maybe | {IN_FLIGHT}
-        if self.outcome is Outcome.REJECTED or self.decided < OPEN_END:
+        if self.is_refused or self.decided < OPEN_END:
             return self._may_be_counted_as_refused(at)
         return self.kinds | self.maybe
 
     def _may_be_counted_as_refused(self, at: int) -> frozenset[str]:
         decided = self.decided_kinds or {NAMES[Outcome.DEAD_LETTERED]}
         kinds = self.maybe | decided
-        if self.outcome is not Outcome.REJECTED:
+        if not self.is_refused:
             kinds |= self.kinds
         elif self.merged < at:
             kinds |= {NOT_ITS_OWN}
@@ -169,10 +173,8 @@ class Account:
         return found + Counter(started=len(self.leases), taken_over=self.taken_over)
 
     def waiting(self) -> int:
-        """Return how many rejected messages wait for their dead letter."""
-        return sum(
-            lease.outcome is Outcome.REJECTED and lease.decided == OPEN_END == lease.merged for lease in self.leases
-        )
+        """Return how many refused messages wait for their dead letter."""
+        return sum(lease.is_refused and lease.decided == OPEN_END == lease.merged for lease in self.leases)
 
     def settled_twice(self) -> int:
         """Return how many leases a tracker has ended by a copy or a dead letter although a consumer had ended them."""
@@ -223,7 +225,7 @@ class _Reading:
     def __init__(self, leases: Leases, writers: Collection[str]) -> None:
         self.account = Account()
         self._last: dict[MessageId, Lease] = {}
-        self._writers = writers
+        self._writers, self._kept = writers, leases.kept
         self._due: dict[tuple[MessageId, int], Segment] = {
             (end.message_id, end.marker_offset): end.segment for end in leases.ends if end.segment is not None
         }
@@ -246,7 +248,7 @@ class _Reading:
             last.restarted = offset
             self.account.taken_over += 1
             return
-        if last is not None and last.outcome is Outcome.REJECTED and last.decided == OPEN_END:
+        if last is not None and last.is_refused and last.decided == OPEN_END:
             last.merged = offset
         is_new = last is None or last.outcome in BY_TRACKER or last.decided < OPEN_END
         lease = self._last[message_id] = Lease(message_id, offset, None if is_new else last)
@@ -257,6 +259,7 @@ class _Reading:
         is_by_tracker = marker.outcome in BY_TRACKER or len(kinds) > 1
         if last is not None and last.ended == OPEN_END:
             last.ended, last.outcome, last.kinds = offset, marker.outcome, kinds
+            last.is_refused = marker.outcome is Outcome.REJECTED or offset in self._kept
         elif last is not None and is_by_tracker and last.outcome not in BY_TRACKER and last.decided == OPEN_END:
             last.decided, last.decided_kinds = offset, kinds
         elif is_by_tracker:

@@ -57,9 +57,19 @@ class Difference(NamedTuple):
 def expires_at_ms(record: Record) -> int:
     """Return when a message's time to live is over, by the broker's clock; very late where it has none."""
     ttl_ms, instant = number_of(record.header(TTL_MS)), number_of(record.header(EXPIRES_AT_MS))
+    expiry_ms = FOREVER_MS if ttl_ms is None else _first_sent_ms(record) + ttl_ms
+    return expiry_ms if instant is None else min(instant, expiry_ms)
+
+
+def time_to_live_ms(record: Record) -> int:
+    """Return a message's time to live, from the append time of its first copy, milliseconds."""
+    return expires_at_ms(record) - _first_sent_ms(record)
+
+
+def _first_sent_ms(record: Record) -> int:
+    """Return when the first copy of a message was appended."""
     first_sent_ms = number_of(record.header(FIRST_SENT_MS))
-    began_ms = record.appended_at_ms if first_sent_ms is None else first_sent_ms
-    return min(FOREVER_MS if instant is None else instant, FOREVER_MS if ttl_ms is None else began_ms + ttl_ms)
+    return record.appended_at_ms if first_sent_ms is None else first_sent_ms
 
 
 def has_ttl(record: Record) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from faults.conservation import cannot
-from faults.copies import expires_at_ms
+from faults.copies import expires_at_ms, time_to_live_ms
 from faults.protocol import SIGNATURE_BYTES, Outcome
 from faults.waits import Quiet, Wait
 
@@ -95,9 +95,10 @@ class _Cause(NamedTuple):
         if self.end.outcome is Outcome.REDELIVERED:
             if is_last:
                 return f"redelivered at delivery {self.deliveries}, or rejected"
-            is_over = self.is_expired and not self.tick.rules.dead_letters_expired
-            return "redelivered, and its time to live was over" if is_over else ""
+            return "redelivered, and its time to live was over" if self.is_expired else ""
         if self.end.outcome is Outcome.EXPIRED:
+            if self.end.rules.dead_letters_expired and self.source is not None:
+                return "dropped, and its queue dead-letters what expires"
             # What does not exist is dropped as expired, too; and so is what was rejected, where the queue drops it.
             is_over = self.source is None or expires_at_ms(self.source) <= self.end.appended_at_ms
             return "" if is_over else "its time to live was not over"
@@ -111,10 +112,15 @@ class _Cause(NamedTuple):
             return "a dead letter because its payload is gone, and it is there"
         if cause == TOO_LARGE and self.source is not None and (size := _size_of(self.source)) < LARGE_BYTES:
             return f"a dead letter because it is too large, and it has {size} bytes"
-        is_over = self.source is not None and expires_at_ms(self.source) <= self.end.appended_at_ms
-        if cause == TTL_OVER and not (is_over and self.tick.rules.dead_letters_expired):
+        return self._false_expiry() if cause == TTL_OVER else ""
+
+    def _false_expiry(self) -> str:
+        if self.source is None or expires_at_ms(self.source) > self.end.appended_at_ms:
             return "a dead letter because its time to live was over, and it was not"
-        return ""
+        if not self.end.rules.dead_letters_expired:
+            return "a dead letter because its time to live was over, and its queue drops what expires"
+        expected = f"{TTL_OVER}{time_to_live_ms(self.source)} ms was over"
+        return "" if self.end.reason.startswith(expected) else f"got {self.end.reason!r}, expected {expected!r}"
 
     def _false_reason(self) -> str:
         reason = self.segment.reason

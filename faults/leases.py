@@ -140,6 +140,7 @@ class Justified(NamedTuple):
         tick: The first TICK that could decide it; None where there is none.
         is_acked: A consumer had acked the message.
         is_started: The message had a lease.
+        rules: In force where the END lies. A tracker applies the newest rules in the log where it needs the payload.
     """
 
     message_id: MessageId
@@ -150,6 +151,7 @@ class Justified(NamedTuple):
     tick: Tick | None
     is_acked: bool
     is_started: bool
+    rules: QueueRules
 
     @property
     def outcome(self) -> Outcome:
@@ -192,6 +194,7 @@ class Leases:
             not committed.
         wrong_ends: TICKs that say of a message that was in flight that it does not exist: marker offset, the lowest
             message offset that they take out, queue partition.
+        kept: Marker offsets of ENDs EXPIRED of consumers that end nothing yet: the queue dead-letters what expires.
     """
 
     ends: list[Justified] = field(default_factory=list)
@@ -202,6 +205,7 @@ class Leases:
     late_acks: int = 0
     restarted: list[int] = field(default_factory=list)
     nonexistent: list[tuple[int, MessageId]] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
 
 
 def read_leases(
@@ -357,6 +361,9 @@ class _Reading:
         if marker.outcome in BY_TRACKER or is_expired_by_tracker:
             self._end_by_tracker(message_id, logged, marker)
             return
+        is_kept = marker.outcome is Outcome.EXPIRED and self._rules.dead_letters_expired
+        if is_kept:
+            self.leases.kept.add(logged.marker_offset)
         segment = self._open(message_id)
         self.leases.consumer_ends.append(ConsumerEnd(message_id, logged.marker_offset, logged.appended_at_ms, marker))
         if segment is None or segment.is_rejected:
@@ -365,8 +372,7 @@ class _Reading:
         if marker.outcome is Outcome.ACKED:
             self.leases.acked.add(message_id)
         self._close(message_id, logged.marker_offset, marker.outcome.name.lower())
-        is_dead_when_expired = marker.outcome is Outcome.EXPIRED and self._rules.dead_letters_expired
-        if marker.outcome is Outcome.REJECTED or is_dead_when_expired:
+        if marker.outcome is Outcome.REJECTED or is_kept:
             self.segments[message_id].append(
                 Segment(
                     logged.marker_offset,
@@ -375,7 +381,7 @@ class _Reading:
                     is_silent=False,
                     appended_at_ms=logged.appended_at_ms,
                     is_last=True,
-                    reason=marker.reason,
+                    reason=marker.reason or ("expired" if is_kept else "rejected"),
                 )
             )
 
@@ -392,7 +398,9 @@ class _Reading:
             order.needed = max(order.needed, tick.marker_offset)
         is_acked = any(one.ended_by == Outcome.ACKED.name.lower() for one in segments)
         self.leases.ends.append(
-            Justified(message_id, offset, logged.appended_at_ms, marker, due, tick, is_acked, bool(segments))
+            Justified(
+                message_id, offset, logged.appended_at_ms, marker, due, tick, is_acked, bool(segments), self._rules
+            )
         )
         self._ended_by_tracker.add(message_id)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from faults.allowances import Process, Run
+from kmq_spark.core.markers import Outcome
 from kmq_spark.testing import end, start, tick
 from tests.unit.fault_story import (
     ACTOR,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 HOUR_MS = 3_600_000
 LIMIT_REACHED = "delivery limit reached: 2 of 2"
+TTL_WAS_OVER = "expired: ttl of 3000 ms was over"
 
 
 def counted(status: Status, **more: int) -> dict[str, int]:
@@ -64,6 +67,27 @@ def defer(
     story.add(4, 11_800, (("kmq-delay-ms", b"%d" % delay_ms),))
     story.append(start(4, 12_000, lease_ms=0, never_handed_out=True, due_at_ms=20_000))
     redeliver(story, 4, 12, 20_100, tick(decided_ms), count=count, is_silent=is_silent)
+
+
+def keep_what_expires(story: Story) -> None:
+    """Let the queue's rules turn expired messages into dead letters."""
+    story.rules = story.rules._replace(dead_letters_expired=True)
+    story.tracker_rules = replace(story.tracker_rules, dead_letters_expired=True)
+
+
+def expire_in_a_lease(story: Story) -> None:
+    """Message 4 has a TTL of 3 s, its lease runs out at 19_000, and its queue keeps what expires."""
+    keep_what_expires(story)
+    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(4, 14_000), tick(19_100))
+
+
+def expire_at_its_start(story: Story) -> None:
+    """A consumer ends message 4, whose TTL is over, and the TICK at 15_000 decides it; its queue keeps what expires."""
+    keep_what_expires(story)
+    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(4, 14_800), is_handled=False)
+    story.append(end(4, 14_900, outcome=Outcome.EXPIRED, reason="expired"), tick(15_000))
 
 
 def fetch_again(story: Story, offset: int = 0, at_ms: int = 40_000, *, ends: bool = True, by: int = 77) -> None:

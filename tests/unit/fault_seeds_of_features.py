@@ -1,5 +1,5 @@
 """
-Seeds of features: logical queues, delays, transactions, suspects, and repeated deliveries after a clean stop.
+Seeds of features: logical queues, delays, expiry, transactions, suspects, and repeated deliveries after a clean stop.
 
 Rule 1: a seed breaks one promise, and its docstring begins with the invariant that must report it.
 Rule 2: it breaks nothing else that would reveal it, as far as that can be: what it appends has events, copies, counts
@@ -8,10 +8,22 @@ and headers as they must be, but for the one thing.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from faults.allowances import Process, Run
+from kmq_spark.core.markers import Outcome
 from kmq_spark.testing import end, start, tick
-from tests.unit.fault_seed_parts import fetch_again, kill_the_worker, redeliver
-from tests.unit.fault_story import Story, event, with_header
+from tests.unit.fault_seed_parts import (
+    TTL_WAS_OVER,
+    bury,
+    counted,
+    expire_at_its_start,
+    expire_in_a_lease,
+    fetch_again,
+    kill_the_worker,
+    redeliver,
+)
+from tests.unit.fault_story import REDELIVERED, Story, copy_of, event, with_header
 
 
 def start_a_message_of_another_logical_queue(story: Story) -> None:
@@ -50,6 +62,85 @@ def send_without_the_delay(story: Story) -> None:
     story.add(4, 11_800)
     story.events[-2]["asked"] = {"kmq-delay-ms": "900"}
     story.append(start(4, 12_000), end(4, 12_100))
+
+
+# I1, I5, I10: queues with `expired=dead-letter`.
+
+
+def drop_what_is_to_become_a_dead_letter(story: Story) -> None:
+    """I1: the tracker ends an expired message without a dead letter, and its queue keeps what expires."""
+    expire_in_a_lease(story)
+    story.append(end(4, 19_200, outcome=Outcome.EXPIRED))
+    story.resign(-1, "old")
+    story.is_reported = False
+
+
+def forget_what_a_consumer_ended_as_expired(story: Story) -> None:
+    """I1: a consumer ends an expired message, and the tracker never writes the dead letter."""
+    expire_at_its_start(story)
+
+
+def drop_what_a_consumer_ended_as_expired(story: Story) -> None:
+    """I1: a consumer ends an expired message, and the tracker drops it."""
+    expire_at_its_start(story)
+    story.append(end(4, 15_100, outcome=Outcome.EXPIRED))
+    story.resign(-1, "old")
+    story.is_reported = False
+
+
+def redeliver_what_has_expired(story: Story) -> None:
+    """I5: the tracker redelivers an expired message, which its queue must dead-letter."""
+    expire_in_a_lease(story)
+    copy = copy_of(story.message(4), 12, 19_200, 1)
+    story.append(end(4, 19_200, outcome=REDELIVERED))
+    story.messages.append(copy)
+    story.append(start(12, 19_300, delivery_count=2), end(12, 19_400, outcome=Outcome.EXPIRED), is_handled=False)
+    bury(story, 12, 2, 19_600, 2, "expired", tick(19_500))
+
+
+def redeliver_what_a_consumer_ended_as_expired(story: Story) -> None:
+    """I5: a consumer ends an expired message, and the tracker redelivers it."""
+    expire_at_its_start(story)
+    copy = copy_of(story.message(4), 12, 15_100, 1, is_silent=False)
+    story.append(end(4, 15_100, outcome=REDELIVERED))
+    story.messages.append(copy)
+    story.append(start(12, 15_200, delivery_count=2), end(12, 15_300, outcome=Outcome.EXPIRED), is_handled=False)
+    bury(story, 12, 2, 15_500, 2, "expired", tick(15_400))
+
+
+def name_another_ttl(story: Story) -> None:
+    """I5: the dead letter of an expired message names a TTL that the message does not have."""
+    expire_in_a_lease(story)
+    bury(story, 4, 2, 19_200, 1, "expired: ttl of 9 ms was over")
+
+
+def name_another_cause_of_what_a_consumer_ended_as_expired(story: Story) -> None:
+    """I5: the dead letter of what a consumer ended as expired says that a handler rejected it."""
+    expire_at_its_start(story)
+    bury(story, 4, 2, 15_100, 1, "rejected")
+
+
+def keep_the_expired_where_the_queue_drops_it(story: Story) -> None:
+    """I5: the dead letter of an expired message, and its queue drops what expires."""
+    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(4, 14_000))
+    bury(story, 4, 2, 19_200, 1, TTL_WAS_OVER, tick(19_100))
+
+
+def count_a_dead_letter_as_expired(story: Story) -> None:
+    """I10: the tracker counts as dropped what it has dead-lettered because its TTL was over."""
+    expire_at_its_start(story)
+    bury(story, 4, 2, 15_100, 1, "expired")
+    story.tracker_tells = lambda status: replace(
+        status, counters=counted(status, expired=1, dead_lettered=status.counters["dead_lettered"] - 1)
+    )
+
+
+def lose_count_of_a_waiting_expired_message(story: Story) -> None:
+    """I10: a message that a consumer ended as expired waits for its dead letter, and the tracker counts it nowhere."""
+    expire_at_its_start(story)
+    del story.markers[-1]
+    story.tracker_tells = lambda status: replace(status, in_flight=status.in_flight - 1)
 
 
 # I13: bounds.

@@ -13,11 +13,23 @@ from kmq_spark.core.fold import Rules
 from kmq_spark.core.markers import Outcome, Release
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.testing import end, keep_alive, log, rules, start, tick
-from tests.unit.fault_seed_parts import HOUR_MS, bury, defer, fetch_again, kill_the_worker, redeliver
+from tests.unit.fault_seed_parts import (
+    HOUR_MS,
+    TTL_WAS_OVER,
+    bury,
+    defer,
+    expire_at_its_start,
+    expire_in_a_lease,
+    fetch_again,
+    keep_what_expires,
+    kill_the_worker,
+    redeliver,
+)
 from tests.unit.fault_seeds_1_to_6 import set_aside_twice
 from tests.unit.fault_story import (
     ACTOR,
     DEAD_LETTERED,
+    LIMIT,
     OLD,
     REDELIVERED,
     Story,
@@ -260,6 +272,38 @@ def test_expired_message_is_dropped_by_consumer_and_by_tracker() -> None:
     story.append(tick(19_100), end(5, 19_200, outcome=Outcome.EXPIRED))
     story.resign(-1, "old")
     story.is_reported = False
+    assert story.verdict().violations == []
+
+
+def test_expired_message_becomes_a_dead_letter_where_the_queue_keeps_it() -> None:
+    """One that its lease ended, and one that its consumer ended right behind its START; all counts agree."""
+    for expire, at_ms, reason in (
+        (expire_in_a_lease, 19_200, TTL_WAS_OVER),
+        (expire_at_its_start, 15_100, "expired"),
+    ):
+        story = Story()
+        expire(story)
+        bury(story, 4, 2, at_ms, 1, reason)
+        assert story.verdict().violations == []
+
+
+def test_rejected_message_keeps_its_reason_where_its_time_to_live_is_over_too() -> None:
+    """A handler rejected it before: its dead letter does not say that it has expired."""
+    story = Story()
+    keep_what_expires(story)
+    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(4, 14_000), end(4, 14_900, outcome=Outcome.REJECTED, reason="bad"), tick(15_000))
+    bury(story, 4, 2, 15_100, 1, "bad")
+    assert story.verdict().violations == []
+
+
+def test_rules_where_the_end_lies_say_what_becomes_of_an_expired_message() -> None:
+    """The rules change between the TICK that decides and the END: a sender goes by the newest rules in the log."""
+    story = Story()
+    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
+    story.append(start(4, 14_000), tick(19_100))
+    story.append(rules(QueueRules(1, LIMIT, dead_letters_expired=True), 19_150))
+    bury(story, 4, 2, 19_200, 1, TTL_WAS_OVER)
     assert story.verdict().violations == []
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from faults.conservation import Status, read_account, unbalanced, untrue
 from faults.leases import Session, read_leases
 from faults.protocol import LoggedMarker as SeenMarker
+from faults.protocol import QueueRules
 from kmq_spark.core.fold import DecisionAction, PartitionState, Rules, fold
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.testing import end, keep_alive, log, start, tick
@@ -92,7 +93,7 @@ class Tracked:
         """What was decided and not sent is forgotten; a newer tracker folds again what its checkpoint does not hold."""
         self.waiting.clear()
         self.sessions.append(Session(str(len(self.sessions)), {0: len(self.log)}))
-        self.rules = replace(RULES, decide_from_marker_offset=len(self.log))
+        self.rules = replace(self.rules, decide_from_marker_offset=len(self.log))
         before, at = self.kept if checkpoint else (PartitionState.empty(), 0)
         self.state = fold(before, self.log[at:], self.rules).state
         self.write(tick())
@@ -100,7 +101,8 @@ class Tracked:
     def check(self) -> None:
         """Every reported status agrees with the log, and the log with itself."""
         log = seen(self.log)
-        leases = read_leases(0, log, self.sessions)
+        rules = QueueRules(dead_letters_expired=self.rules.dead_letters_expired)
+        leases = read_leases(0, log, self.sessions, rules)
         account = read_account(log, leases, {session.tracker_id for session in self.sessions})
         for status in self.reported:
             assert list(untrue(said(status), account)) == []
@@ -120,12 +122,16 @@ STEPS = st.one_of(
 )
 
 
-@given(st.lists(STEPS, max_size=40))
+@given(st.lists(STEPS, max_size=40), st.sampled_from([RULES, replace(RULES, dead_letters_expired=True)]))
 def test_log_and_tracker_count_the_same_whatever_happens_between_decision_and_end(
-    steps: list[tuple[object, ...]],
+    steps: list[tuple[object, ...]], rules: Rules
 ) -> None:
-    """Acks and STARTs that come after the decision, trackers that die with it unsent, checkpoints that are gone."""
-    tracked = Tracked()
+    """
+    Acks and STARTs that come after the decision, trackers that die with it unsent, checkpoints that are gone.
+
+    On queues that drop what expires, and on queues that dead-letter it.
+    """
+    tracked = Tracked(rules=rules)
     for kind, *values in steps:
         _take(tracked, str(kind), values)
     tracked.send()
