@@ -61,8 +61,7 @@ class Mix:
             "backoff_initial_ms": 300,
             "backoff_max_ms": 2_000,
             "backoff_jitter": generator.choice((0.0, 0.5)),
-            # Not "dead-letter": the checker does not count yet what waits to become one (docs/faults.md, I10).
-            "expired": "drop",
+            "expired": generator.choice(("drop", "dead-letter")),
         }
 
     def way(self) -> dict[str, Any]:
