@@ -21,6 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kmq_spark.errors import KmqError
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.batch import Batch
@@ -56,7 +57,7 @@ class Receiver:
         self._undelivered: list[Message] = []
         self._returning: list[Message] = []
         self._needs_undo = False
-        self._full_logged_at = float("-inf")
+        self._full_log_limit = RateLimit(_FULL_LOG_S)
 
     @property
     def prefetches(self) -> bool:
@@ -181,8 +182,7 @@ class Receiver:
 
     def _log_full(self, now: float) -> None:
         held_count = self._leases.held_count(now)
-        if now - self._full_logged_at > _FULL_LOG_S and held_count and not self._intake.is_queue_full():
-            self._full_logged_at = now
+        if held_count and not self._intake.is_queue_full() and self._full_log_limit.allows():
             logger.warning(
                 "fetching paused: %d messages held, max_in_flight is %d (with fewer messages: max_in_flight_bytes is "
                 "reached, or a suspect is delivered separately); settle messages or raise the limit",

@@ -31,7 +31,7 @@ consumers alone in `extra`, which configures the producers of a consumer too.
 """
 
 
-class RateLimit(logging.Filter):
+class ClientLogLimit(logging.Filter):
     """Let one line per kind pass in `MIN_INTERVAL_S`. A kind is a level, a librdkafka facility and a client name."""
 
     def __init__(self) -> None:
@@ -114,4 +114,4 @@ connection_reasons = ConnectionReasons()
 
 client_logger = logging.getLogger("kmq_spark.kafka.client")
 client_logger.addFilter(connection_reasons)  # first: it must also see the lines that the rate limit suppresses
-client_logger.addFilter(RateLimit())
+client_logger.addFilter(ClientLogLimit())

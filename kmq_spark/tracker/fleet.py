@@ -30,6 +30,7 @@ from kmq_spark.coordination.topic import create_coordination_topic
 from kmq_spark.core.coordination.effects import Change
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.retries import retry_pause_s
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class TrackerFleet:
         self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
-        self._warned_s = self._checked_s = float("-inf")
+        self._checked_s = float("-inf")
+        self._warning_limit = RateLimit(_WARN_INTERVAL_S)
         tracker, kafka = settings.tracker, settings.kafka
         self._coordinator = Coordinator(
             fleet_group(name),
@@ -378,8 +380,7 @@ class TrackerFleet:
                 self._lapsed.discard(effect.resource)
 
     def _warn(self, error: KmqError) -> None:
-        if time.monotonic() - self._warned_s > _WARN_INTERVAL_S:
-            self._warned_s = time.monotonic()
+        if self._warning_limit.allows():
             logger.warning(
                 "cannot claim queues of fleet %s, the running trackers go on: %s", self.name, error,
                 extra={"action": "fleet_cannot_claim"},
