@@ -131,7 +131,7 @@ def count_a_dead_letter_as_expired(story: Story) -> None:
     """I10: the tracker counts as dropped what it has dead-lettered because its TTL was over."""
     expire_at_its_start(story)
     bury(story, 4, 2, 15_100, 1, "expired")
-    story.tracker_tells = lambda status: replace(
+    story.tracker_reports = lambda status: replace(
         status, counters=counted(status, expired=1, dead_lettered=status.counters["dead_lettered"] - 1)
     )
 
@@ -140,7 +140,7 @@ def lose_count_of_a_waiting_expired_message(story: Story) -> None:
     """I10: a message that a consumer ended as expired waits for its dead letter, and the tracker counts it nowhere."""
     expire_at_its_start(story)
     del story.markers[-1]
-    story.tracker_tells = lambda status: replace(status, in_flight=status.in_flight - 1)
+    story.tracker_reports = lambda status: replace(status, in_flight=status.in_flight - 1)
 
 
 # I13: bounds.
