@@ -45,10 +45,13 @@ def mixed(campaign: Campaign) -> Stage:
                 stage.injected("markers of another version", form=marker.__name__)
                 # The offsets of the tracker's group must say that it was there.
                 time.sleep(3)
+            made = checkpoint / f"made-{stage.injections}"
+            write_checkpoint_of(STATE_VERSION + step, stage.layout, stage.bootstrap_servers, campaign.spark(), made)
+            # Written elsewhere, and the tracker's renamed, not removed: a task of the query that was stopped may still
+            # write into it.
             at = checkpoint / stage.queue
-            # Renamed, not removed: a task of the query that was stopped may still write into it.
             at.rename(checkpoint / f"left-{stage.injections}")
-            write_checkpoint_of(STATE_VERSION + step, stage.layout, stage.bootstrap_servers, campaign.spark(), at)
+            made.rename(at)
             stage.injected("checkpoint of another version", version=STATE_VERSION + step, round=number)
     with stage.tracking():
         stage.worker("takes-over", logical_queue=FOREIGN)
