@@ -133,6 +133,7 @@ class Session:
         self._release_at_ms: dict[str, float] = {}
         self._wants_membership = False
         self._is_join_read = False
+        self._join_sequence = 0
         self._join_sent_ms = self._beat_ms = NEVER_HELD
         self.leader = Leader(self, assign, snapshot_every_ms, clock_ms)
 
@@ -216,15 +217,9 @@ class Session:
         """Write a JOIN and wait until this instance is a member, or is refused; from now on the thread heartbeats."""
         with self.changed:
             self._wants_membership, self._is_join_read = True, False
-            sequence = self.send(RecordType.JOIN, awaited=True, **self._join_fields)
+            self._join_sequence = self.send(RecordType.JOIN, awaited=True, **self._join_fields)
             self._beat_ms = self._join_sent_ms = self._clock_ms()
-            # The record may be lost. Then the thread joins again.
-            self.changed.wait_for(
-                lambda: self.is_member or sequence in self._answers or self.failure is not None, wait_s
-            )
-            is_lost = self.is_member and sequence not in self._answers
-            answer = self.answer_to(sequence, 0)
-            return Applied() if is_lost else answer
+            return self.answer_to(self._join_sequence, wait_s)
 
     def stop(self, *, leave: bool) -> None:
         """
@@ -418,8 +413,10 @@ class Session:
             is_abandoned = record.sequence in self._abandoned
             self._abandoned = {one for one in self._abandoned if one > record.sequence}
             self._is_join_read = self._is_join_read or record.type is RecordType.JOIN
-            if record.sequence in self._awaited:
-                self._answers[record.sequence] = applied
+            # The first JOIN may be lost: any later one answers for it.
+            sequence = self._join_sequence if record.type is RecordType.JOIN else record.sequence
+            if sequence in self._awaited:
+                self._answers[sequence] = applied
             if Ignored.CLIENT_ID_IN_USE in applied.ignored:
                 logger.warning(
                     "client id %s is used by another instance; the next try is in %d ms",

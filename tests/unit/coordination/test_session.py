@@ -92,6 +92,21 @@ def test_lost_join_is_written_again_soon_whatever_t_is(partition: Partition) -> 
     assert one.session.is_member
 
 
+def test_join_is_refused_where_a_later_one_is(partition: Partition) -> None:
+    """The first JOIN is lost. The second one is the answer: the client id is in use."""
+    first, second = Process(partition, "a"), Process(partition, "a", 2)
+    first.join()
+    second.channel.can_write = False
+    assert second.session.join(0) is None
+    second.channel.lose()
+    second.channel.can_write = True
+    second.session._awaited.add(1)
+    pass_time(partition, T + T / 10, first, second)
+    answer = second.session.answer_to(1, 0)
+    assert answer is not None
+    assert answer.ignored == [Ignored.CLIENT_ID_IN_USE]
+
+
 def test_refused_join_is_tried_again_after_t(partition: Partition) -> None:
     """The first instance lives on; the second does not write a JOIN every two seconds."""
     first, second = Process(partition, "a", heartbeat_ms=60 * T), Process(partition, "a", 2, heartbeat_ms=60 * T)
