@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,31 @@ if TYPE_CHECKING:
 
 ABORT_SLICE_S = 0.2
 POLL_S = 0.05
+
+ANSWER_MARGIN_S = 5.0
+"""How long after its own time-out an answer of the admin client is waited for."""
+
+Answer = TypeVar("Answer")
+
+
+def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
+    """
+    Return an answer of the admin client.
+
+    The client answers within the time-out of its request. But a process whose client thread is stuck never gets an
+    answer (seen: a consumer without `close` that Python's garbage collector destroyed in this thread).
+
+    Args:
+        future: As the admin client returns it.
+        timeout_s: The `request_timeout` of the request, seconds.
+
+    Raises:
+        KafkaException: The request failed, or there is no answer (`_TIMED_OUT`).
+    """
+    try:
+        return future.result(timeout_s + ANSWER_MARGIN_S)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001  # librdkafka's public name
 
 
 def call_in_thread(name: str, call: Callable[[], object]) -> Future[None]:

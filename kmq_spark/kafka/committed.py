@@ -10,20 +10,21 @@ Source: KIP-98, "read_committed" and the last stable offset.
 from __future__ import annotations
 
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from confluent_kafka import Message
+
+    from kmq_spark.kafka.lookups import Bounds
 
 LSO_WAIT_S = 60.0
 """How long an open transaction is waited for; the broker aborts it after its time-out."""
@@ -33,18 +34,11 @@ PAUSE_S = 0.02
 TIMEOUT_MS = 15_000
 
 
-class Extent(NamedTuple):
-    """From which to which offset a partition has records, open transactions included."""
-
-    first: int
-    end: int
-
-
-def extents_of(config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout_ms: int) -> dict[int, Extent]:
+def all_bounds_of(
+    config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout_ms: int
+) -> dict[int, Bounds]:
     """
     Return first offset and high watermark of each partition.
-
-    Not by the admin client, whose requests may abort the process where a broker goes away (librdkafka's issue 4605).
 
     Args:
         config: librdkafka settings of a reader, see `settings.reader_config`.
@@ -59,23 +53,9 @@ def extents_of(config: Mapping[str, Any], topic: str, partitions: Iterable[int],
     # With `read_committed` the end would be the last stable offset.
     client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
     try:
-        return {
-            number: retry_until_answered(
-                partial(_extent, client, TopicPartition(topic, number), timeout_s),
-                f"cannot read the offsets of {topic}",
-                timeout_s,
-            )
-            for number in partitions
-        }
+        return {number: bounds_of(client, TopicPartition(topic, number), timeout_s) for number in partitions}
     finally:
         client.close()
-
-
-def _extent(client: Consumer, place: TopicPartition, timeout_s: float) -> Extent:
-    found = client.get_watermark_offsets(place, timeout=timeout_s)
-    if found is None:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # librdkafka's public name for it
-    return Extent(*found)
 
 
 def read_committed(
@@ -106,13 +86,13 @@ def read_committed(
             transaction was not ended in time.
     """
     # Asked before reading: what is committed by now lies below it.
-    extents = extents_of(config, topic, partitions, timeout_ms)
-    positions = {number: _start_of(extent, (starts or {}).get(number, 0)) for number, extent in extents.items()}
+    bounds = all_bounds_of(config, topic, partitions, timeout_ms)
+    positions = {number: _start_of(each, (starts or {}).get(number, 0)) for number, each in bounds.items()}
     reader = LogReader(config, topic, timeout_ms)
     wait_s = max(LSO_WAIT_S, timeout_ms / 1000) if patience_s is None else patience_s
     until_s = time.monotonic() + wait_s
     try:
-        while left := {number: at for number, at in positions.items() if at < extents[number].end}:
+        while left := {number: at for number, at in positions.items() if at < bounds[number].end}:
             yield from reader.read(left)
             has_moved = any(reader.positions[number] > at for number, at in left.items())
             positions |= {number: reader.positions[number] for number in left}
@@ -123,7 +103,7 @@ def read_committed(
             if time.monotonic() > until_s:
                 number, at = min(left.items())
                 message = (
-                    f"cannot read {topic} to its end: got offset {at} of {extents[number].end} in partition {number}, "
+                    f"cannot read {topic} to its end: got offset {at} of {bounds[number].end} in partition {number}, "
                     "a transaction is open; wait until the broker has aborted it, or find it with "
                     "`kafka-transactions.sh find-hanging`"
                 )
@@ -133,6 +113,6 @@ def read_committed(
         reader.close()
 
 
-def _start_of(extent: Extent, wanted: int) -> int:
+def _start_of(bounds: Bounds, wanted: int) -> int:
     """Return where to begin: an offset past the end belongs to a topic that was deleted and created again."""
-    return max(wanted, extent.first) if wanted <= extent.end else extent.first
+    return max(wanted, bounds.first) if wanted <= bounds.end else bounds.first

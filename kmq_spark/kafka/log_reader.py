@@ -48,6 +48,11 @@ class LogReader:
         self._timeout_s = timeout_ms / 1000
         self.positions: dict[int, int] = {}
 
+    @property
+    def client(self) -> Consumer:
+        """The client, which a child process must not use."""
+        return self._consumer
+
     def close(self) -> None:
         """Close the client."""
         self._consumer.close()

@@ -7,17 +7,21 @@ Rule 1: A broker that does not respond is an error. What this client may not rea
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import client_error, retry_until_answered
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Mapping
+
+    from confluent_kafka import Consumer
 
 EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as shipped
 
@@ -28,6 +32,73 @@ PROBE_PAUSE_S = 0.2
 
 NOT_ALLOWED = "AUTHORIZATION_FAILED"
 """Part of the name of every authorization error."""
+
+
+class Bounds(NamedTuple):
+    """
+    Bounds of a partition's log.
+
+    Attributes:
+        first: Its first offset.
+        end: Offset after its last record, as the client sees it: with `read_committed`, the last stable offset.
+    """
+
+    first: int
+    end: int
+
+
+def bounds_of(client: Consumer, place: TopicPartition, timeout_s: float) -> Bounds:
+    """
+    Return the bounds of a partition. Wait for its leader if it has none at the moment.
+
+    Not by the admin client: its requests may abort the process while a broker goes away (librdkafka issue 4605).
+
+    Args:
+        client: Any consumer.
+        place: Topic and partition.
+        timeout_s: Maximum time for the response, seconds.
+
+    Raises:
+        TopicError: The topic or the partition does not exist.
+        KafkaClientError: The client may not read the topic, or the broker cannot be reached in time.
+    """
+    operation = f"cannot read the offsets of {place.topic}"
+    return retry_until_answered(partial(bounds_now, client, place, timeout_s), operation, timeout_s)
+
+
+def bounds_now(client: Consumer, place: TopicPartition, timeout_s: float) -> Bounds:
+    """
+    Return the bounds of a partition, as `bounds_of`, without waiting for a leader.
+
+    Raises:
+        KafkaException: `_UNKNOWN_PARTITION` if the partition does not exist, `LEADER_NOT_AVAILABLE` if it has no leader
+            at the moment, or any other error of the client.
+    """
+    try:
+        return _bounds(client, place, timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
+            raise
+        # Either the partition does not exist, or it is new and the client refreshes its metadata only every five
+        # minutes, or its broker has just returned and no partition has a leader yet.
+        topic = client.list_topics(place.topic, timeout=timeout_s).topics[place.topic]
+        if topic.error is not None:
+            raise KafkaException(topic.error) from error
+        if place.partition not in topic.partitions:
+            raise
+    try:
+        return _bounds(client, place, timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
+            raise
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from error
+
+
+def _bounds(client: Consumer, place: TopicPartition, timeout_s: float) -> Bounds:
+    found = client.get_watermark_offsets(place, timeout=timeout_s, cached=False)
+    if found is None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # as above
+    return Bounds(*found)
 
 
 def offsets_of(
@@ -60,7 +131,7 @@ def offsets_of(
 
     def request() -> dict[int, int]:
         futures = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
-        return {place.partition: future.result().offset for place, future in futures.items()}
+        return {place.partition: answer_of(future, timeout_s).offset for place, future in futures.items()}
 
     return retry_until_answered(request, f"cannot read the offsets of {topic}", timeout_s)
 
@@ -80,7 +151,7 @@ def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
 
     def request() -> str:
         (future,) = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s).values()
-        topic_id = future.result().topic_id
+        topic_id = answer_of(future, timeout_s).topic_id
         # Brokers before 2.8 have no topic ids.
         return "" if topic_id is None or not topic_id.get_most_significant_bits() else str(topic_id)
 
@@ -108,7 +179,7 @@ def settings_of(
     found = {}
     for resource, future in futures.items():
         try:
-            entries = future.result()
+            entries = answer_of(future, timeout_s)
         except KafkaException as error:
             failure = client_error(error, f"cannot read the settings of topic {resource.name}")
             if NOT_ALLOWED in error.args[0].name() or (skip_errors and not failure.retriable):
@@ -168,9 +239,10 @@ def broker_settings(admin: AdminClient, brokers: Iterable[int], timeout_s: float
     futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
     for future in futures.values():
         try:
-            return {name: entry.value for name, entry in future.result().items() if entry.value is not None}
+            entries = answer_of(future, timeout_s)
         except KafkaException:
             return {}  # needs DescribeConfigs on the cluster: without it the checks of these settings are skipped
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
     return {}
 
 

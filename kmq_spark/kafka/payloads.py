@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.client_errors import retry_until_answered
+from kmq_spark.kafka.lookups import Bounds, bounds_now
 from kmq_spark.kafka.payload_run import WantedOffsets
 from kmq_spark.kafka.settings import client_error, make_client
 
@@ -210,25 +212,22 @@ class PayloadReader:
             _, end = self._bounds(self._uncommitted, partition)
         return end
 
-    def _bounds(self, client: Consumer, partition: int) -> tuple[int, int]:
+    def _bounds(self, client: Consumer, partition: int) -> Bounds:
         """
         Return the first offset and the end of a partition, as a client sees them; both 0 if the partition does not
         exist.
         """
-        place = TopicPartition(self._topic, partition)
-        try:
-            return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
-                raise
-        # Either the queue topic has new partitions, and the client refreshes its metadata only every five minutes, or a
-        # marker contains a partition number that does not exist.
-        topic = client.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
-        if topic.error is not None:
-            raise KafkaException(topic.error)
-        if partition not in topic.partitions:
-            return 0, 0
-        return client.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)
+
+        def request() -> Bounds:
+            try:
+                return bounds_now(client, TopicPartition(self._topic, partition), self._timeout_s)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
+                    raise
+                # A marker contains a partition number that does not exist.
+                return Bounds(0, 0)
+
+        return retry_until_answered(request, f"cannot read the offsets of {self._topic}", self._timeout_s)
 
     def _seek_far(self, pending: dict[int, WantedOffsets]) -> None:
         for each in pending.values():

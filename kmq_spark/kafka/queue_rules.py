@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import QueueSettings, checked_queue_settings
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.errors import ConfigError, KafkaClientError, KmqError
-from kmq_spark.kafka.client_errors import client_error
-from kmq_spark.kafka.lookups import NOT_ALLOWED
+from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
+from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import NOT_ALLOWED, bounds_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import (
@@ -43,7 +42,7 @@ from kmq_spark.wire.signature import signed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from confluent_kafka import Message
+    from confluent_kafka import Consumer, Message
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +184,7 @@ class RulesReader:
     Args:
         topics: Names of the queue, or of one of its groups.
         config: librdkafka settings of a reader, see `settings.reader_config`.
-        timeout_ms: Maximum time for one `refresh`.
+        timeout_ms: Maximum time for each response of the broker.
         local: Settings of this process. A rule that they set explicitly to another value is logged.
 
     Attributes:
@@ -201,9 +200,9 @@ class RulesReader:
         self._local = local
         self._names = (str(topics), topics.queue)
         self._full_key = full_key(topics)
-        self._config = {**config, "enable.partition.eof": True}
-        self._consumer: Consumer | None = None
-        self._timeout_s = timeout_ms / 1000
+        self._config = config
+        self._reader: LogReader | None = None
+        self._timeout_ms = timeout_ms
         self._next = 0
         self._found: dict[str, StoredRules] = {}
         self.is_unauthorized = self.has_topic = False
@@ -212,7 +211,7 @@ class RulesReader:
     @property
     def client(self) -> Consumer | None:
         """The client, which a child process must not use; None while none is open."""
-        return self._consumer
+        return None if self._reader is None else self._reader.client
 
     @property
     def newest(self) -> StoredRules | None:
@@ -226,56 +225,37 @@ class RulesReader:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        consumer = self._consumer
-        if consumer is None:
-            consumer = self._consumer = make_client(Consumer, self._config)
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = LogReader(self._config, RULES_TOPIC, self._timeout_ms)
         try:
-            first, end = consumer.get_watermark_offsets(TopicPartition(RULES_TOPIC, 0), timeout=self._timeout_s)
-        except KafkaException as error:
-            name = error.args[0].name()
-            self.is_unauthorized = NOT_ALLOWED in name
+            first, end = bounds_of(reader.client, TopicPartition(RULES_TOPIC, 0), self._timeout_ms / 1000)
+            if end < self._next:
+                # The topic was deleted and created again.
+                self._next, self._found, self.full = 0, {}, None
+            if max(first, self._next) < end:
+                for record in reader.read({0: max(first, self._next)}):
+                    self._store(record)
+                self._next = reader.positions[0]
+        except (TopicError, KafkaClientError) as error:
+            self.is_unauthorized = isinstance(error, KafkaClientError) and NOT_ALLOWED in error.code
             self.has_topic = False
-            if self.is_unauthorized or name in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}:
+            if self.is_unauthorized or isinstance(error, TopicError):
                 return self._newest()
-            raise client_error(error, f"cannot read {RULES_TOPIC}") from error
+            # A client that has lost its broker may never connect again: the next `refresh` uses a new one.
+            self.close()
+            raise
         self.is_unauthorized, self.has_topic = False, True
-        if end < self._next:
-            # The topic was deleted and created again.
-            self._next, self._found, self.full = 0, {}, None
-        if max(first, self._next) < end:
-            self._read(consumer, max(first, self._next), end)
         return self._newest()
 
     def close(self) -> None:
         """Close the client; what was read is kept."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _newest(self) -> StoredRules | None:
         return next((self._found[name] for name in self._names if name in self._found), None)
-
-    def _read(self, consumer: Consumer, first: int, end: int) -> None:
-        consumer.assign([TopicPartition(RULES_TOPIC, 0, first)])
-        until_s = time.monotonic() + self._timeout_s
-        try:
-            while self._next < end:
-                record = consumer.poll(max(0.0, until_s - time.monotonic()))
-                if record is None:
-                    message = f"cannot read {RULES_TOPIC} to its end within {self._timeout_s:g} s; check the broker"
-                    raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-                error = record.error()
-                if error is None:
-                    self._store(record)
-                    self._next = (record.offset() or 0) + 1
-                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
-                    self._next = max(self._next, record.offset() or 0)
-                elif NOT_ALLOWED in error.name():
-                    self.is_unauthorized = True
-                    return
-                # Other errors are temporary. If not, the time-out above reports them.
-        finally:
-            consumer.unassign()
 
     def _store(self, record: Message) -> None:
         # The type stub also allows what may be sent; what was read is always bytes.

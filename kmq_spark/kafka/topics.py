@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import unreachable
 from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
 from kmq_spark.kafka.queue_topics import QueueTopics
@@ -374,7 +375,7 @@ def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> Non
     )
     for name, future in futures.items():
         try:
-            future.result()
+            answer_of(future, timeout_ms / 1000)
         except KafkaException as error:
             # Another process created it in the meantime: the check that follows verifies it.
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
@@ -410,7 +411,7 @@ def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: 
     )
     for resource, future in futures.items():
         try:
-            future.result()
+            answer_of(future, timeout_ms / 1000)
         except KafkaException as error:
             # The check that follows reports the setting and the command, for a user with the right to change it.
             if NOT_ALLOWED not in error.args[0].name():

@@ -6,9 +6,12 @@ transaction.
 Rule 2: A retriable error of librdkafka repeats the call. An abortable error aborts the transaction and repeats the
 work. Every other error ends this producer. Its last transaction may or may not be committed, so the next producer must
 read the log to its end before it decides anything.
-Rule 3: A fenced producer never sends again.
-Rule 4: Every wait is bounded by `timeout_ms`, so that a tracker can be stopped while its broker is down. An abort is
-bounded by `ABORT_WAIT_S`: a new producer with the same transactional id aborts the transaction too.
+Rule 3: A time-out aborts the transaction and ends this producer too. After a broker was suspended, librdkafka may never
+find the transaction coordinator again (seen with 2.16: every further attempt timed out). A new producer finds it.
+Rule 4: A fenced producer never sends again.
+Rule 5: Every wait is bounded by `timeout_ms`, so that a tracker can be stopped while its broker is down. An abort is
+bounded by `ABORT_WAIT_S`, and adding offsets by `OFFSETS_WAIT_S`: a new producer with the same transactional id aborts
+the transaction too.
 
 Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588, which explains why a time-out looks like
 fencing; librdkafka issues 5456 and 5511 about calls that may never return.
@@ -55,9 +58,27 @@ POLL_EACH = 500
 ABORT_WAIT_S = 3.0
 """Maximum time for an abort. A new producer aborts the transaction too, so a longer wait gains nothing."""
 
+OFFSETS_WAIT_S = 5.0
+"""
+Maximum time to add offsets. It takes milliseconds. But after the broker has been away the call may never return, while
+a new producer needs a second: redelivery goes on within 15 s of the broker's return.
+"""
+
+_TIMEOUT_NAMES = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})
+
 
 class _AbortableError(Exception):
-    """The transaction must be aborted; the producer remains usable."""
+    """
+    The transaction must be aborted. The producer remains usable, except after a time-out.
+
+    Attributes:
+        code: Name of the client's error.
+    """
+
+    def __init__(self, error: KafkaError) -> None:
+        """Take the text of the client's error."""
+        super().__init__(f"{error.name()}: {error.str()}")
+        self.code = error.name()
 
 
 class TransactionalProducer:
@@ -213,7 +234,8 @@ class TransactionalProducer:
 
         Raises:
             FencedError: A newer producer with this transactional id exists, or the broker aborted this transaction.
-            KafkaClientError: The transaction failed; its outcome may be unknown.
+            KafkaClientError: The transaction failed; its outcome may be unknown. After a time-out it is aborted, and
+                the error is retriable: a new producer can run the same work.
         """
         if self._final_error is not None:
             # Without this, another caller of this producer would get the error of an open transaction. Raise the error
@@ -263,9 +285,15 @@ class TransactionalProducer:
         try:
             try:
                 self._attempt(work, positions, group, check)
-            except _AbortableError:
+            except _AbortableError as error:
                 self._abort()
-                raise
+                if error.code not in _TIMEOUT_NAMES:
+                    raise
+                message = (
+                    f"cannot commit a transaction of {self._name}: {error}; nothing was written; check the broker, "
+                    "and run it again with a new producer"
+                )
+                raise KafkaClientError(message, code=error.code, retriable=True) from error
         except (KafkaClientError, FencedError) as error:
             self._final_error = error
             raise
@@ -308,26 +336,27 @@ class TransactionalProducer:
         """
         Add offsets to the transaction. Abandon the producer if the call does not return.
 
-        While the group's coordinator is unavailable, librdkafka ignores the time-out, and a repeated call may never
-        return. Therefore the call has its own thread. An abandoned producer commits nothing: no caller asks it
-        to, and the next producer fences it.
+        While the group's coordinator is unavailable, librdkafka ignores the time-out, and the call may never return,
+        also after the broker is back. Therefore the call has its own thread. An abandoned producer commits nothing: no
+        caller asks it to, and the next producer fences it.
         """
         answer = call_in_thread(
             "kmq-transaction-offsets",
             partial(self._producer.send_offsets_to_transaction, positions, group, self._timeout_s),
         )
+        wait_s = min(self._timeout_s, OFFSETS_WAIT_S)
         try:
-            answer.result(self._timeout_s)
+            answer.result(wait_s)
         except TimeoutError as error:
             self._is_abandoned = True
             message = (
-                f"cannot add offsets to a transaction as {self._name}: got no answer within {self._timeout_s:g} s; "
-                "check the broker, or raise [kafka] timeout_ms"
+                f"cannot add offsets to a transaction as {self._name}: got no answer within {wait_s:g} s; "
+                "a new producer aborts it; check the broker"
             )
             raise KafkaClientError(message, code="_TIMED_OUT", retriable=True) from error
         except KafkaException as error:
             if error.args[0].retriable() and not error.args[0].fatal():
-                raise _AbortableError(f"{error.args[0].name()}: {error.args[0].str()}") from error
+                raise _AbortableError(error.args[0]) from error
             self._raise_translated(error, "add offsets to a transaction")
 
     def _drain(self) -> None:
@@ -415,7 +444,7 @@ class TransactionalProducer:
             )
             raise FencedError(message) from error
         if kafka_error.txn_requires_abort() or (produced and not kafka_error.fatal()):
-            raise _AbortableError(f"{kafka_error.name()}: {kafka_error.str()}") from error
+            raise _AbortableError(kafka_error) from error
         code = kafka_error.name()
         advice = advice_on(code) or "check the broker at its bootstrap servers"
         message = f"cannot {operation} as {self._name}: {kafka_error.str()} ({code}); {advice}"

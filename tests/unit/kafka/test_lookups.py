@@ -1,0 +1,64 @@
+"""Bounds of a partition: a partition without a leader is not a partition that does not exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from kmq_spark.errors import TopicError
+from kmq_spark.kafka.lookups import Bounds, bounds_now, bounds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "orders"
+_UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # librdkafka's public name for it
+
+
+class LeaderlessConsumer(Consumer):
+    """
+    A real client that gives librdkafka's answer for a partition without a leader, a number of times.
+
+    No mock broker of librdkafka takes a leader away; a broker that returns does it, for some hundred milliseconds.
+    """
+
+    times = 0
+
+    def get_watermark_offsets(self, *args: Any, **options: Any) -> tuple[int, int]:  # noqa: ANN401  # passed through
+        """Answer as librdkafka does."""
+        if self.times:
+            self.times -= 1
+            raise KafkaException(KafkaError(_UNKNOWN_PARTITION))
+        return super().get_watermark_offsets(*args, **options)
+
+
+@pytest.fixture
+def client() -> Iterator[LeaderlessConsumer]:
+    """A client of a mock broker with one record in partition 0 of four."""
+    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = owner.list_topics(timeout=5).brokers.values()
+    owner.produce(TOPIC, b"value", partition=0)
+    owner.flush(5)
+    client = LeaderlessConsumer({"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "g", "log_level": 0})
+    yield client
+    client.close()
+
+
+def test_partition_without_a_leader_is_waited_for(client: LeaderlessConsumer) -> None:
+    client.times = 5
+    assert bounds_of(client, TopicPartition(TOPIC, 0), 30.0) == Bounds(0, 1)
+    assert client.times == 0
+
+
+def test_partition_without_a_leader_is_a_temporary_error(client: LeaderlessConsumer) -> None:
+    client.times = 2
+    with pytest.raises(KafkaException) as failure:
+        bounds_now(client, TopicPartition(TOPIC, 0), 30.0)
+    assert failure.value.args[0].code() == KafkaError.LEADER_NOT_AVAILABLE
+
+
+def test_partition_that_does_not_exist_is_a_topic_error(client: LeaderlessConsumer) -> None:
+    with pytest.raises(TopicError, match="create the queue"):
+        bounds_of(client, TopicPartition(TOPIC, 99), 30.0)
