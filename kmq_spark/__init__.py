@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import (
+    BatchFailed,
     ConfigError,
     FencedError,
     KafkaClientError,
@@ -28,6 +29,7 @@ from kmq_spark.errors import (
 if TYPE_CHECKING:
     from kmq_spark.config import load_settings
     from kmq_spark.configured import consumer_from, producer_from, run_worker
+    from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.consumer import QueueConsumer
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.transactions.record import Transaction
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Batch": "kmq_spark.consumer.batch",
     "DeadLetter": "kmq_spark.wire.dead_letter",
     "DeadLetterFilter": "kmq_spark.dlq.filter",
     "Message": "kmq_spark.consumer.message",
@@ -62,6 +65,8 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "Batch",
+    "BatchFailed",
     "ConfigError",
     "DeadLetter",
     "DeadLetterFilter",

@@ -9,6 +9,11 @@ Rule 3: invalid input from the log never stops the tracker; a bug does.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class KmqError(Exception):
     """
@@ -73,6 +78,22 @@ class SinkError(KmqError):
 
 class LeaseLostError(KmqError):
     """The caller's lease ran out; the message may have been delivered again already, or will be."""
+
+
+class BatchFailed(KmqError):  # noqa: N818  # programs raise it to `run`; nothing of ours raises it to a program
+    """
+    Some messages of a batch failed; the others are done.
+
+    A handler of `QueueConsumer.run` raises it.
+
+    Attributes:
+        failures: Exception or text by index of the message.
+    """
+
+    def __init__(self, failures: Mapping[int, str | BaseException]) -> None:
+        """Store the failures; `run` checks them."""
+        super().__init__(f"messages of a batch failed: got {failures!r}; the handler of `run` raises this")
+        self.failures = failures
 
 
 class ClaimLostError(KmqError):

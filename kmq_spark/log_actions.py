@@ -13,6 +13,8 @@ LOG_ACTIONS: dict[str, str] = {
     "checkpoint_damaged": "A tracker's checkpoint cannot be used; the state is rebuilt from the markers topic.",
     "checkpoint_out_of_date": "A tracker deleted an old checkpoint: a rebuild from the markers topic reads less.",
     "claim_lost": "A member of a coordination group lost a claim.",
+    "claim_released_behind": "A member released a partition because it was behind; see `release_if_behind_s`.",
+    "client_replaced": "A consumer has replaced a Kafka client that no longer found its group coordinator.",
     "close_failed": "A producer or consumer raised an exception while it closed.",
     "commit_failed": "A consumer's offset commit failed; it is repeated.",
     "coordination_ended": "Coordination of a group has ended with an error.",

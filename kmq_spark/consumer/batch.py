@@ -1,268 +1,486 @@
 """
-Track a batch of fetched records from its STARTs to their delivery reports.
+Several messages as one value: their columns, and how to settle all, some or the rest of them.
 
-Rule 1: any thread may serve the reports. The receiving thread waits for all of them.
-Rule 2: leasing the records of one partition needs no Python code per message except the creation of its `Message`.
+Rule 1: no `Message` exists until one is asked for. A second request returns the same object.
+Rule 2: the leases decide whether a message is settled, as for a single message. So the batch and its messages may be
+settled by turns, in several threads.
+Rule 3: settling the rest needs no Python code per message, unless messages were made or the batch is part of a lease.
+Rule 4: a call checks all its indices before it settles the first message.
+Rule 5: a message may be settled twice with the same verb. A different verb is an error.
+
+Source: SQS's batches and their partial failures (`batchItemFailures`).
 """
 
 from __future__ import annotations
 
 import threading
-from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import index as to_index
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
-import numpy as np
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.leases import Lease
+from kmq_spark.consumer.handler_errors import error_text, one_line
+from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.consumer.message import Message
+from kmq_spark.core.markers import MAX_TEXT_CHARS
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+    from datetime import timedelta
 
-    from kmq_spark.consumer.leases import LeaseTable
-    from kmq_spark.errors import KmqError
+    import pyarrow as pa
 
+    from kmq_spark.consumer.leases import Lease
 
-_PARTITION, _OFFSET, _KEY = KafkaMessage.partition, KafkaMessage.offset, KafkaMessage.key
+Failures = Mapping[int, str | BaseException]
+"""Exception or text by index of a message that failed."""
 
-
-class Batch:
-    """
-    Records that were fetched and started together.
-
-    Attributes:
-        messages: Messages to deliver, in fetch order.
-        leases: One lease per queue partition and delivery count.
-        first_offsets: First offset by partition; the fetch position returns to it if the START fails.
-        next_offsets: Offset after the last record, by partition; the offset to commit.
-        byte_count: Bytes of the messages, see `sizes_of`.
-        expiring: The messages that have a TTL.
-        is_suspect: Whether the messages are suspects.
-        is_marked: Whether a marker was written for the batch. False if every record was skipped.
-        error: The error of a failed START; None if there is none.
-    """
-
-    __slots__ = (
-        "_lock",
-        "_reported",
-        "_unreported_count",
-        "byte_count",
-        "error",
-        "expiring",
-        "first_offsets",
-        "is_marked",
-        "is_suspect",
-        "leases",
-        "messages",
-        "next_offsets",
-    )
-
-    def __init__(self, first_offsets: Mapping[int, int], next_offsets: Mapping[int, int]) -> None:
-        """Store the offsets that the batch covers; send nothing."""
-        self.messages: list[Message] = []
-        self.leases: list[Lease] = []
-        self.first_offsets = first_offsets
-        self.next_offsets = next_offsets
-        self.byte_count = 0
-        self.expiring: list[Message] = []
-        self.is_marked = self.is_suspect = False
-        self.error: KmqError | None = None
-        self._unreported_count = 0
-        self._lock = threading.Lock()
-        self._reported = threading.Event()
-
-    def expect(self, count: int) -> None:
-        """Set the count of STARTs that will be sent."""
-        self._unreported_count = count
-        self.is_marked = count > 0
-        if not count:
-            self._reported.set()
-
-    def on_report(self, error: KmqError | None, _appended_at_ms: int = 0) -> None:
-        """Handle the delivery report of one START."""
-        with self._lock:
-            self._unreported_count -= 1
-            self.error = self.error or error
-            if self._unreported_count == 0:
-                self._reported.set()
-
-    def on_report_of(self, lease: Lease) -> Callable[[KmqError | None, int], None]:
-        """Return the report callback of a START that covers messages of *lease*."""
-
-        def on_report(error: KmqError | None, appended_at_ms: int) -> None:
-            lease.started_at_ms = max(lease.started_at_ms, appended_at_ms)
-            self.on_report(error)
-
-        return on_report
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether the report of every START has arrived."""
-        return self._reported.is_set()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for the reports, at most *timeout* seconds; return False on timeout."""
-        return self._reported.wait(timeout)
-
-    def drop_expired(self) -> None:
-        """Remove and end the messages that had expired when the broker appended their START."""
-        expired = {id(message) for message in self.expiring if message._expire()}  # noqa: SLF001  # private to the package: not for handlers
-        if expired:
-            self.messages = [message for message in self.messages if id(message) not in expired]
+_VALUE, _KEY = KafkaMessage.value, KafkaMessage.key
 
 
-class Limits(NamedTuple):
-    """
-    Limits of one consumer.
+class Part(NamedTuple):
+    """Messages `[begin, end)` of a batch that have the same lease."""
 
-    Attributes:
-        lease_s: Length of a lease, seconds.
-        max_lease_s: Longest total time that keep-alive holds a message, seconds.
-        start_timeout_s: Longest time for a START to become durable, seconds.
-        max_in_flight: Maximum number of messages held at once.
-        max_in_flight_bytes: Maximum bytes of their values, keys and headers. A single message is always allowed.
-    """
-
-    lease_s: float
-    max_lease_s: float
-    start_timeout_s: float
-    max_in_flight: int
-    max_in_flight_bytes: int
-
-
-class LeaseParameters:
-    """
-    Common parameters of leases that begin at the same time.
-
-    Args:
-        table: Provides the outboxes.
-        now: Monotonic seconds, read before the START is sent. So the lease ends locally before it ends on the broker.
-        duration_s: Length of a lease, seconds.
-        max_lease_s: Longest total time that keep-alive holds a message, seconds.
-    """
-
-    __slots__ = ("duration_s", "max_lease_s", "now", "table")
-
-    def __init__(self, table: LeaseTable, now: float, duration_s: float, max_lease_s: float) -> None:
-        """Store the values."""
-        self.table = table
-        self.now = now
-        self.duration_s = duration_s
-        self.max_lease_s = max_lease_s
-
-    def lease(self, queue_partition: int, delivery_count: int, offsets: list[int], sizes: list[int]) -> Lease:
-        """Return a lease for messages of one queue partition and delivery count."""
-        return Lease(
-            outbox=self.table.outbox(queue_partition),
-            delivery_count=delivery_count,
-            held=set(offsets),
-            renewed_at=self.now,
-            ends_at=self.now + self.duration_s,
-            limit_at=self.now + self.max_lease_s,
-            duration_s=self.duration_s,
-            offsets=offsets,
-            sizes=sizes,
-            byte_count=sum(sizes),
-        )
-
-
-class KeyRun(NamedTuple):
-    """Consecutive records `[begin, end)` of a batch that have the same key."""
-
-    key: int
+    lease: Lease
     begin: int
     end: int
 
 
-def sizes_of(records: list[KafkaMessage], headers: Sequence[Any]) -> list[int]:
+class Settlement(NamedTuple):
     """
-    Return the size of each record: the bytes of its value, key and headers.
+    What settling the rest of a batch did.
 
-    Args:
-        records: Fetched records.
-        headers: Headers of each record, None for none. Empty if no record has headers.
+    Attributes:
+        settled: Messages settled by the call while they were held.
+        late: Messages settled by the call after their lease had run out. Their markers are still written.
+        gone: Messages that this consumer no longer held, for example because it was closed.
+        why: Why the first of *late* and *gone* was lost; empty if none was.
     """
-    sizes = list(map(len, records))
-    # Keys and headers are added only if any record has them, because this code runs for each message.
-    keys: list[Any] = list(map(_KEY, records))
-    if any(keys):
-        sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
-    if any(headers):
-        sizes = [size + _header_bytes(each) for size, each in zip(sizes, headers, strict=True)]
-    return sizes
+
+    settled: int = 0
+    late: int = 0
+    gone: int = 0
+    why: str = ""
+
+    def plus(self, other: Settlement) -> Settlement:
+        """Return the sum of two."""
+        return Settlement(
+            self.settled + other.settled, self.late + other.late, self.gone + other.gone, self.why or other.why
+        )
 
 
-def _header_bytes(headers: Sequence[tuple[str, bytes | None]] | None) -> int:
-    return sum([len(name) + len(value or b"") for name, value in headers or ()])
-
-
-class Columns(NamedTuple):
-    """Records as columns: partition, offset and size of each, and the runs of records of one partition."""
-
-    records: list[KafkaMessage]
-    partitions: list[Any]
-    offsets: list[Any]
-    sizes: list[int]
-    runs: list[KeyRun]
-
-
-def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
-    """Return the columns of *records*. For *sizes* see `sizes_of`."""
-    # `map` with unbound methods of the client costs half as much as a comprehension.
-    partitions: list[Any] = list(map(_PARTITION, records))
-    return Columns(records, partitions, list(map(_OFFSET, records)), sizes, runs_of(partitions))
-
-
-def runs_of(keys: Sequence[int]) -> list[KeyRun]:
-    """Return the runs of equal keys, in order. The client returns records grouped by partition, so runs are long."""
-    if not keys:
-        return []
-    if len(set(keys)) == 1:
-        return [KeyRun(keys[0], 0, len(keys))]
-    column = np.asarray(keys)
-    begins = [0, *(np.flatnonzero(column[1:] != column[:-1]) + 1).tolist()]
-    return [KeyRun(keys[begin], begin, end) for begin, end in pairwise([*begins, len(keys)])]
-
-
-def offset_bounds(columns: Columns) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the first offset and the offset after the last, each by partition. Offsets ascend within a partition."""
-    first: dict[int, int] = {}
-    next_offsets: dict[int, int] = {}
-    for partition, begin, end in columns.runs:
-        first.setdefault(partition, columns.offsets[begin])
-        next_offsets[partition] = columns.offsets[end - 1] + 1
-    return first, next_offsets
-
-
-def create_leases(
-    columns: Columns, counts: Sequence[int] | None, parameters: LeaseParameters
-) -> tuple[list[Message], list[Lease]]:
+class Batch(Sequence[Message]):
     """
-    Create leases for records: one per queue partition and delivery count.
+    Messages that were received together, each held until it is settled or its lease ends.
 
-    Args:
-        columns: Records to deliver.
-        counts: Delivery count of each record; None if all are first deliveries.
-        parameters: Parameters of the leases.
-
-    Returns:
-        The messages, in fetch order, and the leases.
+    A sequence: `len(batch)`, `batch[3]` and iteration. A `Message` is made when it is asked for. An empty batch is
+    false. Created by `QueueConsumer`. Any thread of the process that received it may settle it.
     """
-    records, partitions, offsets, sizes, runs = columns
-    if counts is not None:
-        # Pack both into one key: the partition into the low 16 bits (it has at most 15), the count above them.
-        runs = runs_of([(c << 16) | p for p, c in zip(partitions, counts, strict=True)])
-    parts: dict[int, tuple[list[int], list[int]]] = {}
-    for key, begin, end in runs:
-        covered, their_sizes = parts.setdefault(key, ([], []))
-        covered += offsets[begin:end]
-        their_sizes += sizes[begin:end]
-    leases = {
-        key: parameters.lease(key & 0xFFFF, max(1, key >> 16), covered, their_sizes)
-        for key, (covered, their_sizes) in parts.items()
-    }
-    messages: list[Message] = []
-    for key, begin, end in runs:
-        messages += map(Message, records[begin:end], offsets[begin:end], repeat(leases[key]))
-    return messages, list(leases.values())
+
+    __slots__ = ("_acked", "_begins", "_lock", "_made", "_offsets", "_parts", "_records", "_rest", "_retry_delay")
+
+    def __init__(
+        self, records: Sequence[KafkaMessage] = (), offsets: Sequence[int] = (), parts: Sequence[Part] = ()
+    ) -> None:
+        """Keep the raw records and their leases. For the consumer."""
+        self._records = records
+        self._offsets = offsets
+        self._parts = parts
+        self._begins = [part.begin for part in parts]
+        self._made: dict[int, Message] = {}
+        # Indices that `ack` was called with and that have no `Message`.
+        self._acked: set[int] = set()
+        # How the rest of the messages of a lease was settled, by the lease's `id`.
+        self._rest: dict[int, Verb] = {}
+        self._lock = threading.RLock()
+        self._retry_delay = 0.0
+
+    def __repr__(self) -> str:
+        """Return size, place of the first message and state, without the content."""
+        if not self._records:
+            return "<Batch of 0 messages>"
+        first = f"{self._parts[0].lease.queue_partition}:{self._offsets[0]}"
+        left = sum([offset in lease.held for lease, found in self._by_lease() for offset in found])
+        return f"<Batch of {len(self)} messages, the first is {first}, {left} are not settled>"
+
+    def __len__(self) -> int:
+        """Return the count of messages, settled ones included."""
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        """Return a message, or a list of messages for a slice."""
+        if isinstance(index, slice):
+            return [self._message(number) for number in range(len(self))[index]]
+        return self._message(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Message]:
+        """Make one message after the other."""
+        return map(self._message, range(len(self)))
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages. Makes each that does not exist yet."""
+        return list(self)
+
+    def values(self) -> list[bytes | None]:
+        """Return the payloads, in the order of the batch. Makes no messages."""
+        return list(map(_VALUE, self._records))
+
+    def keys(self) -> list[bytes | None]:
+        """Return the keys, in the order of the batch. Makes no messages."""
+        return list(map(_KEY, self._records))
+
+    def to_arrow(self) -> pa.Table:
+        """
+        Return the messages as an Arrow table, one row for each, in the order of the batch. Needs pyarrow.
+
+        Returns:
+            Columns `value: binary`, `key: binary`, `headers: list<struct<name: string, value: binary>>` (without those
+            of kmq-spark), `partition: int32`, `offset: int64`, `appended_at: timestamp[ms, UTC]`,
+            `delivery_count: int32`.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        from kmq_spark.consumer.arrow import table_of  # noqa: PLC0415  # pyarrow is optional
+
+        counts = [part.lease.delivery_count for part in self._parts for _ in range(part.begin, part.end)]
+        return table_of(self._records, counts)
+
+    def ack(self, indices: Iterable[int] | None = None) -> None:
+        """
+        Acknowledge messages: they are done and are not delivered again.
+
+        This method returns before the marker is written; `QueueConsumer.flush` waits for it.
+
+        Args:
+            indices: Indices of the messages; by default all that are not settled.
+
+        Raises:
+            ConfigError: *indices* contains something else than indices of the batch.
+            LeaseLostError: Leases ran out earlier. The ENDs are still written and take effect for the messages that are
+                not redelivered yet.
+            UsageError: One of *indices* was released or rejected earlier. Nothing was settled.
+        """
+        if indices is None:
+            self._raise_lost(self._settle_rest())
+            return
+        with self._lock:
+            self._raise_lost(self._ack_some(self._checked(indices, Verb.ACK)))
+
+    def release(self, indices: Iterable[int] | None = None, delay: float | timedelta = 0) -> None:
+        """
+        Release messages for redelivery after *delay*. This delivery counts.
+
+        Args:
+            indices: Indices of the messages; by default all that are not settled.
+            delay: Time until they are due for redelivery, seconds or a timedelta, 0 to 12 hours. The queue's backoff is
+                not added.
+
+        Raises:
+            ConfigError: *delay* is out of bounds, or *indices* contains something else than indices of the batch.
+            LeaseLostError: Leases ran out earlier; the messages are redelivered anyway.
+            UsageError: One of *indices* was acknowledged or rejected earlier. Nothing was settled.
+        """
+        delay_ms = milliseconds("delay", delay)
+        if indices is None:
+            self._raise_lost(self._settle_rest(Settled(Verb.RELEASE, -1, delay_ms)))
+            return
+        with self._lock:
+            numbers = self._checked(indices, Verb.RELEASE)
+            self._raise_lost(self._settle_each(dict.fromkeys(numbers, Settled(Verb.RELEASE, -1, delay_ms))))
+
+    def fail(self, failures: Failures, delay: float | timedelta | None = None) -> None:
+        """
+        Release messages that failed, as `run` does if a handler raises: the queue's backoff is added to *delay*.
+
+        Args:
+            failures: Exception or text by index of the message. The text is stored with the delivery.
+            delay: Time until they are due for redelivery, without the backoff, seconds or a timedelta, 0 to 12 hours;
+                by default `retry_delay_ms` in a handler of `run`, else 0.
+
+        Raises:
+            ConfigError: *delay* is out of bounds, or *failures* is not a mapping from indices of the batch to texts or
+                exceptions.
+            LeaseLostError: Leases ran out earlier; the messages are redelivered anyway.
+            UsageError: One of the messages was acknowledged or rejected earlier. Nothing was settled.
+        """
+        self._raise_lost(self._fail(failures, delay))
+
+    def reject(self, reasons: Mapping[int, str]) -> None:
+        """
+        Reject messages: the tracker sends them to the dead-letter topic, and they are not delivered again.
+
+        Args:
+            reasons: Text to store with the dead letter, cut to 1,000 characters, by index of the message.
+
+        Raises:
+            ConfigError: *reasons* is not a mapping from indices of the batch to texts.
+            LeaseLostError: Leases ran out earlier; the messages may be redelivered instead.
+            UsageError: One of the messages was acknowledged or released earlier. Nothing was settled.
+        """
+        with self._lock:
+            texts = self._checked_mapping("reject", reasons, Verb.REJECT, (str,), "a text")
+            kinds = {number: Settled(Verb.REJECT, -1, reason=text[:MAX_TEXT_CHARS]) for number, text in texts.items()}
+            self._raise_lost(self._settle_each(kinds))
+
+    def _to_messages(self) -> list[Message]:
+        """Return all messages, for a caller that uses the batch no more. Cheaper than `messages`. For the consumer."""
+        if self._made:
+            return self.messages
+        messages: list[Message] = []
+        for lease, begin, end in self._parts:
+            messages += map(Message, self._records[begin:end], self._offsets[begin:end], repeat(lease))
+        return messages
+
+    def _drop(self, indices: AbstractSet[int]) -> Batch:
+        """Return a batch without some messages. For the consumer, before it hands the batch out."""
+        return self._of([number for number in range(len(self)) if number not in indices])
+
+    def _split(self, count: int) -> tuple[Batch, Batch]:
+        """Return the first *count* messages and the others. For the consumer, before it hands the batch out."""
+        if count >= len(self):
+            return self, Batch()
+        return self._of(range(count)), self._of(range(count, len(self)))
+
+    def _fail(self, failures: Failures, delay: float | timedelta | None = None) -> Settlement:
+        """Fail messages as `fail` does, and return what was lost. For the consumer."""
+        delay_ms = milliseconds("delay", self._retry_delay if delay is None else delay)
+        with self._lock:
+            reasons = self._checked_mapping(
+                "fail", failures, Verb.RELEASE, (str, BaseException), "a text or an exception"
+            )
+            return self._settle_each({number: _failed(delay_ms, reason) for number, reason in reasons.items()})
+
+    def _fail_rest(self, error: BaseException) -> Settlement:
+        """Fail every message that is not settled: the handler raised. For the consumer."""
+        return self._settle_rest(_failed(milliseconds("delay", self._retry_delay), error))
+
+    def _release_uncounted(self) -> int:
+        """Release what is held, delivery not counted; return how many messages. For the consumer."""
+        kind = Settled(Verb.RELEASE, -1, never_handed_out=True)
+        return self._settle_rest(kind, is_lost_skipped=True).settled
+
+    def _verb_counts(self) -> Counter[Verb | None]:
+        """Return how many messages were settled by each verb; None for not settled. For the consumer."""
+        if self._made or self._acked:
+            return Counter(map(self._verb_of, range(len(self))))
+        counts: Counter[Verb | None] = Counter()
+        for lease, begin, end in self._parts:
+            counts[self._rest.get(id(lease))] += end - begin
+        return counts
+
+    def _settle_rest(self, kind: Settled | None = None, *, is_lost_skipped: bool = False) -> Settlement:
+        """
+        Settle every message that is not settled. For the consumer.
+
+        Args:
+            kind: What is written for each message; None for an acknowledgement.
+            is_lost_skipped: Whether to leave out messages whose lease has ended.
+        """
+        total = Settlement()
+        with self._lock:
+            for lease, offsets in self._by_lease():
+                has_ended = lease.ends_at < monotonic()
+                if not (has_ended and is_lost_skipped):
+                    total = total.plus(self._settle_lease(lease, offsets, kind, has_ended=has_ended))
+            for message in self._extended():
+                total = total.plus(_settle_one(message, kind))
+        return total
+
+    def _settle_lease(
+        self, lease: Lease, offsets: Sequence[int], kind: Settled | None, *, has_ended: bool
+    ) -> Settlement:
+        unsettled = self._unsettled_count(lease) if lease.end_reason else 0
+        taken = lease.take(offsets)
+        if kind is None:
+            lease.outbox.acked.extend(taken)
+        else:
+            lease.outbox.others.extend([kind._replace(message_offset=offset) for offset in taken])
+        if taken:
+            verb = Verb.ACK if kind is None else kind.verb
+            self._rest[id(lease)] = verb
+            self._note_made(lease, set(taken), verb)
+        gone = max(0, unsettled - len(taken))
+        why = (lease.end_reason or "the lease ran out") if gone or (has_ended and taken) else ""
+        return Settlement(0, len(taken), gone, why) if has_ended else Settlement(len(taken), 0, gone, why)
+
+    def _note_made(self, lease: Lease, taken: AbstractSet[int], verb: Verb) -> None:
+        for message in list(self._made.values()):
+            if message._lease is lease and message._verb is None and message._offset in taken:  # noqa: SLF001  # one unit with `Message`
+                message._verb = verb  # noqa: SLF001  # as above
+
+    def _extended(self) -> list[Message]:
+        """Return the messages with a lease of their own that are not settled."""
+        made = list(self._made.items())
+        return [
+            each
+            for index, each in made
+            if each._lease is not self._lease(index) and each._verb is None  # noqa: SLF001  # one unit with `Message`
+        ]
+
+    def _ack_some(self, indices: Iterable[int]) -> Settlement:
+        total, now = Settlement(), monotonic()
+        for index in indices:
+            message = self._made.get(index)
+            if message is not None:
+                total = total.plus(_settle_one(message, None))
+                continue
+            lease, offset = self._lease(index), self._offsets[index]
+            try:
+                lease.held.remove(offset)
+            except KeyError:
+                if lease.end_reason and self._verb_of(index) is None:
+                    total = total.plus(Settlement(gone=1, why=lease.end_reason))
+                continue
+            self._acked.add(index)
+            lease.outbox.acked.append(offset)
+            if lease.ends_at < now:
+                total = total.plus(Settlement(late=1, why=lease.end_reason or "the lease ran out"))
+        return total
+
+    def _settle_each(self, kinds: Mapping[int, Settled]) -> Settlement:
+        total = Settlement()
+        for index, kind in kinds.items():
+            total = total.plus(_settle_one(self._message(index), kind))
+        return total
+
+    def _checked(self, indices: Iterable[int], verb: Verb) -> list[int]:
+        """Return the indices, each once, if all of them may be settled with *verb*."""
+        if isinstance(indices, (str, bytes, Mapping)) or not isinstance(indices, Iterable):
+            message = (
+                f"indices of a batch have the wrong type: got {type(indices).__name__}, expected several integers, "
+                f"0 to {len(self) - 1}; pass a list, for example batch.{verb.value}([3])"
+            )
+            raise ConfigError(message)
+        numbers = list(dict.fromkeys([self._checked_index(index) for index in indices]))
+        for number in numbers:
+            before = self._verb_of(number)
+            if before not in (None, verb):
+                message = (
+                    f"message {number} of the batch is already settled: got {verb.value} after {before.value}; "
+                    "settle a message once"
+                )
+                raise UsageError(message)
+        return numbers
+
+    def _checked_index(self, index: object) -> int:
+        if isinstance(index, bool) or not isinstance(index, SupportsIndex):
+            message = (
+                f"index of a batch has the wrong type: got {index!r}, expected an integer, 0 to {len(self) - 1}; "
+                "pass indices, not messages"
+            )
+            raise ConfigError(message)
+        number = to_index(index)
+        if not 0 <= number < len(self):
+            message = f"index is out of bounds: got {number}, the batch has {len(self)} messages; count from 0"
+            raise ConfigError(message)
+        return number
+
+    def _checked_mapping(
+        self, call: str, mapping: Mapping[int, Any], verb: Verb, types: tuple[type, ...], expected: str
+    ) -> dict[int, Any]:
+        if not isinstance(mapping, Mapping):
+            message = (
+                f"{call} of a batch has the wrong type: got {type(mapping).__name__}, expected a mapping from indices; "
+                f"pass {expected} by index, for example {{3: ...}}"
+            )
+            raise ConfigError(message)
+        for index, reason in mapping.items():
+            if not isinstance(reason, types):
+                message = (
+                    f"reason of message {index!r} of the batch has the wrong type: got {type(reason).__name__}, "
+                    f"expected {expected}; correct the call"
+                )
+                raise ConfigError(message)
+        numbers = self._checked(list(mapping), verb)
+        return dict(zip(numbers, mapping.values(), strict=True))
+
+    def _raise_lost(self, settlement: Settlement) -> None:
+        count = settlement.late + settlement.gone
+        if count:
+            message = (
+                f"leases of {count} of {len(self)} messages of the batch are lost: {settlement.why}; these messages "
+                "may be delivered again, raise lease_ms if handlers take longer"
+            )
+            raise LeaseLostError(message)
+
+    def _message(self, index: int) -> Message:
+        message = self._made.get(index)
+        if message is None:
+            message = Message(self._records[index], self._offsets[index], self._lease(index))
+            message._verb = self._verb_of(index)  # noqa: SLF001  # one unit with `Message`
+            message = self._made.setdefault(index, message)
+        return message
+
+    def _verb_of(self, index: int) -> Verb | None:
+        message = self._made.get(index)
+        if message is not None:
+            return message._verb  # noqa: SLF001  # one unit with `Message`
+        if index in self._acked:
+            return Verb.ACK
+        return self._rest.get(id(self._lease(index))) if self._rest else None
+
+    def _unsettled_count(self, lease: Lease) -> int:
+        return sum(
+            [
+                self._verb_of(index) is None
+                for part in self._parts
+                if part.lease is lease
+                for index in range(part.begin, part.end)
+            ]
+        )
+
+    def _lease(self, index: int) -> Lease:
+        parts = self._parts
+        return parts[0].lease if len(parts) == 1 else parts[bisect_right(self._begins, index) - 1].lease
+
+    def _by_lease(self) -> list[tuple[Lease, Sequence[int]]]:
+        """Return the offsets of each lease. Most leases have one part."""
+        found: dict[int, tuple[Lease, list[int]]] = {}
+        for lease, begin, end in self._parts:
+            found.setdefault(id(lease), (lease, []))[1].extend(self._offsets[begin:end])
+        return list(found.values())
+
+    def _of(self, indices: Sequence[int]) -> Batch:
+        parts: list[Part] = []
+        for position, index in enumerate(indices):
+            lease = self._lease(index)
+            if parts and parts[-1].lease is lease:
+                parts[-1] = parts[-1]._replace(end=position + 1)
+            else:
+                parts.append(Part(lease, position, position + 1))
+        batch = Batch([self._records[index] for index in indices], [self._offsets[index] for index in indices], parts)
+        batch._made = {position: self._made[index] for position, index in enumerate(indices) if index in self._made}
+        return batch
+
+
+def _failed(delay_ms: int, reason: str | BaseException) -> Settled:
+    text = one_line(reason) if isinstance(reason, str) else error_text(reason)
+    return Settled(Verb.RELEASE, -1, delay_ms, text, has_failed=True)
+
+
+def _settle_one(message: Message, kind: Settled | None) -> Settlement:
+    was_settled = message.is_settled
+    lease = message._lease  # noqa: SLF001  # one unit with `Message`
+    try:
+        if kind is None:
+            message.ack()
+        else:
+            message._settle(kind._replace(message_offset=message._offset))  # noqa: SLF001  # as above
+    except LeaseLostError:
+        why = lease.end_reason or "the lease ran out"
+        return Settlement(gone=1, why=why) if was_settled else Settlement(late=1, why=why)
+    return Settlement(0 if was_settled else 1)

@@ -21,17 +21,24 @@ class Callbacks:
     def __init__(self) -> None:
         """Start with no exception kept."""
         self._raised: BaseException | None = None
+        self._is_ended = False
 
     def wrap(self, callback: Callable[..., None]) -> Callable[..., None]:
         """Return a callback that never raises; `raise_caught` raises its exception later."""
 
         def call(*arguments: object) -> None:
+            if self._is_ended:
+                return
             try:
                 callback(*arguments)
             except BaseException as error:  # noqa: BLE001  # raised again by `raise_caught`
                 self._raised = error
 
         return call
+
+    def end(self) -> None:
+        """Ignore all further calls: another client has taken the place of this one."""
+        self._is_ended = True
 
     def raise_caught(self) -> None:
         """Raise the exception that a callback has raised since the last call, if any."""

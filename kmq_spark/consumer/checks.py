@@ -10,7 +10,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING
 
-from kmq_spark.consumer.batch import Limits
+from kmq_spark.consumer.started import Limits
 from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS
 from kmq_spark.core.names import is_name, name_error
 from kmq_spark.errors import ConfigError, TopicError
@@ -102,6 +102,21 @@ def check_logical_queue(queue: str) -> None:
     """
     if queue and not is_name(queue):
         raise name_error("logical queue", queue)
+
+
+def check_batch(batch: int, max_in_flight: int) -> None:
+    """
+    Check the size of the batches of `run`.
+
+    Raises:
+        ConfigError: It is not an integer from 1 to *max_in_flight*.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= max_in_flight:
+        message = (
+            f"batch is out of bounds: got {batch!r}, an integer from 1 to max_in_flight, which is {max_in_flight}; "
+            "correct batch or raise max_in_flight"
+        )
+        raise ConfigError(message)
 
 
 def check_handler(handler: object) -> None:

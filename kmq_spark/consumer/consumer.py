@@ -1,8 +1,9 @@
 """
-Receive messages of a queue, hold them under a lease, and settle them one by one.
+Receive messages of a queue, hold them under a lease, and settle them one by one or in batches.
 
-Rule 1: `receive` returns at most *max_messages*. Without `prefetch`, the consumer holds no other messages.
-Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may call `receive`.
+Rule 1: `receive` and `receive_batch` return at most *max_messages*. Without `prefetch`, the consumer holds no other
+messages.
+Rule 2: `ack`, `release` and `reject` may be called from any thread; only one thread at a time may call them.
 Rule 3: a message that is suspected of crashing its process is delivered separately; see `poison/suspects.py`.
 Rule 4: a process that is killed at any point loses no message. The tracker redelivers a message that was started;
 another consumer fetches a message that was not.
@@ -17,8 +18,9 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
+from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.checks import check_bounds, check_logical_queue, check_topics, limits_of
 from kmq_spark.consumer.full_watch import FullWatch
 from kmq_spark.consumer.intake import Intake
@@ -28,7 +30,7 @@ from kmq_spark.consumer.markers.starts import transactional_starts
 from kmq_spark.consumer.markers.writer import MarkerWriter
 from kmq_spark.consumer.missing_offsets import MissingOffsets
 from kmq_spark.consumer.poison.admission import AdmissionPolicy
-from kmq_spark.consumer.receiver import Receiver
+from kmq_spark.consumer.receiver import Receiver, Result
 from kmq_spark.consumer.transactions.result import ResultTransactions
 from kmq_spark.consumer.worker import MAX_BATCH, Worker
 from kmq_spark.errors import ConfigError, KmqError, UsageError
@@ -45,12 +47,17 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from kmq_spark.consumer.batch import Failures
     from kmq_spark.consumer.leases import Lease
     from kmq_spark.consumer.message import Message
     from kmq_spark.consumer.transactions.record import Transaction
     from kmq_spark.consumer.worker import RunSummary
 
 logger = logging.getLogger(__name__)
+
+
+def _itself(batch: Batch) -> Batch:
+    return batch
 
 
 class QueueConsumer:
@@ -220,9 +227,41 @@ class QueueConsumer:
             KmqError: A START did not become durable. No message is returned; the messages are fetched again.
             UsageError: The consumer is closed, was created in another process, or another thread is in `receive`.
         """
+        return self._receive("receive", max_messages, timeout, lease, Batch._to_messages)  # noqa: SLF001  # private to the package: not for handlers
+
+    def receive_batch(
+        self, max_messages: int = 500, timeout: float = 1.0, lease: float | timedelta | None = None
+    ) -> Batch:
+        """
+        Receive messages as one batch, which one call settles. No `Message` is made until one is asked for.
+
+        Args:
+            max_messages: Maximum number of messages in the batch, at least 1.
+            timeout: Seconds to wait for the first message; 0 polls once.
+            lease: As for `receive`.
+
+        Returns:
+            A batch of at most *max_messages* messages. It is empty, and false, in the cases in which `receive` returns
+            an empty list.
+
+        Raises:
+            ConfigError: As `receive`.
+            KmqError: As `receive`.
+            UsageError: As `receive`.
+        """
+        return self._receive("receive_batch", max_messages, timeout, lease, _itself)
+
+    def _receive(
+        self,
+        call: str,
+        max_messages: int,
+        timeout: float,
+        lease: float | timedelta | None,
+        result_of: Callable[[Batch], Result],
+    ) -> Result:
         if max_messages < 1 or timeout < 0:
             message = (
-                f"receive is out of bounds: got max_messages={max_messages!r}, timeout={timeout!r}, "
+                f"{call} is out of bounds: got max_messages={max_messages!r}, timeout={timeout!r}, "
                 "minimum 1 and 0; correct the call"
             )
             raise ConfigError(message)
@@ -235,12 +274,39 @@ class QueueConsumer:
             raise ConfigError(message)
         self._check_usable()
         with self._one_receiver():
-            return self._receiver.receive(max_messages, timeout, lease_s)
+            return self._receiver.receive(max_messages, timeout, lease_s, result_of)
 
+    @overload
     def run(
         self,
-        handler: Callable[[Message], None],
+        handler: Callable[[Message], object],
         *,
+        concurrency: int = ...,
+        retry_delay_ms: int = ...,
+        drain_timeout_ms: int = ...,
+        max_batch: int = ...,
+        metrics_port: int | None = ...,
+        metrics_host: str | None = ...,
+    ) -> RunSummary: ...
+    @overload
+    def run(
+        self,
+        handler: Callable[[Batch], Failures | None],
+        *,
+        batch: int,
+        batch_wait: float | timedelta = ...,
+        concurrency: int = ...,
+        retry_delay_ms: int = ...,
+        drain_timeout_ms: int = ...,
+        metrics_port: int | None = ...,
+        metrics_host: str | None = ...,
+    ) -> RunSummary: ...
+    def run(
+        self,
+        handler: Callable[[Any], object],
+        *,
+        batch: int | None = None,
+        batch_wait: float | timedelta = 0.05,
         concurrency: int = 8,
         retry_delay_ms: int = 1_000,
         drain_timeout_ms: int = 20_000,
@@ -249,7 +315,7 @@ class QueueConsumer:
         metrics_host: str | None = None,
     ) -> RunSummary:
         """
-        Call a handler for each message, in threads, until stopped; then close.
+        Call a handler for each message, or for each batch of messages, in threads, until stopped; then close.
 
         `stop`, SIGTERM or Ctrl+C end the run (signals only if `run` is called in the main thread). The run then
         releases the messages that no handler has seen, without counting the delivery, and waits for the running
@@ -259,11 +325,20 @@ class QueueConsumer:
             handler: Called with one message. If it returns, the message is acknowledged, unless the handler has settled
                 it. If it raises, the exception is logged and the message is released for redelivery. It must not be a
                 coroutine function; wrap one, for example `lambda message: asyncio.run(handle(message))`.
+                With *batch*, it is called with a `Batch`. If it returns None, every message that it has not settled is
+                acknowledged. If it raises, they are all released. If it raises `BatchFailed({3: error})`, or returns
+                such a mapping from indices to exceptions or texts, those messages are released and the others are
+                acknowledged.
+            batch: Maximum number of messages of a batch, at most `max_in_flight`; None to call the handler with single
+                messages. Each running handler holds a batch, so *concurrency* of them need a `max_in_flight` of
+                concurrency times *batch*.
+            batch_wait: Longest time to collect messages for a batch after the first has arrived, seconds or a
+                timedelta. Their leases begin after it.
             concurrency: Number of handler threads.
             retry_delay_ms: Delay before redelivery after the handler raised, at most 12 hours. The queue's backoff is
                 added to it.
             drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released.
-            max_batch: Maximum number of messages fetched at once.
+            max_batch: Maximum number of messages fetched at once; without effect with *batch*.
             metrics_port: Port on which to serve Prometheus metrics during the run; needs the extra `metrics`. 0 selects
                 a free port.
             metrics_host: Address to listen on for metrics; loopback by default.
@@ -275,8 +350,8 @@ class QueueConsumer:
             ConfigError: A value is out of bounds, the handler is not a plain callable, or the metrics server cannot
                 start.
             KmqError: The client failed permanently, or the last markers could not be written.
-            UsageError: As `receive`; or the handler returned an awaitable or a generator. Its message was released
-                without counting the delivery.
+            UsageError: As `receive`; or the handler returned an awaitable or a generator, or with *batch* another value
+                that is neither None nor a mapping. Its messages were released without counting the delivery.
         """
         self._check_usable()
         worker = Worker(
@@ -287,6 +362,8 @@ class QueueConsumer:
             retry_delay_ms=retry_delay_ms,
             drain_timeout_ms=drain_timeout_ms,
             max_batch=max_batch,
+            batch=batch,
+            batch_wait=batch_wait,
         )
         numbers = serving_worker(
             str(self._topics), metrics_port, metrics_host, worker.delivered_count, worker.acked_count

@@ -1,11 +1,14 @@
 """
 Read the queue topic: fetch records, buffer the ones that cannot start yet, seek, commit offsets, serve the group.
 
+How the client joins and leaves the group, and when it is replaced: `membership.py`.
+
 Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls.
 Rule 2: a record that is fetched and not started waits in the buffer, in fetch order. No committed offset passes it.
 Rule 3: the offset after skipped records is committed together with the next one, or after `COMMIT_SKIPPED_S`.
 Rule 4: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
-Rule 5: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
+Rule 5: if the client is replaced, the partitions count as lost.
+Rule 6: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
 after the records that were taken.
 
 Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
@@ -14,17 +17,16 @@ Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.callbacks import Callbacks
-from kmq_spark.errors import KmqError
+from kmq_spark.consumer.membership import Handlers, Membership
+from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.kafka.settings import client_error
 from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
@@ -97,23 +99,25 @@ class Fetcher:
         self._committed_at = time.monotonic()
         self._served_at = time.monotonic()
         self._buffer: list[KafkaMessage] = []
+        self._gathered_since = 0.0
         self._error: KmqError | None = None
         self._paused: set[int] = set()
-        self._callbacks = Callbacks()
-        wrap = self._callbacks.wrap
-        callbacks = {"error_cb": wrap(self._on_error), "on_commit": wrap(self._on_commit)}
-        self.client = make_client(Consumer, {**config, **callbacks})
-        assigned, revoked, lost = map(wrap, (self._on_assign, self._on_revoke, self._on_lost))
-        self.client.subscribe([topic], on_assign=assigned, on_revoke=revoked, on_lost=lost)
+        handlers = Handlers(self._on_assign, self._on_revoke, self._on_lost, self._on_commit, self._on_error)
+        self._membership = Membership(config, topic, handlers)
+        self.client = self._membership.client
 
-    def fetch(self, max_records: int, timeout: float, *, at_least: int = 1) -> list[KafkaMessage]:
+    def fetch(
+        self, max_records: int, timeout: float, *, at_least: int = 1, gather_s: float = 0.0
+    ) -> list[KafkaMessage]:
         """
-        Fetch the records that are available. Wait only for the first one.
+        Fetch the records that are available. Wait only for the first one, unless *gather_s* is set.
 
         Args:
             max_records: Maximum number of records to return, at least 1.
             timeout: Seconds to wait for the first record.
             at_least: If the buffer has records, but fewer than this, fetch more without waiting.
+            gather_s: Seconds from the first record for which fewer than *max_records* stay in the buffer, so that more
+                can arrive. Over several calls: each waits at most *timeout*.
 
         Returns:
             At most *max_records* records. If the buffer has *at_least* records or more, they all come from the buffer.
@@ -122,8 +126,12 @@ class Fetcher:
             KmqError: The client reported an error that needs action.
         """
         self._raise_error()
+        if self._membership.is_lost and self._membership.replace():
+            self._forget(set(self.owned))
+            self.client = self._membership.client
         if self._uncommitted:
             self._commit_if_due()
+        at_least = max_records if gather_s else at_least
         wanted = at_least - len(self._buffer) if self._buffer else max_records
         if wanted > 0:
             records = self._consume(wanted, 0.0 if self._buffer else timeout)
@@ -134,6 +142,26 @@ class Fetcher:
             records, self._buffer = self._buffer[:max_records], self._buffer[max_records:]
         if records and self._unchecked:
             self._check_offsets()
+        return self._gather(records, max_records, timeout, gather_s) if gather_s else records
+
+    def _gather(
+        self, records: list[KafkaMessage], max_records: int, timeout: float, gather_s: float
+    ) -> list[KafkaMessage]:
+        """Return the records if they are enough, or have waited long enough. Otherwise put them into the buffer."""
+        if records and len(records) < max_records:
+            now = time.monotonic()
+            self._gathered_since = self._gathered_since or now
+            until = self._gathered_since + gather_s
+            if now < until:
+                # Kept in the buffer during the call: a rebalance inside it may revoke their partition.
+                self.return_to_buffer(records)
+                wait = min(timeout, until - now)
+                more = self._consume_until(max_records - len(records), wait) if wait > 0 else []
+                records, self._buffer = self._buffer + more, []
+                if len(records) < max_records and time.monotonic() < until:
+                    self.return_to_buffer(records)
+                    return []
+        self._gathered_since = 0.0
         return records
 
     def end_of(self, topic: str, timeout: float) -> int:
@@ -144,11 +172,20 @@ class Fetcher:
             KmqError: The topic does not exist, the client has no permission to read it, or the broker does not answer
                 within *timeout* seconds.
         """
+        # Not `bounds_of`: it requests metadata. If the only broker has just resumed, its metadata lists no broker, and
+        # the client may lose it for good (`coordinator_contact.py`).
         try:
             _, end = self.client.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
         except KafkaException as error:
             raise client_error(error, f"cannot read the end offset of {topic}") from error
+        except RuntimeError as error:
+            message = f"cannot read the end offset of {topic}: the client was replaced; try again"
+            raise KafkaClientError(message, code="_STATE", retriable=True) from error
         return end
+
+    def group_metadata(self) -> object:
+        """Return the metadata of the membership in the group, for offsets that a transaction commits."""
+        return self.client.consumer_group_metadata()
 
     def return_to_buffer(self, records: Sequence[KafkaMessage]) -> None:
         """Put records that were fetched and not started back to the front of the buffer."""
@@ -200,7 +237,7 @@ class Fetcher:
         record = self.client.poll(timeout)
         if record is not None:
             self._buffer += self._without_errors([record])
-        self._callbacks.raise_caught()
+        self._membership.raise_caught()
 
     def serve_group_if_due(self) -> None:
         """Serve the consumer group without fetching, if it was not served for `SERVE_S`."""
@@ -237,40 +274,15 @@ class Fetcher:
 
     def close(self, timeout: float) -> None:
         """
-        Commit and leave the consumer group, in a separate thread. After a timeout that thread continues.
-
-        With the classic protocol, no member can commit or leave while a rebalance waits for another member. If the
-        calling thread also polls that other member, the two wait for each other.
+        Commit and leave the consumer group; see `Membership.leave`.
 
         Args:
-            timeout: Seconds to wait for the thread.
+            timeout: Seconds to wait.
 
         Raises:
             KmqError: The client reported an error.
         """
-        failures: list[BaseException] = []
-
-        def leave() -> None:
-            try:
-                # This call runs `_on_revoke`.
-                self.client.close()
-            except BaseException as error:  # noqa: BLE001  # raised again by the calling thread
-                failures.append(error)
-
-        thread = threading.Thread(target=leave, name=f"kmq-leave-{self._topic}", daemon=True)
-        thread.start()
-        thread.join(timeout)
-        if thread.is_alive():
-            logger.warning(
-                "timed out after %g s leaving the consumer group of %s; leaving continues in the background, and until "
-                "then offsets may be uncommitted and messages delivered again: poll the other consumers of this thread",
-                timeout, self._topic, extra={"action": "leave_timed_out"},
-            )  # fmt: skip
-        self._callbacks.raise_caught()
-        for failure in failures:
-            if isinstance(failure, KafkaException):
-                raise client_error(failure, f"cannot leave the consumer group of {self._topic}") from failure
-            raise failure
+        self._membership.leave(timeout, lambda: self.owned)
 
     def _check_offsets(self) -> None:
         """Check the committed offsets of new partitions, before the first delivery and offset commit of each."""
@@ -296,11 +308,22 @@ class Fetcher:
             raise client_error(error, f"cannot receive from {self._topic}") from error
         self._served_at = time.monotonic()
         good = self._without_errors(records)
-        self._callbacks.raise_caught()
+        self._membership.raise_caught()
         if good or len(self._buffer) > waiting_count:
             failpoint("consumer.fetched")
         elif not self._buffer:
             self._raise_error()
+        return good
+
+    def _consume_until(self, max_records: int, timeout: float) -> list[KafkaMessage]:
+        """Consume until there are *max_records* or the time is over."""
+        try:
+            records = self.client.consume(max_records, timeout)
+        except KafkaException as error:
+            raise client_error(error, f"cannot receive from {self._topic}") from error
+        self._served_at = time.monotonic()
+        good = self._without_errors(records)
+        self._membership.raise_caught()
         return good
 
     def _without_errors(self, records: list[KafkaMessage]) -> list[KafkaMessage]:
@@ -355,7 +378,7 @@ class Fetcher:
             record = self.client.poll(CONFIRM_POLL_S)
             if record is not None:
                 self._buffer += self._without_errors([record])
-            self._callbacks.raise_caught()
+            self._membership.raise_caught()
         self._has_confirmed = True
 
     def _seek(self, position: TopicPartition) -> None:

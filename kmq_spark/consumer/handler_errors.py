@@ -16,5 +16,9 @@ def error_text(error: BaseException) -> str:
         message = str(error)[:MAX_ERROR_CHARS]
     except Exception:  # noqa: BLE001  # `__str__` of a handler's exception may raise anything
         message = "(its message cannot be read)"
-    text = f"{name}: {message}" if message else name
-    return "".join(char if char.isprintable() else " " for char in text)[:MAX_ERROR_CHARS]
+    return one_line(f"{name}: {message}" if message else name)
+
+
+def one_line(text: str) -> str:
+    """Return text as one printable line, cut to `MAX_ERROR_CHARS`."""
+    return "".join(char if char.isprintable() else " " for char in text[:MAX_ERROR_CHARS])

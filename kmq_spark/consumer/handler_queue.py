@@ -14,12 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kmq_spark.consumer.message import Message
+
+Item = TypeVar("Item")
+"""A message, or a batch."""
 
 WINDOW_S = 0.1
 """Waiting work in seconds, at the handlers' rate: many broker round trips, but too short for a person to notice."""
@@ -28,9 +30,9 @@ MEASURE_INTERVAL_S = 0.02
 """Shortest time of work over which the handlers' rate is measured."""
 
 
-class HandlerQueue:
+class HandlerQueue(Generic[Item]):
     """
-    Queue of messages that wait for a handler thread.
+    Queue of messages, or of batches, that wait for a handler thread.
 
     Args:
         clock: Returns monotonic seconds.
@@ -44,7 +46,7 @@ class HandlerQueue:
         self._clock = clock
         self._busy_s = 0.0
         self._busy_since: float | None = None
-        self._ready: deque[Message] = deque()
+        self._ready: deque[Item] = deque()
         self.pop = self._ready.popleft
         self._changed = threading.Condition()
         self._is_closed = False
@@ -65,17 +67,17 @@ class HandlerQueue:
         with self._changed:
             return self._busy_s + self._current_stretch_s()
 
-    def put(self, messages: Sequence[Message]) -> None:
-        """Add messages and wake one handler thread per message."""
+    def put(self, items: Sequence[Item]) -> None:
+        """Add items and wake one handler thread for each."""
         with self._changed:
-            if self._busy_since is None and messages:
+            if self._busy_since is None and items:
                 self._busy_since = self._clock()
-            self._put_count += len(messages)
+            self._put_count += len(items)
             self._is_empty.clear()
-            self._ready.extend(messages)
-            self._changed.notify(len(messages))
+            self._ready.extend(items)
+            self._changed.notify(len(items))
 
-    def take(self) -> Message | None:
+    def take(self) -> Item | None:
         """Return the next message; wait for one if needed. Return None after `close`."""
         while True:
             try:
@@ -97,11 +99,11 @@ class HandlerQueue:
         """Wait until a handler thread finds no message, at most *timeout* seconds."""
         self._is_empty.wait(timeout)
 
-    def close(self) -> list[Message]:
+    def close(self) -> list[Item]:
         """Wake every waiting thread, and return the messages that no thread has taken."""
         with self._changed:
             self._is_closed = True
-            left = []
+            left: list[Item] = []
             while self._ready:
                 try:
                     left.append(self._ready.popleft())

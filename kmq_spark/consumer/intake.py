@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.batch import (
-    Batch,
-    Columns,
-    LeaseParameters,
-    Limits,
-    columns_of,
-    create_leases,
-    offset_bounds,
-    sizes_of,
-)
 from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.markers.deferrals import deferrals
 from kmq_spark.consumer.markers.starts import PlainStarts, StartWriter
 from kmq_spark.consumer.poison.admission import MAX_SUSPECT_GROUP, BatchPlan, Room, Verdict, count_that_fits, plan_batch
 from kmq_spark.consumer.poison.suspects import SuspectSchedule
+from kmq_spark.consumer.started import (
+    Columns,
+    LeaseParameters,
+    Limits,
+    StartedBatch,
+    columns_of,
+    create_leases,
+    offset_bounds,
+    sizes_of,
+)
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
@@ -42,8 +42,6 @@ from kmq_spark.kafka.marker_ranges import ranges_of_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from confluent_kafka import Consumer
 
     from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.consumer.markers.producer import MarkerProducer
@@ -84,7 +82,8 @@ class Intake:
         consumer_id: Name written into the STARTs.
         limits: Limits of the leases and of the held messages.
         write_settled: Waits until the markers of all settled messages are durable, at most the given seconds.
-        starts: Creates the writer of STARTs from the client of the consumer group; by default `PlainStarts`.
+        starts: Creates the writer of STARTs from a function that returns the metadata of the group membership; by
+            default `PlainStarts`.
         missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
         is_queue_full: Returns whether too many messages of the queue are in flight to fetch more; by default never.
     """
@@ -100,7 +99,7 @@ class Intake:
         consumer_id: str,
         limits: Limits,
         write_settled: Callable[[float], object],
-        starts: Callable[[Consumer], StartWriter] | None = None,
+        starts: Callable[[Callable[[], object]], StartWriter] | None = None,
         missing_offsets: MissingOffsets | None = None,
         is_queue_full: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -113,11 +112,11 @@ class Intake:
         self._write_settled = write_settled
         self.is_queue_full = is_queue_full
         self._suspects = SuspectSchedule()
-        self._started: list[Batch] = []
+        self._started: list[StartedBatch] = []
         self._lookahead = 1
         self._is_blocked = self._needs_reseek = False
         self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
-        self._starts = starts(self._fetcher.client) if starts else PlainStarts(markers)
+        self._starts = starts(self._fetcher.group_metadata) if starts else PlainStarts(markers)
         self._fetcher.commit_in_transaction = self._starts.commit_positions
 
     @property
@@ -155,7 +154,9 @@ class Intake:
             return Room(0, 0, is_empty=False)
         return Room(self._limits.max_in_flight - held_count, max(0, max_bytes), is_empty=not held_count)
 
-    def take(self, max_messages: int, timeout: float, *, lease_s: float | None = None) -> Batch | None:
+    def take(
+        self, max_messages: int, timeout: float, *, lease_s: float | None = None, gather_s: float = 0.0
+    ) -> StartedBatch | None:
         """
         Fetch the records that are available, and send STARTs for those to deliver now or later.
 
@@ -163,6 +164,7 @@ class Intake:
             max_messages: Maximum number of messages to deliver; `room` limits them further.
             timeout: Seconds to wait for the first record.
             lease_s: Length of the leases, seconds; None for the consumer's default.
+            gather_s: See `Fetcher.fetch`.
 
         Returns:
             A batch whose STARTs are sent. It has no messages if none of its records is to be delivered now. None if no
@@ -179,11 +181,11 @@ class Intake:
             self._reseek()
         # True until all records of this fetch are in a batch or in the buffer. An exception in between leaves it true.
         self._needs_reseek = True
-        batch = self._take(room, timeout, lease_s)
+        batch = self._take(room, timeout, lease_s, gather_s)
         self._needs_reseek = False
         return batch
 
-    def wait_until_durable(self, batch: Batch) -> None:
+    def wait_until_durable(self, batch: StartedBatch) -> None:
         """
         Wait for the STARTs of a batch. If a START fails, seek back so that the messages are fetched again.
 
@@ -218,7 +220,7 @@ class Intake:
         if batch.expiring:
             batch.drop_expired()
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: StartedBatch) -> None:
         """Commit the offset after a batch whose START is durable."""
         if batch.is_marked and self._starts.commit_positions is not None:
             self._fetcher.record_committed(batch.next_offsets)
@@ -286,10 +288,10 @@ class Intake:
         self._fetcher.reseek(taken, dropped)
         self._needs_reseek = False
 
-    def _take(self, room: Room, timeout: float, lease_s: float | None) -> Batch | None:
+    def _take(self, room: Room, timeout: float, lease_s: float | None, gather_s: float) -> StartedBatch | None:
         self._is_blocked = False
         max_records = max(room.max_messages, self._lookahead)
-        records = self._fetcher.fetch(max_records, timeout, at_least=self._lookahead)
+        records = self._fetcher.fetch(max_records, timeout, at_least=self._lookahead, gather_s=gather_s)
         if not records:
             return None
         # Leases may have ended while the fetch waited.
@@ -307,9 +309,9 @@ class Intake:
         if not count:
             return None
         to_deliver = columns_of(records[:count], sizes[:count])
-        return self._start(Batch(*offset_bounds(to_deliver)), to_deliver, None, lease_s)
+        return self._start(StartedBatch(*offset_bounds(to_deliver)), to_deliver, None, lease_s)
 
-    def _take_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> Batch | None:
+    def _take_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> StartedBatch | None:
         """Take records whose headers decide how they are handled."""
         now = time.monotonic()
         records, admissions, others_wait = self._admit_with_lookahead(records, now)
@@ -327,7 +329,7 @@ class Intake:
         if not plan.prefix_length:
             return None
         batch = self._start(
-            Batch(*offset_bounds(columns_of(records[: plan.prefix_length], sizes))),
+            StartedBatch(*offset_bounds(columns_of(records[: plan.prefix_length], sizes))),
             columns_of([records[index] for index in plan.to_deliver], [sizes[index] for index in plan.to_deliver]),
             [admissions[index].delivery_count for index in plan.to_deliver],
             lease_s,
@@ -335,11 +337,9 @@ class Intake:
         )
         if plan.is_suspect:
             batch.is_suspect = True
-            self._suspects.turn_began(batch.messages, now)
+            self._suspects.turn_began(batch.content.messages, now)
         batch.expiring = [
-            message
-            for message, index in zip(batch.messages, plan.to_deliver, strict=True)
-            if admissions[index].expires_at_ms is not None
+            position for position, index in enumerate(plan.to_deliver) if admissions[index].expires_at_ms is not None
         ]
         return batch
 
@@ -365,16 +365,16 @@ class Intake:
 
     def _start(
         self,
-        batch: Batch,
+        batch: StartedBatch,
         to_deliver: Columns,
         counts: Sequence[int] | None,
         lease_s: float | None,
         deferrals: Sequence[Marker] = (),
-    ) -> Batch:
+    ) -> StartedBatch:
         """Lease records and send their STARTs: one for each queue partition and delivery count."""
         duration_s = self._limits.lease_s if lease_s is None else lease_s
         parameters = LeaseParameters(self._leases, time.monotonic(), duration_s, self._limits.max_lease_s)
-        batch.messages, batch.leases = create_leases(to_deliver, counts, parameters)
+        batch.content, batch.leases = create_leases(to_deliver, counts, parameters)
         batch.byte_count = sum([lease.byte_count for lease in batch.leases])
         starts = [
             (
@@ -420,7 +420,7 @@ class Intake:
         return room._replace(max_bytes=max(0, max_bytes))
 
     def _held_count(self, now: float) -> int:
-        return self._leases.held_count(now) + sum([len(batch.messages) for batch in self._started])
+        return self._leases.held_count(now) + sum([len(batch.content) for batch in self._started])
 
     def _started_positions(self, revoked: set[int]) -> dict[int, int]:
         """Wait for the STARTs on revoked partitions. Return the offset after the durable ones, by partition."""

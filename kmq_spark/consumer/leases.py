@@ -13,9 +13,11 @@ share a lease.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from enum import Enum
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -172,13 +174,26 @@ class Lease:
 
     def take_held(self) -> list[int]:
         """Remove all held offsets and return them. No other thread can settle these messages afterwards."""
-        taken = []
-        while self.held:
-            try:
-                taken.append(self.held.pop())
-            except KeyError:
-                break  # another thread has settled the last one
+        taken: list[int] = []
+        held = self.held
+        while held:
+            # No Python code per message. An exception in `extend` keeps what was taken before.
+            with contextlib.suppress(KeyError):  # another thread has settled the last one
+                taken.extend(map(set.pop, repeat(held, len(held))))
         return sorted(taken)
+
+    def take(self, offsets: Sequence[int]) -> list[int]:
+        """Remove and return those of *offsets* that are held. No other thread can settle these messages afterwards."""
+        if len(offsets) == len(self.offsets):
+            return self.take_held()
+        taken = []
+        for offset in offsets:
+            try:
+                self.held.remove(offset)
+            except KeyError:
+                continue
+            taken.append(offset)
+        return taken
 
 
 class LeaseTable:

@@ -1,5 +1,5 @@
 """
-Implement `receive`: wait for room, take a batch, and return it when its START is durable.
+Implement `receive` and `receive_batch`: wait for room, take a batch, and return it when its START is durable.
 
 Rule 1: strict by default. `receive` never returns more than *max_messages*, and the consumer holds no other messages.
 Rule 2: with `prefetch`, the next batches are fetched and their STARTs sent while the caller works on this one. `close`
@@ -18,16 +18,20 @@ import contextlib
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from kmq_spark.consumer.batch import Batch
 from kmq_spark.errors import KmqError
 from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
-    from kmq_spark.consumer.batch import Batch
+    from collections.abc import Callable, Sized
+
     from kmq_spark.consumer.intake import Intake
     from kmq_spark.consumer.leases import LeaseTable
-    from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.started import StartedBatch
+
+Result = TypeVar("Result", bound="Sized")
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +44,7 @@ _FULL_PAUSE_S = 0.005
 
 class Receiver:
     """
-    Implementation of `QueueConsumer.receive`.
+    Implementation of `QueueConsumer.receive` and `QueueConsumer.receive_batch`.
 
     Args:
         intake: Fetches and starts the messages.
@@ -53,9 +57,9 @@ class Receiver:
         self._intake = intake
         self._leases = leases
         self._prefetch = prefetch
-        self._pending: deque[Batch] = deque()
-        self._undelivered: list[Message] = []
-        self._returning: list[Message] = []
+        self._pending: deque[StartedBatch] = deque()
+        self._undelivered = Batch()
+        self._returning = Batch()
         self._needs_undo = False
         self._full_log_limit = RateLimit(_FULL_LOG_S)
 
@@ -64,7 +68,9 @@ class Receiver:
         """Whether batches are fetched ahead."""
         return self._prefetch > 0
 
-    def receive(self, max_messages: int, timeout: float, lease_s: float | None) -> list[Message]:
+    def receive(
+        self, max_messages: int, timeout: float, lease_s: float | None, result_of: Callable[[Batch], Result]
+    ) -> Result:
         """
         Receive messages.
 
@@ -72,9 +78,10 @@ class Receiver:
             max_messages: Maximum number of messages to return.
             timeout: Seconds to wait for the first message.
             lease_s: Length of their leases, seconds; None for the consumer's default.
+            result_of: Makes the result of the batch. Called here, so that an exception in it loses no message.
 
         Returns:
-            At most *max_messages* messages; empty if none arrived in time or there was no room.
+            *result_of* a batch of at most *max_messages* messages; empty if none arrived in time or there was no room.
 
         Raises:
             KmqError: As `QueueConsumer.receive`.
@@ -82,12 +89,12 @@ class Receiver:
         if self._needs_undo:
             self.undo_fetch()
         # The caller has the messages of the last call, so `undo_fetch` must not release them.
-        self._returning = []
+        self._returning = Batch()
         try:
             self._needs_undo = True
             until = time.monotonic() + timeout
             while True:
-                messages = self._next(max_messages, until, lease_s)
+                messages = result_of(self._next(max_messages, until, lease_s))
                 # A batch may have no messages: its records were skipped, deferred or expired.
                 if messages or time.monotonic() >= until:
                     self._needs_undo = False
@@ -113,10 +120,9 @@ class Receiver:
         """
         self._needs_undo = True
         self._intake.undo_fetch()
-        for messages in (self._returning, self._undelivered, *[batch.messages for batch in self._pending]):
-            for message in messages:
-                message._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
-        self._returning, self._undelivered = [], []
+        for batch in (self._returning, self._undelivered, *[started.content for started in self._pending]):
+            batch._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
+        self._returning, self._undelivered = Batch(), Batch()
         self._pending.clear()
         self._needs_undo = False
 
@@ -126,26 +132,26 @@ class Receiver:
             # The last `receive` was interrupted, and none followed.
             with contextlib.suppress(KmqError):
                 self.undo_fetch()
-        unseen, self._undelivered = self._undelivered, []
+        unseen, self._undelivered = [self._undelivered], Batch()
         try:
             while self._pending:
                 batch = self._pending.popleft()
                 self._intake.wait_until_durable(batch)
                 self._intake.commit(batch)
-                unseen += batch.messages
+                unseen.append(batch.content)
         except KmqError as error:
             # Their STARTs are not durable, so their offsets are not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
-        for message in unseen:
-            message._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
+        for content in unseen:
+            content._release_uncounted()  # noqa: SLF001  # private to the package: not for handlers
 
-    def _next(self, max_messages: int, until: float, lease_s: float | None) -> list[Message]:
+    def _next(self, max_messages: int, until: float, lease_s: float | None) -> Batch:
         if self._undelivered:
             self._intake.serve_group_if_due()
             return self._take_undelivered(max_messages)
         if not self._pending:
             if not self._wait_for_room(until):
-                return []
+                return Batch()
             self._take(max_messages, max(0.0, until - time.monotonic()), lease_s)
         while self._pending and len(self._pending) <= self._prefetch and self._take(max_messages, 0.0, lease_s):
             pass
@@ -153,14 +159,13 @@ class Receiver:
             batch = self._pending[0]
             self._intake.wait_until_durable(batch)
             self._intake.commit(batch)
-            self._undelivered = batch.messages
+            self._undelivered = batch.content
             self._pending.popleft()
         return self._take_undelivered(max_messages)
 
-    def _take_undelivered(self, max_messages: int) -> list[Message]:
+    def _take_undelivered(self, max_messages: int) -> Batch:
         # Kept until the next call: an exception may prevent the caller from getting them.
-        self._returning = self._undelivered[:max_messages]
-        self._undelivered = self._undelivered[max_messages:]
+        self._returning, self._undelivered = self._undelivered._split(max_messages)  # noqa: SLF001  # private to the package: not for handlers
         return self._returning
 
     def _take(self, max_messages: int, timeout: float, lease_s: float | None) -> bool:

@@ -1,5 +1,5 @@
 """
-Run a handler for each message of a queue, in threads, until stopped.
+Run a handler for each message or batch of a queue, in threads, until stopped.
 
 Rule 1: if a handler returns, its message is acknowledged, unless the handler settled it. If it raises, the message is
 released.
@@ -22,9 +22,10 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kmq_spark.consumer.checks import check_handler, is_unstarted_work
+from kmq_spark.consumer.batch_handler import handle_batch
+from kmq_spark.consumer.checks import check_batch, check_handler, is_unstarted_work
 from kmq_spark.consumer.handler_errors import error_text
 from kmq_spark.consumer.handler_queue import HandlerQueue, Window
 from kmq_spark.consumer.interpreter import short_switch_interval, tuned_gc
@@ -35,11 +36,13 @@ from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import timedelta
     from types import FrameType
 
     from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.intake import Intake
     from kmq_spark.consumer.message import Message
+    from kmq_spark.consumer.started import StartedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +99,14 @@ class Worker:
     Args:
         intake: Fetches and starts the messages. No other code may use it during the run.
         close: Closes the consumer; called at the end of the run.
-        handler: Called with each message.
+        handler: Called with each message, or with each batch.
         concurrency: Number of handler threads.
         retry_delay_ms: Delay before redelivery after the handler raised, without the queue's backoff.
         drain_timeout_ms: Longest wait for running handlers after a stop. After that, their messages are released while
             the handlers still run.
         max_batch: Maximum number of messages fetched at once.
+        batch: Maximum number of messages of a batch, if the handler takes batches.
+        batch_wait: Longest time to collect messages for a batch, seconds or a timedelta.
     """
 
     def __init__(
@@ -109,33 +114,49 @@ class Worker:
         *,
         intake: Intake,
         close: Callable[[], None],
-        handler: Callable[[Message], object],
+        handler: Callable[[Any], object],
         concurrency: int,
         retry_delay_ms: int = 1_000,
         drain_timeout_ms: int = 20_000,
         max_batch: int = MAX_BATCH,
+        batch: int | None = None,
+        batch_wait: float | timedelta = 0.0,
     ) -> None:
         """Check the values; `run` starts the threads."""
         _check_least(concurrency=(concurrency, 1), max_batch=(max_batch, 1))
         _check_least(retry_delay_ms=(retry_delay_ms, 0), drain_timeout_ms=(drain_timeout_ms, 0))
         # Checked now: otherwise the first failure of a handler would raise the error, in a handler thread.
         milliseconds("retry_delay_ms", retry_delay_ms / 1000)
+        self._batch_wait_s = 0.0
+        if batch is not None:
+            check_batch(batch, intake.max_in_flight)
+            self._batch_wait_s = milliseconds("batch_wait", batch_wait) / 1000
         check_handler(handler)
         self._intake = intake
         self._close = close
         self._handler = _with_failpoints(handler) if is_armed() else handler
-        self._max_batch = max_batch
+        self._max_batch = batch or max_batch
+        self._batch = batch
+        self._short_since: float | None = None
+        self._delivered_count = 0
+        self._delivered_lock = threading.Lock()
         self._retry_delay_s = retry_delay_ms / 1000
         self._drain_timeout_s = drain_timeout_ms / 1000
-        self._window = Window(concurrency, intake.max_in_flight)
-        self._handler_queue = HandlerQueue()
-        self._pending: deque[Batch] = deque()
+        self._window = Window(concurrency, intake.max_in_flight // (batch or 1))
+        self._handler_queue: HandlerQueue[Any] = HandlerQueue()
+        self._pending: deque[StartedBatch] = deque()
         self._fetched_at = time.monotonic()
         self._stopping = threading.Event()
         self._fatal_error: BaseException | None = None
         self._counts = [RunSummary() for _ in range(concurrency)]
+        work = self._work if batch is None else self._work_batches
         self._threads = [
-            threading.Thread(target=self._work, args=(counts,), name=f"kmq-handler-{number}", daemon=True)
+            threading.Thread(
+                target=work,
+                args=(counts,),
+                name=f"kmq-handler-{number}",
+                daemon=True,
+            )
             for number, counts in enumerate(self._counts)
         ]
 
@@ -145,7 +166,9 @@ class Worker:
 
     def delivered_count(self) -> int:
         """Return how many messages were passed to handlers so far."""
-        return self._handler_queue.taken_count
+        if self._batch is None:
+            return self._handler_queue.taken_count
+        return self._delivered_count
 
     def acked_count(self) -> int:
         """Return how many messages were acknowledged so far."""
@@ -214,11 +237,21 @@ class Worker:
     def _room(self) -> int:
         """Return how many messages may be fetched now; 0 until half of the window is free."""
         self._window.measure(self._handler_queue.busy_s(), self._handler_queue.taken_count)
-        pending = sum([len(batch.messages) for batch in self._pending])
+        pending = sum([len(batch.content) if self._batch is None else 1 for batch in self._pending])
         waiting = len(self._handler_queue) + pending
         if waiting > self._window.size // 2:
             return 0
-        return min(self._window.size - waiting, self._intake.room().max_messages)
+        room = self._intake.room().max_messages
+        return min(self._window.size - waiting, room) if self._batch is None else self._room_of_batch(room)
+
+    def _room_of_batch(self, room: int) -> int:
+        """Return the room for a batch. Wait `batch_wait` for that of a whole one: a batch is settled in steps."""
+        if room < 1 or room >= self._max_batch:
+            self._short_since = None
+            return min(room, self._max_batch)
+        now = time.monotonic()
+        self._short_since = self._short_since or now
+        return room if now - self._short_since >= self._batch_wait_s else 0
 
     def _fetch(self) -> bool:
         room = min(self._room(), self._max_batch)
@@ -226,14 +259,15 @@ class Worker:
             return False
         # With a pending batch, do not wait here: `_step` waits for its STARTs instead.
         timeout = 0.0 if self._pending else POLL_S
-        batch = self._intake.take(room, timeout)
+        batch = self._intake.take(room, timeout, gather_s=self._batch_wait_s)
         if not self._intake.is_blocked:
             self._fetched_at = time.monotonic()
         if batch is not None:
             self._pending.append(batch)
         return batch is not None
 
-    def _finish_start(self) -> list[Message]:
+    def _finish_start(self) -> list[Any]:
+        """Return what handlers are called with: messages, or one batch."""
         batch = self._pending[0]
         try:
             self._intake.wait_until_durable(batch)
@@ -244,7 +278,11 @@ class Worker:
             raise
         self._pending.popleft()
         self._intake.commit(batch)
-        return batch.messages
+        content = batch.content
+        if self._batch is None:
+            return content._to_messages()  # noqa: SLF001  # private to the package: not for handlers
+        content._retry_delay = self._retry_delay_s  # noqa: SLF001  # as above
+        return [content] if content else []
 
     def _wait_for_room(self) -> None:
         if time.monotonic() - self._fetched_at > IDLE_AFTER_S:
@@ -265,7 +303,7 @@ class Worker:
         except KmqError as error:
             # Their STARTs are not durable, so their offsets are not committed: another consumer fetches them.
             logger.warning("%s", error, extra={"action": "start_given_up"})
-        return sum([message._release_uncounted() for message in unseen])  # noqa: SLF001  # private to the package: not for handlers
+        return sum([each._release_uncounted() for each in unseen])  # noqa: SLF001  # private to the package: not for handlers
 
     def _drain(self) -> None:
         until = time.monotonic() + self._drain_timeout_s
@@ -313,6 +351,16 @@ class Worker:
                     self._settle(message, counts, Verb.ACK)  # the handler has released or rejected it
                 else:
                     counts.acked += 1
+
+    def _work_batches(self, counts: RunSummary) -> None:
+        """Handle batches until there are no more."""
+        while (batch := self._handler_queue.take()) is not None:
+            with self._delivered_lock:
+                self._delivered_count += len(batch)
+            fatal_error = handle_batch(self._handler, batch, counts)
+            if fatal_error is not None:
+                self._fatal_error = fatal_error
+                self.stop()
 
     def _abort_run(self, message: Message, result: object) -> None:
         """End the run: the handler returned work that has not run yet, so the message is not done."""
@@ -364,12 +412,12 @@ def _count_lost(counts: RunSummary, error: LeaseLostError) -> None:
     logger.warning("%s", error, extra={"action": "lease_lost"})
 
 
-def _with_failpoints(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+def _with_failpoints(handler: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a handler with failpoints before and after the call. Used only if a failpoint is armed."""
 
-    def handle(message: Message) -> object:
+    def handle(given: Message | Batch) -> object:
         failpoint("consumer.in-handler")
-        result = handler(message)
+        result = handler(given)
         failpoint("consumer.handled")
         return result
 

@@ -29,10 +29,10 @@ from kmq_spark.wire.codec import encode_marker
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from confluent_kafka import Consumer, KafkaError, Message
+    from confluent_kafka import KafkaError, Message
 
-    from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.markers.producer import MarkerProducer, OnReport
+    from kmq_spark.consumer.started import StartedBatch
     from kmq_spark.core.markers import Marker
     from kmq_spark.kafka.queue_topics import QueueTopics
 
@@ -56,12 +56,12 @@ class StartWriter(Protocol):
         It raises `KmqError` where the offsets were not committed, or it is unknown whether they were.
         """
 
-    def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:
+    def send(self, batch: StartedBatch, starts: Sequence[Start], owned: Collection[int]) -> None:
         """
         Send the STARTs of a batch.
 
         Args:
-            batch: The batch; `Batch.expect` was called with the count of *starts*.
+            batch: The batch; `StartedBatch.expect` was called with the count of *starts*.
             starts: Its STARTs, including deferrals, each with its delivery callback.
             owned: Queue partitions that are assigned now.
         """
@@ -88,7 +88,7 @@ class PlainStarts:
         """Keep the producer of markers; the caller owns it."""
         self._markers = markers
 
-    def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:  # noqa: ARG002  # part of `StartWriter`
+    def send(self, batch: StartedBatch, starts: Sequence[Start], owned: Collection[int]) -> None:  # noqa: ARG002  # part of `StartWriter`
         """Send the STARTs; their reports arrive later."""
         for marker, on_report in starts:
             self._markers.send(marker, on_report)
@@ -107,24 +107,30 @@ class TransactionalStarts:
 
     Args:
         config: librdkafka settings of a transactional producer. No other producer may use its transactional id.
-        consumer: Client of the consumer group; its group metadata is sent with the offsets.
+        group_metadata: Returns the metadata of the consumer's membership in its group, sent with the offsets.
         topic: Queue topic.
         markers_topic: Markers topic.
         timeout_ms: Timeout of each call, and greatest age of a START at its commit, milliseconds.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], consumer: Consumer, *, topic: str, markers_topic: str, timeout_ms: int
+        self,
+        config: Mapping[str, Any],
+        group_metadata: Callable[[], object],
+        *,
+        topic: str,
+        markers_topic: str,
+        timeout_ms: int,
     ) -> None:
         """Store the values. The first batch creates the producer."""
         self._config = dict(config)
-        self._consumer = consumer
+        self._group_metadata = group_metadata
         self._topic = topic
         self._markers_topic = markers_topic
         self._timeout_ms = timeout_ms
         self._producer: TransactionalProducer | None = None
 
-    def send(self, batch: Batch, starts: Sequence[Start], owned: Collection[int]) -> None:
+    def send(self, batch: StartedBatch, starts: Sequence[Start], owned: Collection[int]) -> None:
         """Write all STARTs and offsets, or none. All delivery callbacks are called before this method returns."""
         if not starts:
             return
@@ -206,7 +212,7 @@ class TransactionalStarts:
             if markers:
                 failpoint("consumer.start-tx-before-commit")
 
-        producer.run(work, positions, self._consumer.consumer_group_metadata(), check=check)
+        producer.run(work, positions, self._group_metadata(), check=check)
 
     def _given_up(self, why: str) -> KafkaClientError:
         message = f"cannot start messages of {self._topic}: {why}; the messages are fetched again"
@@ -219,9 +225,9 @@ def transactional_starts(
     bootstrap_servers: str,
     extra: Mapping[str, str] | None,
     timeout_ms: int,
-) -> Callable[[Consumer], TransactionalStarts]:
+) -> Callable[[Callable[[], object]], TransactionalStarts]:
     """
-    Return a function that creates the transactional writer from the client of the consumer group.
+    Return a function that creates the transactional writer from one that returns the metadata of the group membership.
 
     Args:
         topics: Topic names of the queue.
@@ -240,8 +246,8 @@ def transactional_starts(
     )
     # No linger: the receiving thread waits for the STARTs.
     config["linger.ms"] = 0
-    return lambda consumer: TransactionalStarts(
-        config, consumer, topic=topics.queue_topic, markers_topic=topics.markers_topic, timeout_ms=timeout_ms
+    return lambda group_metadata: TransactionalStarts(
+        config, group_metadata, topic=topics.queue_topic, markers_topic=topics.markers_topic, timeout_ms=timeout_ms
     )
 
 

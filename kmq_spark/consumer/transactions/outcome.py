@@ -14,11 +14,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
+from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +54,7 @@ def _wait_until_stable(config: Mapping[str, Any], place: TopicPartition, offset:
     deadline_s = time.monotonic() + timeout_s
     consumer = make_client(Consumer, dict(config))
     try:
-        while consumer.get_watermark_offsets(place, timeout=timeout_s, cached=False)[1] <= offset:
+        while bounds_of(consumer, place, timeout_s).end <= offset:
             if time.monotonic() > deadline_s:
                 message = (
                     f"cannot read {place.topic}[{place.partition}]@{offset}: a transaction before it has been open for "
@@ -61,7 +62,5 @@ def _wait_until_stable(config: Mapping[str, Any], place: TopicPartition, offset:
                 )
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             time.sleep(_PAUSE_S)
-    except KafkaException as error:
-        raise client_error(error, f"cannot read {place.topic}") from error
     finally:
         consumer.close()

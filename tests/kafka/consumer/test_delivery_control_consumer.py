@@ -15,6 +15,7 @@ from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.settings import producer_config
 from kmq_spark.kafka.topics import create_queue
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, wait_until
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,9 +164,9 @@ def test_run_hands_no_expired_message_to_a_handler(queue: Queue) -> None:
 def test_lease_of_one_receive_is_in_its_start_and_in_its_renewals(queue: Queue) -> None:
     queue.send(*"ab")
     with consumer_of(queue, lease_ms=60_000) as consumer:
-        consumer.receive(1, timeout=10, lease=1.5)
+        consumer.receive(1, timeout=COMES_S, lease=1.5)
         receive_all(consumer, 1)
-        assert wait_until(lambda: bool(queue.markers(MarkerType.KEEPALIVE)), 3)
+        assert wait_until(lambda: bool(queue.markers(MarkerType.KEEPALIVE)))
         (first, *_) = queue.markers(MarkerType.KEEPALIVE)
         assert (covered(first.marker), first.marker.redeliver_after_ms) == ([0], 1_500)
         assert first.marker.release is Release.RENEWED
@@ -178,7 +179,7 @@ def test_extended_message_is_held_past_its_lease_and_the_others_are_not(queue: Q
         long, short = receive_all(consumer, 2)
         long.extend(60)
         assert consumer.in_flight_count == 2
-        assert wait_until(lambda: consumer.in_flight_count == 1, 3)
+        assert wait_until(lambda: consumer.in_flight_count == 1)
         time.sleep(0.3)
         with pytest.raises(LeaseLostError):
             short.ack()
@@ -196,7 +197,7 @@ def test_extension_may_shorten_a_lease_and_keep_alive_goes_on_with_it(queue: Que
     with consumer_of(queue, lease_ms=60_000, max_lease_ms=3_600_000) as consumer:
         message, _ = receive_all(consumer, 2)
         message.extend(1.2)
-        assert wait_until(lambda: len(queue.markers(MarkerType.KEEPALIVE)) >= 4, 5)
+        assert wait_until(lambda: len(queue.markers(MarkerType.KEEPALIVE)) >= 4)
         assert message.is_held
     assert {
         (*covered(each.marker), each.marker.redeliver_after_ms) for each in queue.markers(MarkerType.KEEPALIVE)
@@ -246,10 +247,8 @@ def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queu
     write(queue, "mail", queue="emails")
     write(queue, "plain")
     with consumer_of(queue, queue="emails") as emails, consumer_of(queue) as plain:
-        began_at = time.monotonic()
         (mail,) = receive_all(emails, 1, max_messages=1)
         (other,) = receive_all(plain, 1, max_messages=1)
-        assert time.monotonic() - began_at < 8
         assert (mail.value, other.value) == (b"mail", b"plain")
         # not a marker for the 20,000 that are not theirs
         assert [covered(each.marker) for each in queue.markers()] == [[20_000], [20_001]]
@@ -263,7 +262,7 @@ def test_flooded_logical_queue_does_not_hold_up_another_ones_message(queue: Queu
 def test_position_moves_on_behind_messages_of_others_alone(queue: Queue) -> None:
     write(queue, *"abc", queue="reports")
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: consumer.receive(1, 0.2) == [] and queue.committed() == {0: 3}, 8)
+        assert wait_until(lambda: consumer.receive(1, 0.2) == [] and queue.committed() == {0: 3})
     assert queue.markers() == []
 
 
@@ -320,7 +319,7 @@ def run_program(queue: Queue, start_new: Callable[..., subprocess.Popen[str]], *
         [sys.executable, "-c", PROGRAM, queue.name, queue.bootstrap_servers],
         stdout=subprocess.PIPE, text=True, env={**os.environ, **environment},
     )  # fmt: skip
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=ENDS_S)
     assert process.returncode in {EXIT_CODE, -9}
     return out
 
@@ -340,7 +339,7 @@ def test_consumer_killed_while_it_defers_loses_no_message(queue: Queue, point: s
     write(queue, "now")
     assert run_program(queue, subprocess.Popen, **{VARIABLE: point}) == ""
     with consumer_of(queue, extra={"session.timeout.ms": "6000"}) as consumer:
-        until = time.monotonic() + 20
+        until = time.monotonic() + COMES_S
         got: list[Message] = []
         while not got and time.monotonic() < until:
             got = consumer.receive(5, timeout=1)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import kmq_spark
+from kmq_spark.consumer.batch import Batch
 from kmq_spark.core.markers import MarkerType
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,7 @@ FILES = {
     str(HOME / f"{name}.py")
     for name in (
         "consumer/batch", "consumer/callbacks", "consumer/fetcher", "consumer/handler_queue", "consumer/intake",
-        "consumer/leases", "consumer/message", "consumer/receiver", "consumer/markers/deferrals",
+        "consumer/leases", "consumer/message", "consumer/receiver", "consumer/started", "consumer/markers/deferrals",
         "consumer/markers/producer", "consumer/markers/starts", "consumer/poison/admission",
         "consumer/poison/suspects", "kafka/marker_ranges", "kafka/transaction",
     )
@@ -103,7 +105,7 @@ def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_int
             interrupt = Interrupt(step, FILES)
             try:
                 with interrupt:
-                    messages = consumer.receive(2, timeout=5)
+                    messages = consumer.receive(2, timeout=COMES_S)
                 was_interrupted = False
             except KeyboardInterrupt:
                 places[interrupt.at] += 1
@@ -136,15 +138,18 @@ def test_first_messages_of_a_partition_are_not_lost_where_their_fetch_is_interru
         return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
 
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: not consumer.receive(1, 0.1) and bool(consumer._intake.owned))
+        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._intake.owned))
         queue.send(*"abc")
         with pytest.raises(KeyboardInterrupt), Interrupt(step, FILES, has_fetched):
-            consumer.receive(2, timeout=5)
+            consumer.receive(2, timeout=COMES_S)
         assert [each.value for each in receive_all(consumer, 3)] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("options", [{}, {"batch": 20}])
 @pytest.mark.parametrize("step", [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200])
-def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrupted(queue: Queue, step: int) -> None:
+def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrupted(
+    queue: Queue, step: int, options: dict[str, Any]
+) -> None:
     """A second Ctrl+C interrupts the receiving thread; then another consumer takes over."""
     queue.send(*map(str, range(300)))
     handled: list[int] = []
@@ -152,10 +157,14 @@ def test_message_is_handled_once_or_redelivered_whatever_step_of_run_is_interrup
     def has_fetched(frame: FrameType) -> bool:
         return frame.f_code.co_name == "_consume" and bool(frame.f_locals.get("records"))
 
+    def handle(given: Message | Batch) -> None:
+        messages = given if isinstance(given, Batch) else [given]
+        handled.extend(message.id.message_offset for message in messages)
+
     consumer = consumer_of(queue)
     interrupt = Interrupt(step, FILES | {str(HOME / "consumer" / "worker.py")}, has_fetched)
     with pytest.raises(KeyboardInterrupt), interrupt:
-        consumer.run(lambda message: handled.append(message.id.message_offset), concurrency=2, max_batch=20)
+        consumer.run(handle, concurrency=2, **(options or {"max_batch": 20}))
     handled_before = set(handled)
     with consumer_of(queue) as other:
         position = queue.committed().get(0, 0)

@@ -24,7 +24,7 @@ def test_failed_commit_is_sent_again_on_a_partition_that_stays_quiet(queue: Queu
         fetcher = consumer._intake._fetcher
         fetcher.client.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
         fetcher._on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(queue.name, 0, 1)])
-        assert wait_until(lambda: not consumer.receive(1, 0.1) and queue.committed() == {0: 1})
+        assert wait_until(lambda: not consumer.receive(1) and queue.committed() == {0: 1})
 
 
 class RevokesInBetween:
@@ -52,7 +52,7 @@ class RevokesInBetween:
 
 def test_record_whose_partition_is_revoked_while_more_are_read_is_not_handed_out(queue: Queue) -> None:
     with consumer_of(queue) as consumer:
-        assert wait_until(lambda: not consumer.receive(1, 0.1) and bool(consumer._intake.owned))
+        assert wait_until(lambda: not consumer.receive(1) and bool(consumer._intake.owned))
         fetcher: Any = consumer._intake._fetcher
         client = fetcher.client
         fetcher.client = between = RevokesInBetween(fetcher, queue.name)

@@ -9,6 +9,7 @@ import pytest
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import ConfigError
 from tests.kafka.conftest import consumer_of, covered, receive_all, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
@@ -24,7 +25,7 @@ def test_every_message_comes_once_and_never_more_than_asked_for(queue: Queue) ->
         sizes = [70, 30, 1, 200]
         while len(found) < 1_000:
             wanted = sizes[len(found) % 4]
-            messages = consumer.receive(wanted, timeout=5.0)
+            messages = consumer.receive(wanted, timeout=COMES_S)
             assert 0 < len(messages) <= wanted
             for message in messages:
                 found.append(message.value or b"")
@@ -62,7 +63,7 @@ def test_bound_on_what_is_held_covers_what_is_prefetched(queue: Queue) -> None:
     with consumer_of(queue, prefetch=8, max_in_flight=25) as consumer:
         receive_all(consumer, 10, max_messages=10)
         consumer.receive(10, timeout=0.2)
-        assert consumer.in_flight_count + sum(len(b.messages) for b in consumer._receiver._pending) <= 25
+        assert consumer.in_flight_count + sum(len(b.content) for b in consumer._receiver._pending) <= 25
 
 
 def test_lease_of_its_own_does_not_go_with_prefetch(queue: Queue) -> None:

@@ -22,7 +22,7 @@ PROTOCOLS = ["classic", "consumer"]
 
 def fill(queue: Queue, consumer: QueueConsumer, partitions: int) -> list[Message]:
     """Let a consumer own every partition and hold all it may, until it has paused its partitions."""
-    assert wait_until(lambda: not consumer.receive(1, 0.1) and len(consumer._intake.owned) == partitions, 30)
+    assert wait_until(lambda: not consumer.receive(1, 0.1) and len(consumer._intake.owned) == partitions)
     for partition in range(partitions):
         queue.send(*"ab", partition=partition)
     messages = receive_all(consumer, consumer.max_in_flight)
@@ -51,14 +51,14 @@ def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_
                 ack(second.receive(1, 0.1))
                 return len(first._intake.owned) == 1 == len(second._intake.owned)
 
-            assert wait_until(shared, 30)
+            assert wait_until(shared)
         ack(held)
 
         def owns_all() -> bool:
             ack(first.receive(1, 0.1))
             return len(first._intake.owned) == 2
 
-        assert wait_until(owns_all, 30)
+        assert wait_until(owns_all)
         for partition in range(2):
             queue.send("new", partition=partition)
         found: set[int] = set()
@@ -69,7 +69,7 @@ def test_partition_that_was_revoked_while_the_consumer_was_full_is_read_when_it_
             found.update(each.id.queue_partition for each in messages if each.value == b"new")
             return found == {0, 1}
 
-        assert wait_until(all_read, 15), found
+        assert wait_until(all_read), found
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_partition_that_was_lost_while_the_consumer_was_full_is_read_when_it_com
             found.update((each.id.queue_partition, each.id.message_offset) for each in messages)
             return len(found) >= 2
 
-        assert wait_until(all_read, 15), (lost, found)
+        assert wait_until(all_read), (lost, found)
 
 
 @pytest.mark.parametrize("group_protocol", PROTOCOLS)
@@ -104,7 +104,7 @@ def test_consumer_that_is_full_and_polled_for_a_short_time_at_once_lets_others_j
 ) -> None:
     queue = make_queue(partitions=2)
     with consumer_of(queue, max_in_flight=2, group_protocol=group_protocol) as first:
-        assert wait_until(lambda: not first.receive(1, 0.1) and len(first._intake.owned) == 2, 30)
+        assert wait_until(lambda: not first.receive(1, 0.1) and len(first._intake.owned) == 2)
         queue.send(*"ab", partition=0)
         receive_all(first, 2)
         with consumer_of(queue, group_protocol=group_protocol) as second:
@@ -114,4 +114,4 @@ def test_consumer_that_is_full_and_polled_for_a_short_time_at_once_lets_others_j
                 second.receive(1, timeout=0.1)
                 return len(second._intake.owned) == 1
 
-            assert wait_until(joined, 15)
+            assert wait_until(joined)

@@ -208,7 +208,7 @@ def test_handlers_of_a_run_write_transactions_of_their_own(queue: Queue, results
             tx.ack(message)
 
     def stop_when_done() -> None:
-        wait_until(lambda: len(seen(results)) == 40, 30)
+        wait_until(lambda: len(seen(results)) == 40)
         consumer.stop()
 
     thread = threading.Thread(target=stop_when_done)

@@ -14,6 +14,7 @@ from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import create_queue
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import Stage, wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,6 @@ def worker(stage: Stage, results: str, number: int, point: str) -> Iterator[subp
         process.communicate()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.crosses(*POINTS)
 def test_each_message_has_its_result_exactly_once_whatever_dies_around_the_commit(stage: Stage, results: str) -> None:
     """Three workers: `kill -9` when everything was sent, when everything was durable, and right after the commit."""
@@ -67,10 +67,10 @@ def test_each_message_has_its_result_exactly_once_whatever_dies_around_the_commi
         for number, point in enumerate(POINTS):
             # At its second transaction, with a message behind it under the same lease.
             for process in worker(stage, results, number, f"{point}:2"):
-                assert process.wait(60) == EXIT_CODE
+                assert process.wait(ENDS_S) == EXIT_CODE
         for _ in worker(stage, results, len(POINTS), ""):
-            assert wait_until(lambda: len(values(stage, results)) >= len(names), 90)
-            assert wait_until(lambda: not audit(stage.layout, stage.bootstrap_servers).lost, 30)
+            assert wait_until(lambda: len(values(stage, results)) >= len(names))
+            assert wait_until(lambda: not audit(stage.layout, stage.bootstrap_servers).lost)
     assert sorted(values(stage, results)) == names
     story = audit(stage.layout, stage.bootstrap_servers)
     assert (story.early, story.lost) == (0, set())

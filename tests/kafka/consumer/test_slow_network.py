@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,8 @@ from faults.proxy import ProxiedBroker
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.kafka.topics import create_queue
-from tests.kafka.conftest import Queue
+from tests.brokers import QUICK_JAVA
+from tests.kafka.conftest import Queue, stopped_if_it_hangs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ DELAY_S = 0.1
 
 def test_run_starts_more_messages_at_once_where_each_start_takes_long(tmp_path: Path) -> None:
     """One message a round trip would be 100 STARTs."""
-    proxied = ProxiedBroker.start(tmp_path)
+    proxied = ProxiedBroker.start(tmp_path, QUICK_JAVA)
     with closing(proxied.broker), closing(proxied.workers), closing(proxied.trackers):
         create_queue("far", bootstrap_servers=proxied.broker.bootstrap_servers, partitions=1)
         queue = Queue("far", proxied.broker.bootstrap_servers)
@@ -42,11 +42,7 @@ def test_run_starts_more_messages_at_once_where_each_start_takes_long(tmp_path: 
             if len(handled) == COUNT:
                 consumer.stop()
 
-        timer = threading.Timer(120, consumer.stop)
-        timer.start()
-        try:
+        with stopped_if_it_hangs(consumer):
             consumer.run(handle, concurrency=1)
-        finally:
-            timer.cancel()
         assert len(handled) == COUNT
         assert len(queue.markers(MarkerType.START)) <= COUNT // 4

@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
@@ -19,6 +18,7 @@ from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.queue_topics import QueueTopics
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,10 +69,7 @@ def test_position_after_skipped_messages_does_not_set_the_group_back(
         queue.send("a")
         receive_all(consumer, 1)
         queue.send("other", queue="emails")
-        until_s = time.monotonic() + 4.5
-        while time.monotonic() < until_s:
-            consumer.receive(1, 0.1)
-        assert queue.committed() == {0: 2}
+        assert wait_until(lambda: not consumer.receive(1, 0.1) and queue.committed() == {0: 2})
         queue.send("other", queue="emails")
         consumer.receive(1, 0.5)
         queue.send("b")
@@ -137,9 +134,7 @@ def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) 
         fetcher.return_to_buffer(fetcher.fetch(1, 10.0))
         starts = consumer._intake._starts
         assert isinstance(starts, TransactionalStarts)
-        own = starts._consumer
-        stale: Any = SimpleNamespace(consumer_group_metadata=lambda: membership)
-        starts._consumer = stale
+        own, starts._group_metadata = starts._group_metadata, lambda: membership
         batch = consumer._intake.take(1, 0.0)
         assert batch is not None
         with pytest.raises(
@@ -147,7 +142,7 @@ def test_consumer_that_was_thrown_out_of_the_group_starts_nothing(queue: Queue) 
         ) as raised:
             consumer._intake.wait_until_durable(batch)
         assert raised.value.retriable
-        starts._consumer = own
+        starts._group_metadata = own
         assert (started(queue), queue.committed()) == ([0], {0: 1})
         assert [each.value for each in receive_all(consumer, 1)] == [b"b"]
     assert started(queue) == [0, 1]
@@ -177,7 +172,7 @@ def run_receiver(queue: Queue, point: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=ENDS_S,
         env={**os.environ, VARIABLE: point},
     )
 
@@ -185,7 +180,7 @@ def run_receiver(queue: Queue, point: str) -> subprocess.CompletedProcess[str]:
 def receive_until(receive: Callable[[int, float], list[Message]], count: int) -> list[Message]:
     """Receive so many; the dead one's session and transaction have to end first."""
     found: list[Message] = []
-    until = time.monotonic() + 60
+    until = time.monotonic() + COMES_S
     while len(found) < count and time.monotonic() < until:
         found += receive(count - len(found), 0.5)
     assert len(found) == count

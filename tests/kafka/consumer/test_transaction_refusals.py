@@ -19,6 +19,7 @@ from kmq_spark.errors import (
     UsageError,
 )
 from tests.kafka.conftest import Queue, consumer_of, ended, read_all, receive_all, seen
+from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
 
@@ -46,12 +47,10 @@ def test_oversize_result_is_reported_and_the_block_can_be_tried_again(queue: Que
     queue.send("a")
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
-        began_at = time.monotonic()
         with pytest.raises(TransactionError, match="the broker rejected a result of") as raised:
             with consumer.transaction() as tx:  # the error comes at its end
                 tx.send(results.name, bytes(1_200_000))
                 tx.ack(message)
-        assert time.monotonic() - began_at < 5
         assert (raised.value.code, raised.value.nothing_written) == ("MSG_SIZE_TOO_LARGE", True)
         assert not message.is_settled
         with consumer.transaction() as tx:
@@ -122,7 +121,7 @@ def test_result_topic_that_grows_or_comes_later_is_found(queue: Queue) -> None:
         admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
         admin.create_topics([NewTopic(name, 1, 1)])[name].result()
         with consumer.transaction() as tx:
-            until = time.monotonic() + 10
+            until = time.monotonic() + COMES_S
             while not tx.results and time.monotonic() < until:
                 with contextlib.suppress(TopicError):
                     tx.send(name, "r")

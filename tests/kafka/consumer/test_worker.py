@@ -14,7 +14,8 @@ import pytest
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.errors import ConfigError, KafkaClientError
-from tests.kafka.conftest import Queue
+from tests.kafka.conftest import Queue, stopped_if_it_hangs
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def ends(queue: Queue, outcome: Outcome) -> list[int]:
 
 
 def run(queue: Queue, handler: Callable[[Message], object], count: int, **options: Any) -> RunSummary:  # noqa: ANN401  # passed through
-    """Run a handler until it was called *count* times, at most ten seconds."""
+    """Run a handler until it was called *count* times."""
     consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
     calls: list[Message] = []
 
@@ -47,12 +48,10 @@ def run(queue: Queue, handler: Callable[[Message], object], count: int, **option
             consumer.stop()
         handler(message)
 
-    timer = threading.Timer(10, consumer.stop)
-    timer.start()
     try:
-        return consumer.run(counting, **options)
+        with stopped_if_it_hangs(consumer):
+            return consumer.run(counting, **options)
     finally:
-        timer.cancel()
         assert len(calls) >= count
 
 
@@ -84,7 +83,8 @@ def test_handler_that_raises_is_logged_and_its_message_released_later(
 def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
     """For example while a host name cannot be resolved: messages that were started before are handed out."""
     queue.send(*map(str, range(1_000)))
-    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
+    # A lease that outlasts the test: what was dropped would come again after it.
+    consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, lease_ms=3_600_000)
     seen: list[int] = []
 
     def handler(message: Message) -> None:
@@ -94,12 +94,8 @@ def test_fetch_that_fails_drops_nothing_that_is_under_way(queue: Queue) -> None:
         if len(seen) == 1_000:
             consumer.stop()
 
-    timer = threading.Timer(20, consumer.stop)  # below the lease, after which what was dropped would come again
-    timer.start()
-    try:
+    with stopped_if_it_hangs(consumer):
         summary = consumer.run(handler, concurrency=1, max_batch=20)
-    finally:
-        timer.cancel()
     assert sorted(seen) == list(range(1_000))
     assert summary.acked == 1_000
 
@@ -145,7 +141,7 @@ def test_slow_handlers_leave_messages_to_other_consumers(queue: Queue) -> None:
 def test_handler_that_outlasts_the_drain_loses_its_message(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.send("a")
     go_on = threading.Event()
-    summary = run(queue, lambda _message: go_on.wait(10), 1, concurrency=1, drain_timeout_ms=200)
+    summary = run(queue, lambda _message: go_on.wait(COMES_S), 1, concurrency=1, drain_timeout_ms=200)
     assert "1 handler(s) still running 0.2 s after the stop" in caplog.text
     assert summary.acked == 0
     (release,) = queue.markers(MarkerType.KEEPALIVE)
@@ -203,7 +199,7 @@ def test_signal_stops_cleanly(queue: Queue, number: signal.Signals) -> None:
     queue.send(*"abc")
     process = start_program(queue, 0.5)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=ENDS_S)
     assert process.returncode == 0
     assert "RunSummary(acked=1, " in out
     assert ends(queue, Outcome.ACKED) == [0]
@@ -217,7 +213,7 @@ def test_second_ctrl_c_ends_the_run_at_once(queue: Queue) -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=ENDS_S)
     assert process.returncode == 130
     assert "interrupted" in out
     # The message of the handler that was left behind is given back.

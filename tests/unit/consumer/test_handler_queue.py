@@ -10,6 +10,7 @@ from confluent_kafka import Message as KafkaMessage
 from kmq_spark.consumer.handler_queue import HandlerQueue, Window
 from kmq_spark.consumer.leases import Lease, Outbox
 from kmq_spark.consumer.message import Message
+from tests.limits import COMES_S
 
 
 def messages_of(count: int) -> list[Message]:
@@ -24,7 +25,8 @@ def messages_of(count: int) -> list[Message]:
 def sizes_of_rounds(work_s: float, round_trip_s: float, rounds: int) -> list[int]:
     """Return the window after each round: a full window is handled, then the next START takes a round trip."""
     now = 0.0
-    queue, window = HandlerQueue(lambda: now), Window(1, 200)
+    queue: HandlerQueue[Message] = HandlerQueue(lambda: now)
+    window = Window(1, 200)
 
     def handle() -> None:
         nonlocal now
@@ -43,13 +45,13 @@ def sizes_of_rounds(work_s: float, round_trip_s: float, rounds: int) -> list[int
             sizes.append(window.size)
     finally:
         queue.close()
-        thread.join(60)
+        thread.join(COMES_S)
     return sizes
 
 
 def test_handed_over_messages_come_out_in_order_and_the_rest_at_the_close() -> None:
     messages = messages_of(3)
-    ready = HandlerQueue()
+    ready: HandlerQueue[Message] = HandlerQueue()
     ready.put(messages)
     assert ready.take() is messages[0]
     assert ready.taken_count == 1

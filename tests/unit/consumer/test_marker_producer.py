@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.consumer.markers.producer import MarkerProducer
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     import pytest
@@ -24,7 +25,7 @@ def test_end_that_was_not_confirmed_in_time_is_sent_again_and_logged(caplog: pyt
     with closing(MarkerProducer(config, "orders.markers")) as producer, caplog.at_level(logging.WARNING, logger):
         producer.send_until_durable(END)
         producer.send_until_durable(END)
-        give_up_s = time.monotonic() + 60
+        give_up_s = time.monotonic() + COMES_S
         while not caplog.records and time.monotonic() < give_up_s:
             producer.serve(0.1)
         assert producer.is_waiting

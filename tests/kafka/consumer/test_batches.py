@@ -1,0 +1,426 @@
+"""Batches: `receive_batch` and `run(handler, batch=…)` settle the messages named. Nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmq_spark import BatchFailed
+from kmq_spark.config import load_settings
+from kmq_spark.core.markers import MarkerType, Outcome
+from kmq_spark.dlq.dead_letters import list_dead_letters
+from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+from kmq_spark.tracker.once import track_once
+from tests.kafka.conftest import Queue, consumer_of, covered, read_all, wait_until
+from tests.limits import COMES_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kmq_spark.consumer.batch import Batch
+    from kmq_spark.consumer.consumer import QueueConsumer
+    from kmq_spark.consumer.worker import RunSummary
+
+pytestmark = pytest.mark.kafka
+
+
+def track(queue: Queue, **rules: Any) -> None:  # noqa: ANN401  # settings of `[queue]`
+    """Redeliver what is due, once."""
+    settings = {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "queue": {"backoff_initial_ms": 1, **rules}}
+    track_once(queue.name, load_settings(None, settings))
+
+
+def receive(consumer: QueueConsumer, count: int, **options: Any) -> Batch:  # noqa: ANN401  # passed through
+    """Receive one batch that has *count* messages; what comes earlier in smaller ones is a failure."""
+    until = time.monotonic() + COMES_S
+    while time.monotonic() < until:
+        batch = consumer.receive_batch(count, timeout=0.5, **options)
+        if batch:
+            assert len(batch) == count
+            return batch
+    raise AssertionError("no batch came")
+
+
+def drained(queue: Queue, **options: Any) -> Counter[bytes]:  # noqa: ANN401  # passed through
+    """Acknowledge what comes until the topic is read to its end; return the values."""
+    found: Counter[bytes] = Counter()
+    end = {record.partition(): record.offset() + 1 for record in read_all(queue.bootstrap_servers, queue.name)}
+    with consumer_of(queue, **options) as consumer:
+        # A position is committed before its messages are handed out.
+        assert wait_until(
+            lambda: (
+                _count(consumer.receive_batch(timeout=0.2), found)
+                and all(queue.committed().get(partition, 0) >= offset for partition, offset in end.items())
+            ),
+            COMES_S,
+        )
+    return found
+
+
+def _count(batch: Batch, found: Counter[bytes]) -> bool:
+    found.update(value or b"" for value in batch.values())
+    batch.ack()
+    return True
+
+
+def run(queue: Queue, handler: Callable[[Batch], Any], count: int, **options: Any) -> RunSummary:  # noqa: ANN401  # passed through
+    """Run a handler of batches until it was given *count* messages, at most `COMES_S`."""
+    consumer = consumer_of(queue, **options.pop("consumer", {}))
+    given: list[int] = []
+
+    def counting(batch: Batch) -> Any:  # noqa: ANN401  # of any type
+        given.append(len(batch))
+        if sum(given) >= count:
+            consumer.stop()
+        return handler(batch)
+
+    timer = threading.Timer(COMES_S, consumer.stop)
+    timer.start()
+    try:
+        return consumer.run(counting, **{"batch": 100, "concurrency": 1, **options})
+    finally:
+        timer.cancel()
+        assert sum(given) >= count
+
+
+def ends(queue: Queue, outcome: Outcome = Outcome.ACKED) -> list[int]:
+    """Return the message offsets that ended in one way."""
+    found = [each.marker for each in queue.markers(MarkerType.END) if each.marker.outcome == outcome]
+    return sorted(offset for marker in found for offset in covered(marker))
+
+
+def test_whole_batch_is_one_start_and_one_end_of_each_partition_and_nothing_comes_again(
+    make_queue: Callable[..., Queue],
+) -> None:
+    queue = make_queue(2)
+    queue.send(*map(str, range(300)))
+    with consumer_of(queue) as consumer:
+        found: list[bytes | None] = []
+        batches = 0
+        while len(found) < 300:
+            batch = consumer.receive_batch(timeout=5)
+            found += batch.values()
+            batches += bool(batch)
+            assert batch._made == {}
+            batch.ack()
+            consumer.flush()
+    assert Counter(found) == Counter(str(number).encode() for number in range(300))
+    assert len(queue.markers(MarkerType.START)) <= 2 * batches
+    assert len(queue.markers(MarkerType.END)) == len(queue.markers(MarkerType.START))
+    track(queue)
+    assert drained(queue) == {}
+
+
+def test_exactly_what_failed_comes_again(queue: Queue) -> None:
+    queue.send(*map(str, range(50)))
+    with consumer_of(queue) as consumer:
+        batch = receive(consumer, 50)
+        batch.fail({3: ValueError("no such order"), 7: "no stock"})
+        batch.release([11])
+        batch.ack()
+        consumer.flush()
+    reasons = {
+        (offset, marker.reason)
+        for marker in [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+        for offset in covered(marker)
+    }
+    assert reasons == {(3, "ValueError: no such order"), (7, "no stock"), (11, "")}
+    track(queue)
+    assert drained(queue) == {b"3": 1, b"7": 1, b"11": 1}
+
+
+def test_failure_with_a_delay_waits_for_it(queue: Queue) -> None:
+    queue.send(*"ab")
+    with consumer_of(queue) as consumer:
+        batch = receive(consumer, 2)
+        batch.fail({0: "later"}, delay=30)
+        batch.fail({1: "now"})
+        consumer.flush()
+    delays = {covered(each.marker)[0]: each.marker.redeliver_after_ms for each in queue.markers(MarkerType.KEEPALIVE)}
+    assert delays == {0: 30_000, 1: 0}
+    track(queue)
+    assert drained(queue) == {b"b": 1}
+
+
+def test_rejected_messages_are_dead_letters(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        batch = receive(consumer, 3)
+        batch.reject({1: "no address"})
+        batch.ack()
+    assert (ends(queue), ends(queue, Outcome.REJECTED)) == ([0, 2], [1])
+    track(queue)
+    letters = list(list_dead_letters(queue.name, bootstrap_servers=queue.bootstrap_servers))
+    assert [(letter.value, letter.reason) for letter in letters] == [(b"b", "no address")]
+    assert drained(queue) == {}
+
+
+def test_handler_that_returns_acknowledges_the_batch(queue: Queue) -> None:
+    queue.send(*map(str, range(250)))
+    sizes: list[int] = []
+    summary = run(queue, lambda batch: sizes.append(len(batch)), 250, batch_wait=2)
+    assert (summary.acked, summary.failed) == (250, 0)
+    # Whole batches: the handlers wait for them for `batch_wait`.
+    assert sizes == [100, 100, 50]
+    assert len(queue.markers(MarkerType.START)) == 3
+    assert ends(queue) == list(range(250))
+    assert queue.committed() == {0: 250}
+
+
+def test_handler_that_raises_releases_what_it_has_not_settled(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.send(*"abcd")
+
+    def handler(batch: Batch) -> None:
+        batch.ack([0])
+        batch[1].reject("bad")
+        raise RuntimeError("no database")
+
+    summary = run(queue, handler, 4, retry_delay_ms=1_234)
+    assert (summary.acked, summary.rejected, summary.released, summary.failed) == (1, 1, 2, 1)
+    assert "RuntimeError: no database" in caplog.text
+    (release,) = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    assert (covered(release), release.redeliver_after_ms) == ([2, 3], 1_234)
+    assert release.reason == "RuntimeError: no database"
+    assert not release.never_handed_out
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_failures_of_a_handler_are_released_and_the_others_acknowledged(queue: Queue, *, is_raised: bool) -> None:
+    queue.send(*"abcd")
+
+    def handler(batch: Batch) -> dict[int, str | BaseException] | None:
+        failures: dict[int, str | BaseException] = {1: ValueError("no stock"), 3: "no address"}
+        if is_raised:
+            raise BatchFailed(failures)
+        return failures if batch[1].value == b"b" else None
+
+    summary = run(queue, handler, 4, retry_delay_ms=0)
+    assert (summary.acked, summary.released, summary.failed) == (2, 2, int(is_raised))
+    assert ends(queue) == [0, 2]
+    track(queue)
+    assert drained(queue) == {b"b": 1, b"d": 1}
+
+
+@pytest.mark.parametrize("failures", [{9: "no such index"}, {"0": "a text"}, {0: None}])
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_failures_that_cannot_be_read_acknowledge_nothing(queue: Queue, failures: Any, *, is_raised: bool) -> None:  # noqa: ANN401  # of wrong types
+    queue.send(*"ab")
+
+    def handler(_batch: Batch) -> Any:  # noqa: ANN401  # of wrong types
+        if is_raised:
+            raise BatchFailed(failures)
+        return failures
+
+    summary = run(queue, handler, 2, retry_delay_ms=60_000)
+    assert (summary.acked, summary.released, summary.failed) == (0, 2, 1)
+    assert ends(queue) == []
+
+
+def test_result_that_is_no_mapping_ends_the_run_and_gives_the_batch_back(queue: Queue) -> None:
+    queue.send(*"ab")
+    with pytest.raises(UsageError, match="handler of batches returned a wrong type: got list"):
+        run(queue, lambda _batch: [1], 2)
+    (release,) = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    assert (covered(release), release.never_handed_out) == ([0, 1], True)
+
+
+async def handle(_batch: Batch) -> None:
+    """Handle a batch on an event loop."""
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "expected"),
+    [
+        (print, {"batch": 0}, "batch is out of bounds: got 0, an integer from 1 to max_in_flight, which is 1000"),
+        (print, {"batch": 1_001}, "batch is out of bounds: got 1001"),
+        (print, {"batch": True}, "batch is out of bounds: got True"),
+        (print, {"batch": "500"}, "batch is out of bounds: got '500'"),
+        (print, {"batch": 10, "batch_wait": -1}, "batch_wait is out of bounds"),
+        (handle, {"batch": 10}, "handler is a coroutine function"),
+    ],
+)
+def test_bad_settings_of_batches_are_refused(
+    queue: Queue,
+    handler: Any,  # noqa: ANN401  # of a wrong type
+    options: dict[str, Any],
+    expected: str,
+) -> None:
+    with consumer_of(queue) as consumer:
+        with pytest.raises(ConfigError, match=expected):
+            consumer.run(handler, **options)
+        with pytest.raises(ConfigError, match="receive_batch is out of bounds: got max_messages=0"):
+            consumer.receive_batch(0)
+
+
+def test_batch_has_no_message_of_another_logical_queue_or_that_is_delayed_or_expired(queue: Queue) -> None:
+    for number in range(5):
+        queue.send(f"mine-{number}", queue="emails")
+        queue.send(f"other-{number}")
+        queue.send(f"delayed-{number}", queue="emails", delay=2)
+        queue.send(f"expired-{number}", queue="emails", ttl=0.001)
+        queue.send(f"lasting-{number}", queue="emails", ttl=3_600)
+    time.sleep(0.1)
+    due_at = time.monotonic() + 2.2
+    found: list[bytes | None] = []
+    with consumer_of(queue, queue="emails") as consumer:
+        assert wait_until(lambda: _take(consumer, found) >= 10)
+        assert Counter((value or b"").split(b"-")[0] for value in found) == {b"mine": 5, b"lasting": 5}
+        consumer.flush()
+        time.sleep(max(0.0, due_at - time.monotonic()))
+        track(queue)
+        assert wait_until(lambda: _take(consumer, found) >= 15)
+        consumer.flush()
+    assert Counter((value or b"").split(b"-")[0] for value in found) == {b"mine": 5, b"lasting": 5, b"delayed": 5}
+    assert len(ends(queue, Outcome.EXPIRED)) == 5
+    assert drained(queue) == {f"other-{number}".encode(): 1 for number in range(5)}
+
+
+def _take(consumer: QueueConsumer, found: list[bytes | None]) -> int:
+    batch = consumer.receive_batch(timeout=0.5)
+    found += batch.values()
+    batch.ack()
+    return len(found)
+
+
+def test_slow_handler_keeps_its_batch(queue: Queue) -> None:
+    queue.send(*map(str, range(20)))
+    summary = run(queue, lambda _batch: time.sleep(2.5), 20, consumer={"lease_ms": 1_000}, batch_wait=1)
+    assert (summary.acked, summary.lost) == (20, 0)
+    assert queue.markers(MarkerType.KEEPALIVE)
+    track(queue)
+    assert drained(queue) == {}
+
+
+def test_lease_that_is_lost_before_the_ack_is_told_and_what_was_redelivered_comes_again(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue, keep_alive=False, lease_ms=1_000) as consumer:
+        batch = receive(consumer, 3)
+        batch.ack([0])
+        consumer.flush()
+        time.sleep(1.5)
+        track(queue)
+        with pytest.raises(LeaseLostError, match="leases of 2 of 3 messages of the batch are lost: the lease ran out"):
+            batch.ack()
+    assert drained(queue) == {b"b": 1, b"c": 1}
+
+
+def test_lease_that_a_handler_loses_is_counted(queue: Queue) -> None:
+    queue.send(*"abc")
+    options = {"keep_alive": False, "lease_ms": 1_000}
+    summary = run(queue, lambda _batch: time.sleep(1.5), 3, consumer=options, batch_wait=1)
+    assert (summary.acked, summary.lost) == (0, 3)
+
+
+def test_drain_gives_unseen_batches_back_uncounted(queue: Queue) -> None:
+    queue.send(*map(str, range(40)))
+    consumer = consumer_of(queue)
+
+    def handler(_batch: Batch) -> None:
+        threading.Timer(0.5, consumer.stop).start()
+        time.sleep(1.5)
+
+    summary = consumer.run(handler, batch=10, batch_wait=1, concurrency=1)
+    assert summary.acked == 10
+    releases = [each.marker for each in queue.markers(MarkerType.KEEPALIVE)]
+    assert all(release.never_handed_out for release in releases)
+    given_back = [offset for release in releases for offset in covered(release)]
+    assert len(given_back) == summary.unseen
+    track(queue)
+    assert sum(drained(queue).values()) == 30
+
+
+def test_close_releases_what_is_left_of_a_batch(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        batch = receive(consumer, 3)
+        batch.ack([1])
+    with pytest.raises(LeaseLostError, match="leases of 2 of 3 messages of the batch are lost: the consumer"):
+        batch.ack()
+    track(queue)
+    assert drained(queue) == {b"a": 1, b"c": 1}
+
+
+def test_prefetched_messages_come_in_batches_of_the_size_that_is_asked_for(queue: Queue) -> None:
+    queue.send(*map(str, range(100)))
+    found: list[bytes | None] = []
+    with consumer_of(queue, prefetch=2) as consumer:
+        while len(found) < 100:
+            batch = consumer.receive_batch(40 if len(found) % 3 else 7, timeout=5)
+            assert len(batch) <= 40
+            found += batch.values()
+            batch.ack()
+    assert sorted(found, key=lambda value: int(value or b"")) == [str(number).encode() for number in range(100)]
+    assert ends(queue) == list(range(100))
+
+
+def test_suspect_is_in_no_batch_with_others(queue: Queue) -> None:
+    """A message that was delivered twice without an answer may be what kills its process."""
+    queue.send("suspect")
+    for _ in range(2):
+        with consumer_of(queue, keep_alive=False, lease_ms=1_000, isolate_after=2) as consumer:
+            batch = receive(consumer, 1)
+            time.sleep(1.2)
+            track(queue, max_deliveries=10)
+            del batch
+    queue.send(*"abc")
+    batches: list[list[bytes | None]] = []
+    with consumer_of(queue, isolate_after=2) as consumer:
+        until = time.monotonic() + COMES_S
+        while sum(map(len, batches)) < 4 and time.monotonic() < until:
+            batch = consumer.receive_batch(timeout=0.5)
+            if batch:
+                batches.append(batch.values())
+            batch.ack()
+    assert [b"suspect"] in batches
+    assert sorted(value or b"" for values in batches for value in values) == [b"a", b"b", b"c", b"suspect"]
+
+
+def test_batch_is_acknowledged_with_results_in_a_transaction(queue: Queue, results: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        batch = receive(consumer, 3)
+        batch.reject({2: "bad"})
+        with consumer.transaction() as tx:
+            tx.send(results.name, b"|".join(value or b"" for value in batch.values()[:2]))
+            tx.ack(batch)
+        batch.ack()
+        assert [message.settled_by for message in batch] == ["ack", "ack", "reject"]
+    assert (ends(queue), ends(queue, Outcome.REJECTED)) == ([0, 1], [2])
+    assert drained(results) == {b"a|b": 1}
+
+
+VICTIM = """
+import sys, time
+from kmq_spark import QueueConsumer
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000)
+batch = consumer.receive_batch(100, timeout=30)
+batch.ack(range(10))
+consumer.flush()
+print(len(batch), flush=True)
+time.sleep(60)
+"""
+
+
+def test_batch_of_a_killed_consumer_comes_again_and_what_it_acknowledged_does_not(queue: Queue) -> None:
+    queue.send(*map(str, range(60)))
+    child = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, queue.name, queue.bootstrap_servers], stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        count = int(child.stdout.readline())
+        assert count == 60
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+    time.sleep(2.5)
+    track(queue)
+    assert drained(queue, group_protocol="consumer") == {str(number).encode(): 1 for number in range(10, 60)}
