@@ -36,9 +36,13 @@ def doctor(
     ] = None,
 ) -> None:
     """Check a queue from its broker to its dead letters, and name each repair. Exit code 3: unhealthy."""
+    report(_findings(name, connection.settings(tracker={"checkpoint_dir": checkpoint_dir})), output)
+
+
+def report(found: list[Finding], output: OutputForm) -> None:
+    """Print findings, with the repairs where it is a table; end with exit code 3 where one is unhealthy."""
     from kmq_spark.inspection.findings import is_unhealthy  # noqa: PLC0415  # `kmq --help` must not wait for numpy
 
-    found = _findings(name, connection.settings(tracker={"checkpoint_dir": checkpoint_dir}))
     print_rows(output, [asdict(finding) for finding in found], lambda: _as_table(found))
     if output is OutputForm.TABLE:
         typer.echo(_repairs(found))
@@ -47,13 +51,12 @@ def doctor(
 
 
 def _findings(name: str, settings: Settings) -> list[Finding]:
-    from kmq_spark.inspection.findings import Finding, Level, examine  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.findings import examine, unreachable_finding  # noqa: PLC0415  # as above
 
     try:
         return examine(gather(name, settings))
     except KafkaClientError as error:
-        what, _, repair = str(error).rpartition("; ")
-        return [Finding("broker", Level.UNHEALTHY, what, repair)]
+        return [unreachable_finding(error)]
 
 
 def gather(name: str, settings: Settings) -> QueueFacts:
@@ -129,5 +132,5 @@ def _repairs(found: list[Finding]) -> str:
     bad = [finding for finding in found if finding.repair]
     if not bad:
         return "\nhealthy"
-    rows = [(f"{number}.", finding.check, finding.repair) for number, finding in enumerate(bad, 1)]
+    rows = [(f"{number}.", finding.check, shown(finding.repair)) for number, finding in enumerate(bad, 1)]
     return "\n" + rendered(table(("", "CHECK", "WHAT TO DO"), rows))

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kmq_spark.cli.doctor import report
 from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors
 from kmq_spark.cli.shared.looking import counting, quiet_client
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
+from kmq_spark.errors import KafkaClientError
 from kmq_spark.inspection.spans import counted, instant, span
 
 if TYPE_CHECKING:
     from kmq_spark.coordination.overview import GroupState
+    from kmq_spark.inspection.findings import Finding
 
 app = typer.Typer(help="Coordination groups: members, claims, tasks, positions.", no_args_is_help=True)
 
@@ -119,6 +122,13 @@ def tasks(group: Group, connection: GroupConnection, output: Output = OutputForm
     print_rows(output, rows, lambda: table(_TASK_HEADS, [_task_cells(row) for row in rows]))
 
 
+@app.command("doctor")
+@one_line_errors
+def doctor(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
+    """Check a group and the coordination topic, and name each repair. Exit code 3: unhealthy."""
+    report(_findings(group, connection), output)
+
+
 def read(connection: GroupConnection, group: str = "") -> list[GroupState]:
     """Return the groups in the topic, or only one."""
     from kmq_spark.coordination.overview import read_groups  # noqa: PLC0415  # `kmq --help` must not load the client
@@ -137,6 +147,27 @@ def one(group: str, connection: GroupConnection) -> GroupState:
         )  # fmt: skip
         raise typer.Exit(EXIT_FAILED)
     return found[0]
+
+
+def _findings(group: str, connection: GroupConnection) -> list[Finding]:
+    from kmq_spark.coordination.checks import check_group, check_topic  # noqa: PLC0415  # `kmq --help` loads no client
+    from kmq_spark.inspection.cluster import Cluster  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.findings import broker_finding, is_unhealthy, unreachable_finding  # noqa: PLC0415
+
+    quiet_client()
+    try:
+        cluster = Cluster(**connection.reach())
+        (topic,) = cluster.topics([connection.topic]).values()
+        brokers = cluster.facts()
+        found = [broker_finding(brokers), *check_topic(topic, brokers.broker_count)]
+        # No process can join such a topic, and the times of its records mean nothing.
+        if is_unhealthy(found):
+            return found
+        # Before the log is read: a member must not be silent for as long as that takes.
+        at_ms = now_ms()
+        return found + check_group(one(group, connection), topic, at_ms)
+    except KafkaClientError as error:
+        return [unreachable_finding(error)]
 
 
 def now_ms() -> int:

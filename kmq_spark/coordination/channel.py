@@ -4,6 +4,7 @@ The Kafka side of a member: one reader and one writer of the group's partition.
 Rule 1: no rules of the group here: bytes in, bytes out.
 Rule 2: records are appended in the order in which they were written: one idempotent producer, one partition.
 Rule 3: a reader that retention has overtaken gets an error; it never skips records.
+Rule 4: a closed channel refers to no client, so that librdkafka's threads end before the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from kmq_spark.core.coordination.partition import partition_of
-from kmq_spark.errors import KafkaClientError, TopicError
-from kmq_spark.kafka.client_errors import client_error, retry_until_answered, unreachable
+from kmq_spark.errors import KafkaClientError, TopicError, UsageError
+from kmq_spark.kafka.client_errors import client_error, unreachable
+from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.settings import make_client, marker_producer_config, reader_config
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ class Channel:
                 "auto.offset.reset": "error",
             }
         )
-        self._reader = make_client(Consumer, reader)
+        self._reader: Consumer | None = make_client(Consumer, reader)
         # Made with the first record: an idempotent producer of a user who may only read ends with a fatal error.
         self._writer: Producer | None = None
         self._writer_config = marker_producer_config(
@@ -103,8 +105,8 @@ class Channel:
 
     @property
     def clients(self) -> tuple[object, ...]:
-        """The clients, for a fork."""
-        return (self._reader,) if self._writer is None else (self._reader, self._writer)
+        """The clients, for a fork; none after `close`."""
+        return tuple(client for client in (self._reader, self._writer) if client is not None)
 
     def open(self, timeout_s: float) -> tuple[int, int]:
         """
@@ -123,7 +125,7 @@ class Channel:
         try:
             self._partition_count = self._count(timeout_s)
         except KafkaException as error:
-            raise unreachable(error, self._reader, self._bootstrap_servers) from error
+            raise unreachable(error, self._open_reader(), self._bootstrap_servers) from error
         if not self._partition_count:
             message = (
                 f"coordination topic {self.topic!r} does not exist; run `kmq group init`, or call "
@@ -132,16 +134,11 @@ class Channel:
             raise TopicError(message)
         self.partition = partition_of(self._group, self._partition_count)
         place = TopicPartition(self.topic, self.partition)
-        # A partition that was just created may have no leader yet.
-        return retry_until_answered(
-            lambda: _offsets_of(self._reader.get_watermark_offsets(place, timeout=timeout_s)),
-            f"cannot read the offsets of {self.topic}",
-            timeout_s,
-        )
+        return bounds_of(self._open_reader(), place, timeout_s)
 
     def seek(self, offset: int) -> None:
         """Read from an offset on."""
-        self._reader.assign([TopicPartition(self.topic, self.partition, offset)])
+        self._open_reader().assign([TopicPartition(self.topic, self.partition, offset)])
 
     def read(self, timeout_s: float) -> list[LoggedBytes]:
         """
@@ -149,13 +146,17 @@ class Channel:
 
         Args:
             timeout_s: How long to wait.
+
+        Raises:
+            UsageError: The channel was closed.
         """
-        first = self._reader.poll(timeout_s)
+        reader = self._open_reader()
+        first = reader.poll(timeout_s)
         if first is None:
             return []
         return [
             read
-            for message in [first, *self._reader.consume(READ_AT_ONCE, 0)]
+            for message in [first, *reader.consume(READ_AT_ONCE, 0)]
             if (read := self._read_of(message)) is not None
         ]
 
@@ -165,11 +166,14 @@ class Channel:
 
         Raises:
             KafkaClientError: Its queue is full: nothing has been delivered for long.
+            UsageError: The channel was closed.
         """
-        if self._writer is None:
-            self._writer = make_client(Producer, self._writer_config)
+        self._open_reader()  # else a late record would make a producer that is never closed
+        writer = self._writer
+        if writer is None:
+            writer = self._writer = make_client(Producer, self._writer_config)
         try:
-            self._writer.produce(self.topic, value, self._key, partition=self.partition, on_delivery=self._delivered)
+            writer.produce(self.topic, value, self._key, partition=self.partition, on_delivery=self._delivered)
         except (BufferError, KafkaException) as error:
             cause = error.args[0]
             if isinstance(cause, KafkaError):
@@ -179,9 +183,10 @@ class Channel:
 
     def serve(self) -> None:
         """Take the answers to what was written; now and then, check the topic."""
-        if self._writer is not None:
+        writer = self._writer
+        if writer is not None:
             try:
-                self._writer.poll(0)
+                writer.poll(0)
             except KafkaException as error:  # it is fatal: others come with the delivery of a record
                 self.failure = self.failure or client_error(error, f"cannot write to {self.topic}")
         if time.monotonic() - self._checked_s > _CHECK_EVERY_S:
@@ -194,16 +199,29 @@ class Channel:
             self._writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Close the clients; what has no answer is given up."""
-        if self._writer is not None:
-            self._writer.purge()
+        """End the clients and their threads; what has no answer is given up. A second call does nothing."""
+        reader, writer, self._reader, self._writer = self._reader, self._writer, None, None
+        if writer is not None:
+            writer.purge()
             if self.failure is None:  # after a fatal error confluent-kafka's flush raises SystemError
-                self._writer.flush(_FLUSH_S)
-        self._reader.close()
+                writer.flush(_FLUSH_S)
+            # A producer ends with its last reference; its own `close` takes no bound on its flush. A session
+            # and its leader refer to each other, and so kept this channel and its producer alive: librdkafka's threads
+            # went on, and wrote lines about a broker that went away much later.
+            del writer
+        if reader is not None:
+            reader.close()
+
+    def _open_reader(self) -> Consumer:
+        """Return the reader, unless the channel was closed."""
+        if self._reader is None:
+            message = f"coordinator of group {self._group!r} was closed: got a call after that; make a new one"
+            raise UsageError(message)
+        return self._reader
 
     def _count(self, timeout_s: float) -> int:
         """Return the partitions of the topic, 0 where it does not exist."""
-        metadata = self._reader.list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
+        metadata = self._open_reader().list_topics(self.topic, timeout=timeout_s).topics.get(self.topic)
         return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
     def _check_partition_count(self) -> None:
@@ -245,10 +263,3 @@ class Channel:
             self.failure = self.failure or client_error(error, doing)
         else:
             self.trouble = f"{doing}: {error.str()} ({error.name()})"
-
-
-def _offsets_of(found: tuple[int, int] | None) -> tuple[int, int]:
-    """Return first offset and end; librdkafka has none where it timed out."""
-    if found is None:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # librdkafka's public name for it
-    return found

@@ -7,6 +7,7 @@ acknowledged in any order; the position is the lowest one that was not.
 Rule 3: at most once: a batch is handed out after its end was claimed and its position was read back from the log. A
 crash anywhere loses that batch at most, and repeats nothing.
 Rule 4: what was fetched under a claim that is over is dropped.
+Rule 5: a member that is behind releases the partition if it was asked to (`release_if_behind_s`), see `core` `pace.py`.
 
 Source: Marshal `consumer.go`, `claim.go`; its at most once is a to-do.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from kmq_spark.coordination.pace_watch import PaceWatch
 from kmq_spark.errors import ClaimLostError, ConfigError, TopicError
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.settings import make_client, reader_config
@@ -41,6 +43,7 @@ _LASTING = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_U
 _POLL_S = 0.1
 _CHECK_EVERY_S = 0.5
 _TIMEOUT_S = 15.0
+_LONGEST_BEHIND_S = 86_400
 
 
 class Progress:
@@ -56,6 +59,11 @@ class Progress:
         self.end = 0
         self._handed_out: deque[int] = deque()
         self._acked: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a message was handed out and is not acknowledged."""
+        return bool(self._handed_out)
 
     def hand_out(self, offsets: Iterable[int]) -> None:
         """Add messages, in ascending order."""
@@ -139,6 +147,8 @@ class Consumption:
         most_claims: Most partitions that this member takes; 0 = no limit.
         auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
         idle_s: End the iteration after so long without a message; None: never.
+        release_if_behind_s: Release a partition where this member has been stuck, or slower than the senders, for so
+            long, seconds, 1 to 86,400; others may take it. None: never.
         extra: librdkafka settings.
 
     Raises:
@@ -156,6 +166,7 @@ class Consumption:
         most_claims: int = 0,
         auto_ack: bool = True,
         idle_s: float | None = None,
+        release_if_behind_s: float | None = None,
         extra: Mapping[str, str] | None = None,
     ) -> None:
         """Connect lazily."""
@@ -166,6 +177,12 @@ class Consumption:
             message = (
                 f"max_messages or most_claims is out of bounds: got {max_messages!r} and {most_claims!r}, "
                 "minimum 1 and 0; correct the call"
+            )
+            raise ConfigError(message)
+        if release_if_behind_s is not None and not 1 <= release_if_behind_s <= _LONGEST_BEHIND_S:
+            message = (
+                f"release_if_behind_s is out of bounds: got {release_if_behind_s!r}, minimum 1, "
+                f"maximum {_LONGEST_BEHIND_S}; correct the call"
             )
             raise ConfigError(message)
         self._coordinator, self._topic, self._mode = coordinator, topic, mode
@@ -179,7 +196,19 @@ class Consumption:
         self._progress: dict[int, Progress] = {}
         self._fetched: dict[int, list[Message]] = {}
         self._batch: Batch | None = None
-        self._checked_s = float("-inf")
+        self._batch_began_s = self._checked_s = float("-inf")
+        self._pace_watch: PaceWatch | None = None
+        if release_if_behind_s is not None:
+            self._pace_watch = PaceWatch(
+                topic,
+                release_if_behind_s,
+                max_messages,
+                held=self._claims.copy,
+                is_working=self._is_working,
+                stuck_s=self._stuck_s,
+                bootstrap_servers=bootstrap_servers,
+                extra=extra,
+            )
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -212,11 +241,13 @@ class Consumption:
                     return
                 continue
             last_s = time.monotonic()
-            self._batch = batch
+            self._batch, self._batch_began_s = batch, last_s
             yield batch
 
     def close(self) -> None:
         """Release the partitions, each with its position, and close the client."""
+        if self._pace_watch is not None:
+            self._pace_watch.close()
         for claim in self._claims.values():
             claim.release()
         self._claims.clear()
@@ -288,7 +319,10 @@ class Consumption:
         for partition in range(self._partitions()):
             if self._most_claims and len(self._claims) >= self._most_claims:
                 return
-            if partition not in self._claims and (claim := self._coordinator.claim(f"{self._topic}/{partition}")):
+            is_left = self._pace_watch is not None and self._pace_watch.leaves_to_others(partition)
+            if partition in self._claims or is_left:
+                continue
+            if claim := self._coordinator.claim(f"{self._topic}/{partition}"):
                 self._begin(partition, claim)
 
     def _begin(self, partition: int, claim: Claim) -> None:
@@ -307,6 +341,15 @@ class Consumption:
             place.offset = claim.position
         self._claims[partition], self._progress[partition] = claim, Progress()
         self._client.incremental_assign([place])
+
+    def _is_working(self, partition: int) -> bool:
+        """Return whether a message of a partition is handed out and not processed; called by the pace's thread."""
+        progress, batch = self._progress.get(partition), self._batch
+        return (progress is not None and progress.is_open) or (batch is not None and batch.partition == partition)
+
+    def _stuck_s(self) -> float:
+        """Return for how long the application has had the batch under way, seconds; called by the pace's thread."""
+        return 0.0 if self._batch is None else time.monotonic() - self._batch_began_s
 
     def _commit_to_kafka(self, batch: Batch) -> None:
         """Show the position to tools that read Kafka's offsets; the group's own position is in the log."""

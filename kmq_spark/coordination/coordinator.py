@@ -11,6 +11,7 @@ Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coor
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -22,13 +23,13 @@ from kmq_spark.coordination.callbacks import Callbacks
 from kmq_spark.coordination.channel import Channel
 from kmq_spark.coordination.consumption import Consumption
 from kmq_spark.coordination.group_log import read_group_log
+from kmq_spark.coordination.leader import snapshot_every_ms
+from kmq_spark.coordination.round_trip import require_round_trip
 from kmq_spark.coordination.session import Session, not_joined
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
 from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import (
-    MAX_HEARTBEAT_MS,
-    MIN_HEARTBEAT_MS,
     Record,
     RecordType,
     is_group,
@@ -48,13 +49,6 @@ if TYPE_CHECKING:
     from kmq_spark.core.coordination.effects import Applied, Effect
 
 logger = logging.getLogger(__name__)
-
-SNAPSHOT_EVERY_S = 60.0
-SNAPSHOTS_IN_RETENTION = 4
-"""Snapshots that the topic holds at any time, at least."""
-
-ROUND_TRIPS = 3
-"""Heartbeats by which a new member measures whether T is long enough."""
 
 _ANSWER_S = 10.0
 _STOP_S = 5.0
@@ -159,7 +153,7 @@ class Coordinator:
         session = self._begin(until_s)
         try:
             self._join(session, until_s)
-            self._check_interval(session)
+            self._check_interval(session, until_s)
         except BaseException:
             self.close()
             raise
@@ -277,6 +271,7 @@ class Coordinator:
         most_claims: int = 0,
         auto_ack: bool = True,
         idle_s: float | None = None,
+        release_if_behind_s: float | None = None,
     ) -> Consumption:
         """
         Consume a topic: the members of the group share its partitions, one owner each.
@@ -292,6 +287,8 @@ class Coordinator:
             most_claims: Most partitions that this member takes; 0 = no limit.
             auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
             idle_s: End after so long without a message, seconds; None: never.
+            release_if_behind_s: Release a partition where this member has been stuck, or slower than the senders, for
+                so long, seconds, 1 to 86,400, and leave it to the others for as long again. None: never.
 
         Raises:
             ConfigError: A value is out of bounds.
@@ -305,6 +302,7 @@ class Coordinator:
             most_claims=most_claims,
             auto_ack=auto_ack,
             idle_s=idle_s,
+            release_if_behind_s=release_if_behind_s,
             extra=self._extra,
         )
 
@@ -406,9 +404,6 @@ class Coordinator:
             channel.close()
             self._channel = None
             raise
-        every_ms = SNAPSHOT_EVERY_S * 1000
-        if retention_ms > 0:
-            every_ms = min(every_ms, retention_ms / SNAPSHOTS_IN_RETENTION)
         session = self._session = Session(
             channel,
             log,
@@ -416,7 +411,7 @@ class Coordinator:
             instance=self.instance,
             join_fields=self._join_fields,
             assign=self._assign,
-            snapshot_every_ms=every_ms,
+            snapshot_every_ms=snapshot_every_ms(retention_ms),
         )
         self._callbacks.start(session, self.group)
         self._thread = threading.Thread(
@@ -446,23 +441,15 @@ class Coordinator:
                     min(session.heartbeat_ms / 1000, max(0.0, until_s - time.monotonic())),
                 )
 
-    def _check_interval(self, session: Session) -> None:
+    def _check_interval(self, session: Session, until_s: float) -> None:
         """Measure the way through the log and back, and refuse a T that does not allow it."""
-        allowed_ms = session.heartbeat_ms / 3
-        taken_ms = []
-        for _ in range(ROUND_TRIPS):
+
+        def measure() -> float:
             began_s = time.monotonic()
             applied = session.answer_to(session.beat(awaited=True), _ANSWER_S)
-            taken_ms.append((time.monotonic() - began_s) * 1000)
-            if applied is not None and taken_ms[-1] <= allowed_ms:
-                break
-        else:
-            message = (
-                f"heartbeat_ms is too short for this broker: got {session.heartbeat_ms}, and a heartbeat takes "
-                f"{min(taken_ms):.0f} ms to be read back, maximum {allowed_ms:.0f}; allowed are {MIN_HEARTBEAT_MS} to "
-                f"{MAX_HEARTBEAT_MS}: use a longer one in all members"
-            )
-            raise ConfigError(message)
+            return math.inf if applied is None else (time.monotonic() - began_s) * 1000
+
+        require_round_trip(session.heartbeat_ms, measure, until_s)
         if session.heartbeat_ms != self._join_fields["heartbeat_ms"]:
             logger.warning(
                 "group %s has heartbeat_ms=%d, this member was given %d and uses that of the group",

@@ -28,8 +28,22 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_EVERY_RECORDS = 5_000
 """Records of the partition after which the leader writes a snapshot, whatever the time."""
 
+SNAPSHOT_EVERY_MS = 60_000.0
+SNAPSHOTS_IN_RETENTION = 4
+"""Snapshots that the topic holds at any time, at least."""
+
 ASSIGNMENTS_AT_ONCE = 900
 """Assignments in one record: with the longest names it stays below the largest record."""
+
+
+def snapshot_every_ms(retention_ms: int) -> float:
+    """
+    Return the time after which a leader writes a snapshot, milliseconds.
+
+    Args:
+        retention_ms: How long the topic keeps records; 0 or less if that is unknown or without limit.
+    """
+    return min(SNAPSHOT_EVERY_MS, retention_ms / SNAPSHOTS_IN_RETENTION) if retention_ms > 0 else SNAPSHOT_EVERY_MS
 
 
 class Leader:

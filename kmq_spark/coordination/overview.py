@@ -27,9 +27,10 @@ from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from kmq_spark.config import Reach
+    from kmq_spark.core.coordination.effects import Effect
     from kmq_spark.core.coordination.world import Member, World
     from kmq_spark.inspection.cluster import Cluster
     from kmq_spark.inspection.facts import TopicFacts
@@ -48,6 +49,8 @@ class GroupState:
         world: Members, claims, tasks and positions.
         claimed_at_ms: Append time of the record that granted each claim, by resource, epoch milliseconds, broker's
             clock; only those that the topic still has.
+        first_at_ms: Append time of the group's oldest record that the topic has, epoch milliseconds, broker's clock.
+        snapshot_at_ms: Append time of the newest complete snapshot that the topic has; -1 = none.
         ignored: Number of records, or entries of records, that changed nothing, by reason.
         fault: Text about an unreadable record, empty if there was none.
     """
@@ -57,6 +60,8 @@ class GroupState:
     is_complete: bool
     world: World
     claimed_at_ms: Mapping[str, int]
+    first_at_ms: int
+    snapshot_at_ms: int
     ignored: Mapping[str, int]
     fault: str
 
@@ -75,6 +80,25 @@ class GroupState:
     def is_stale(self, member: Member, now_ms: int) -> bool:
         """Return whether a member is silent for more than 2T: the next record of the partition drops it."""
         return self.silent_ms(member, now_ms) > self.world.stale_after_ms
+
+
+class _Times:
+    """Append times of a group's records; see `GroupState`."""
+
+    def __init__(self) -> None:
+        """Begin before the first record."""
+        self.claimed_at_ms: dict[str, int] = {}
+        self.first_at_ms = self.snapshot_at_ms = -1
+
+    def note(self, append_time_ms: int, effects: Iterable[Effect], *, is_snapshot: bool) -> None:
+        """Take a record of the partition, from the group's first one on."""
+        if self.first_at_ms < 0:
+            self.first_at_ms = append_time_ms
+        if is_snapshot:
+            self.snapshot_at_ms = append_time_ms
+        for effect in effects:
+            if effect.change is Change.CLAIMED:
+                self.claimed_at_ms[effect.resource] = append_time_ms
 
 
 def read_groups(
@@ -109,7 +133,7 @@ def read_groups(
     partition_count = len(admin.list_topics(topic, timeout=timeout_ms / 1000).topics[topic].partitions)
     wanted = [partition_of(group, partition_count)] if group else range(partition_count)
     first: dict[int, int] = {}
-    claimed_at_ms: dict[str, dict[str, int]] = defaultdict(dict)
+    times: dict[str, _Times] = defaultdict(_Times)
     logs: dict[int, dict[str, GroupLog]] = {partition: {} for partition in wanted}
     reader = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout_ms)
     try:
@@ -123,14 +147,13 @@ def read_groups(
             # Records of other groups move the clock of each group.
             append_time_ms = record.timestamp()[1]
             for each, log in of_partition.items():
-                for effect in log.read(offset, append_time_ms, record.key(), record.value()).effects:
-                    if effect.change is Change.CLAIMED:
-                        claimed_at_ms[each][effect.resource] = append_time_ms
+                applied = log.read(offset, append_time_ms, record.key(), record.value())
+                times[each].note(append_time_ms, applied.effects, is_snapshot=log.world.snapshot_at == offset)
             on_progress(count)
     finally:
         reader.close()
     return [
-        _state_of(name, partition, log, claimed_at_ms[name])
+        _state_of(name, partition, log, times[name])
         for name, partition, log in sorted(
             (name, partition, log) for partition, of_partition in logs.items() for name, log in of_partition.items()
         )
@@ -196,11 +219,19 @@ def _name_of(key: bytes | str | None) -> str:
     return (key or b"").decode("utf-8", "replace")
 
 
-def _state_of(name: str, partition: int, log: GroupLog, claimed_at_ms: Mapping[str, int]) -> GroupState:
+def _state_of(name: str, partition: int, log: GroupLog, times: _Times) -> GroupState:
     if not log.is_complete and log.stranger_at_ms < 0:
         # No record is of a member that was lost: the group is younger than the oldest record.
         log.accept()
     ignored = {reason.value: count for reason, count in sorted(log.ignored.items())}
     return GroupState(
-        name, partition, log.is_complete, log.world, claimed_at_ms, ignored, log.unsupported or log.last_fault
+        name,
+        partition,
+        log.is_complete,
+        log.world,
+        times.claimed_at_ms,
+        times.first_at_ms,
+        times.snapshot_at_ms,
+        ignored,
+        log.unsupported or log.last_fault,
     )

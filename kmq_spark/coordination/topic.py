@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import client_error, unreachable
 from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
 from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
@@ -37,6 +38,10 @@ DEFAULT_TIMEOUT_MS = 15_000
 
 _REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
 _POLL_S = 0.05
+
+
+class _MissingTopicError(TopicError):
+    """The topic does not exist, or the broker that was asked does not know it yet."""
 
 
 def create_coordination_topic(
@@ -74,6 +79,7 @@ def create_coordination_topic(
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     timeout_s = timeout_ms / 1000
+    until_s = time.monotonic() + timeout_s
     if not _replicas(admin, topic, bootstrap_servers, timeout_s):
         settings = {
             **_REQUIRED,
@@ -84,14 +90,13 @@ def create_coordination_topic(
             "segment.bytes": str(SEGMENT_BYTES),
         }
         _create(admin, NewTopic(topic, partitions, replication_factor, config=settings), timeout_s)
-        until_s = time.monotonic() + timeout_s
         while not (replicas := _replicas(admin, topic, bootstrap_servers, timeout_s)):
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
         if replication_factor < 0:
             _require_quorum(admin, topic, replicas, timeout_s)
-    check_coordination_topic(admin, topic, bootstrap_servers, timeout_ms)
+    _check_known(admin, topic, bootstrap_servers, timeout_ms, until_s)
 
 
 def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:
@@ -117,25 +122,45 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
         message = (
             f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
         )
-        raise TopicError(message)
+        raise _MissingTopicError(message)
     settings = settings_of(admin, [topic], timeout_s).get(topic, {})
-    findings = list(_findings(topic, settings, replicas))
+    findings = [f"topic {topic!r} {what}; run `{repair}`" for what, repair in topic_findings(topic, settings, replicas)]
     if findings:
         message = "coordination topic is not set up correctly: " + "; ".join(findings)
         raise TopicError(message)
     return int(settings.get("retention.ms", "0"))
 
 
-def _findings(topic: str, settings: Mapping[str, str], replicas: int) -> Iterator[str]:
+def _check_known(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_ms: int, until_s: float) -> None:
+    """Check a topic that exists. Each request may go to another broker, and one of them may not know the topic yet."""
+    while True:
+        try:
+            check_coordination_topic(admin, topic, bootstrap_servers, timeout_ms)
+        except _MissingTopicError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
+    """
+    Yield each setting with which no process may join, with the command that repairs it.
+
+    Args:
+        topic: The coordination topic.
+        settings: Of the topic; missing ones are not checked.
+        replicas: Number of replicas of a partition.
+    """
     for key, wanted in _REQUIRED.items():
         if (got := settings.get(key, wanted)) != wanted:
-            yield f"topic {topic!r} has {key}={got}, must be {wanted}; run `{alter_command(topic, key, wanted)}`"
+            yield f"has {key}={got}, must be {wanted}", alter_command(topic, key, wanted)
     retention_ms = int(settings.get("retention.ms", MIN_RETENTION_MS))
     if 0 <= retention_ms < MIN_RETENTION_MS:
         repair = alter_command(topic, "retention.ms", str(DEFAULT_RETENTION_MS))
-        yield f"topic {topic!r} has retention.ms={retention_ms}, must be at least {MIN_RETENTION_MS}; run `{repair}`"
-    for what, repair in replication_findings(topic, settings, replicas):
-        yield f"topic {topic!r} {what}; run `{repair}`"
+        yield f"has retention.ms={retention_ms}, must be at least {MIN_RETENTION_MS}", repair
+    yield from replication_findings(topic, settings, replicas)
 
 
 def _replicas(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_s: float) -> int:
@@ -152,7 +177,7 @@ def _replicas(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_s:
 def _create(admin: AdminClient, topic: NewTopic, timeout_s: float) -> None:
     (future,) = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s).values()
     try:
-        future.result()
+        answer_of(future, timeout_s)
     except KafkaException as error:
         # Another process made it in between: the check that follows says whether it fits.
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
@@ -168,7 +193,7 @@ def _require_quorum(admin: AdminClient, topic: str, replicas: int, timeout_s: fl
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     (future,) = admin.incremental_alter_configs([resource], request_timeout=timeout_s).values()
     try:
-        future.result()
+        answer_of(future, timeout_s)
     except KafkaException as error:
         # The check that follows names the setting and the command for a user with that right.
         if NOT_ALLOWED not in error.args[0].name():

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import client_error, retry_until_answered, unreachable
 from kmq_spark.kafka.lookups import (
     EARLIEST,
@@ -146,7 +147,7 @@ class Cluster:
         positions = {place.partition: place.offset for place in self.committed(name, topic)}
         try:
             (future,) = self.admin.describe_consumer_groups([name], request_timeout=self._timeout_s).values()
-            described = future.result()
+            described = answer_of(future, self._timeout_s)
         except KafkaException as error:
             failure = client_error(error, f"cannot read group {name}")
             if failure.retriable:

@@ -26,7 +26,8 @@ from kmq_spark.kafka.replication import replication_findings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kmq_spark.inspection.facts import QueueFacts, TopicFacts
+    from kmq_spark.errors import KafkaClientError
+    from kmq_spark.inspection.facts import ClusterFacts, QueueFacts, TopicFacts
 
 TRACKER_LATE_MS = 30_000
 """
@@ -84,7 +85,7 @@ def examine(facts: QueueFacts) -> list[Finding]:
     Returns:
         Findings in the order of the checks, from the broker to the dead-letter topic and the checkpoint.
     """
-    checks = [_cluster(facts), _topics(facts)]
+    checks = [iter((broker_finding(facts.cluster),)), _topics(facts)]
     if facts.queue_topic.partition_count and facts.markers_topic.partition_count:
         checks += [
             _rules(facts),
@@ -111,15 +112,47 @@ def is_unhealthy(findings: list[Finding]) -> bool:
     return any(finding.level is Level.UNHEALTHY for finding in findings)
 
 
-def _cluster(facts: QueueFacts) -> Iterator[Finding]:
-    cluster = facts.cluster
+def unreachable_finding(error: KafkaClientError) -> Finding:
+    """Return the finding of a doctor whose broker cannot be reached, or does not answer."""
+    what, _, repair = str(error).rpartition("; ")
+    return Finding("broker", Level.UNHEALTHY, what, repair)
+
+
+def broker_finding(cluster: ClusterFacts) -> Finding:
+    """Return what is found about the brokers."""
     text = f"{cluster.broker_count} broker{'s' if cluster.broker_count != 1 else ''} at {cluster.address}"
     if cluster.release:
         text += f", {cluster.release}"
     if cluster.can_transact is False:
-        yield Finding("broker", Level.UNHEALTHY, f"{text}: no KIP-447 transactions", "upgrade the brokers to 2.5")
-    else:
-        yield Finding("broker", Level.OK, text)
+        return Finding("broker", Level.UNHEALTHY, f"{text}: no KIP-447 transactions", "upgrade the brokers to 2.5")
+    return Finding("broker", Level.OK, text)
+
+
+def replica_findings(check: str, topic: TopicFacts, broker_count: int, used_by: str) -> Iterator[Finding]:
+    """
+    Yield what is wrong with the leaders and the replicas of a topic.
+
+    Args:
+        check: Name of the check.
+        topic: That exists.
+        broker_count: Of the cluster.
+        used_by: What stops with it: `the queue`.
+    """
+    if topic.leaderless:
+        places = ", ".join(map(str, topic.leaderless))
+        yield Finding(check, Level.UNHEALTHY, f"{topic.name} has no leader: partitions {places}", "start the broker")
+    elif topic.under_replicated:
+        places = ", ".join(map(str, topic.under_replicated))
+        yield Finding(
+            check, Level.WARNING, f"{topic.name} has out-of-sync replicas: partitions {places}", "check the brokers"
+        )
+    if topic.replicas == 1 and broker_count > 1:
+        yield Finding(
+            check,
+            Level.WARNING,
+            f"{topic.name} has one replica: the loss of its broker stops {used_by}",
+            "raise its replication factor",
+        )
 
 
 def _topics(facts: QueueFacts) -> Iterator[Finding]:
@@ -146,24 +179,7 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
             "topics", Level.UNHEALTHY, f"topic {topic.name} does not exist", f"kmq queue create {facts.queue}"
         )
         return
-    if topic.leaderless:
-        places = ", ".join(map(str, topic.leaderless))
-        yield Finding("topics", Level.UNHEALTHY, f"{topic.name} has no leader: partitions {places}", "start the broker")
-    elif topic.under_replicated:
-        places = ", ".join(map(str, topic.under_replicated))
-        yield Finding(
-            "topics",
-            Level.WARNING,
-            f"{topic.name} has out-of-sync replicas: partitions {places}",
-            "check the brokers",
-        )
-    if topic.replicas == 1 and facts.cluster.broker_count > 1:
-        yield Finding(
-            "topics",
-            Level.WARNING,
-            f"{topic.name} has one replica: the loss of its broker stops the queue",
-            "raise its replication factor",
-        )
+    yield from replica_findings("topics", topic, facts.cluster.broker_count, "the queue")
     for what, repair in replication_findings(topic.name, topic.settings, topic.replicas):
         yield Finding("topics", Level.UNHEALTHY, f"{topic.name} {what}", repair)
     wanted = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}

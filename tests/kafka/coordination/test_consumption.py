@@ -155,7 +155,58 @@ def test_batch_of_a_lost_claim_cannot_be_acknowledged(clicks: Clicks) -> None:
     consumption.close()
 
 
-@pytest.mark.parametrize("options", [{"mode": "exactly-once"}, {"max_messages": 0}, {"most_claims": -1}])
+def test_partitions_of_a_member_that_is_stuck_go_to_another(clicks: Clicks) -> None:
+    """Also those of which it has no message: its thread does not come back. What it held is delivered again."""
+    stuck, other = clicks.member("a"), clicks.member("b")
+    clicks.send(0)
+    with stuck.consume(clicks.topic, release_if_behind_s=1) as batches:
+        batch = next(iter(batches))
+        clicks.send(1, 2, 3)
+        assert sorted(clicks.consume(other, idle_s=5)) == [0, 1, 2, 3]
+        with pytest.raises(ClaimLostError):
+            batch.check()
+
+
+def test_partition_of_a_member_that_is_too_slow_goes_to_another(clicks: Clicks) -> None:
+    """A message each 100 ms, where more come; the slow member does not take the partition back at once."""
+    slow, other = clicks.member("a"), clicks.member("b")
+    clicks.send(*range(0, 300, 3))
+    found: list[int] = []
+    with slow.consume(clicks.topic, max_messages=1, idle_s=3, release_if_behind_s=2) as batches:
+        for batch in batches:
+            clicks.send(*range(0, 9, 3))
+            time.sleep(0.1)
+            if not batch.claim.is_held:
+                found = clicks.consume(other)
+                break
+    assert len(found) >= 100
+
+
+def test_member_that_keeps_up_keeps_its_partitions(clicks: Clicks) -> None:
+    """Also where transactions end with a record that no consumer gets, and where nothing is sent for a while."""
+    member = clicks.member("a")
+    producer = Producer({"bootstrap.servers": clicks.servers, "transactional.id": clicks.topic})
+    producer.init_transactions(10)
+    epochs = set()
+    with member.consume(clicks.topic, idle_s=3, release_if_behind_s=1) as batches:
+        for round_number in range(3):
+            producer.begin_transaction()
+            producer.produce(clicks.topic, str(round_number), partition=0)
+            producer.commit_transaction(10)
+            epochs.add(next(iter(batches)).claim.epoch)
+        assert next(iter(batches), None) is None  # three seconds without a message
+        clicks.send(0)
+        epochs.add(next(iter(batches)).claim.epoch)
+    assert len(epochs) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"mode": "exactly-once"}, {"max_messages": 0}, {"most_claims": -1}),
+        *({"release_if_behind_s": limit_s} for limit_s in (0, float("nan"), float("inf"))),
+    ],
+)
 def test_options_out_of_bounds_are_refused(clicks: Clicks, options: dict[str, Any]) -> None:
     """Before anything is claimed."""
     with pytest.raises(ConfigError):

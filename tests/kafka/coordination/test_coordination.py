@@ -19,6 +19,7 @@ from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, Malf
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import Make, held
 from tests.kafka.documents import blocks_of
+from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
 
@@ -32,9 +33,9 @@ def test_one_of_two_members_gets_a_resource_and_the_other_follows(make: Make) ->
     claim = held(first.claim("orders/0"))
     assert first.claim("orders/0") is claim
     assert second.claim("orders/0") is None
-    claim.commit(42, wait_s=10)
+    claim.commit(42, wait_s=COMES_S)
     claim.release()
-    taken = held(second.claim("orders/0", 10))
+    taken = held(second.claim("orders/0", COMES_S))
     assert (taken.position, taken.epoch > claim.epoch, list(second.claims)) == (42, True, ["orders/0"])
     with pytest.raises(ClaimLostError):
         claim.check()
@@ -46,7 +47,7 @@ def test_member_that_leaves_frees_what_it_held(make: Make) -> None:
     first, second = make("a"), make("b", on_change=changes.extend)
     held(first.claim("r"))
     first.close()
-    held(second.claim("r", 10))
+    held(second.claim("r", COMES_S))
     assert wait_until(lambda: Effect(Change.LEFT, "a") in changes)
     assert not [effect for effect in changes if effect.change in {Change.LAPSED, Change.DROPPED}]
     with pytest.raises(UsageError, match="was not joined"):
@@ -60,10 +61,10 @@ def test_messages_are_claimed_before_they_are_handed_out(make: Make) -> None:
     first, second = make("a"), make("b")
     claim = held(first.claim("r"))
     claim.claim_messages(10)
-    assert second.wait_for(lambda world: world["resources"]["r"]["position"] == 10, 10)
+    assert second.wait_for(lambda world: world["resources"]["r"]["position"] == 10, COMES_S)
     assert second.view()["resources"]["r"]["claimed_to"] == 10
     claim.release()
-    assert held(second.claim("r", 10)).position == 10
+    assert held(second.claim("r", COMES_S)).position == 10
 
 
 def test_callback_reports_a_claim_that_is_over(make: Make) -> None:
@@ -75,7 +76,7 @@ def test_callback_reports_a_claim_that_is_over(make: Make) -> None:
     assert wait_until(lambda: lost == [claim])
     assert not claim.is_held
     second.resume()
-    held(first.claim("r", 10))
+    held(first.claim("r", COMES_S))
 
 
 # One client id.
@@ -109,17 +110,17 @@ def test_process_that_stops_without_leaving_is_found_again(make: Make) -> None:
 def test_positions_are_set_while_the_group_is_paused(make: Make) -> None:
     """Not before, and not while something is held."""
     member, operator = make("a"), make("o", begin="watch")
-    held(member.claim("r")).commit(9, wait_s=10)
+    held(member.claim("r")).commit(9, wait_s=COMES_S)
     with pytest.raises(
         UsageError, match=r"SET_POSITION changed nothing in group 'group-.*': not_paused; pause the group"
     ):
         operator.set_position("r", 3)
     operator.pause(60_000)
     member.claims["r"].release()
-    assert operator.wait_for(lambda world: not world["resources"]["r"]["holder"], 10)
+    assert operator.wait_for(lambda world: not world["resources"]["r"]["holder"], COMES_S)
     operator.set_position("r", 3)
     operator.resume()
-    assert held(member.claim("r", 10)).position == 3
+    assert held(member.claim("r", COMES_S)).position == 3
 
 
 # Tasks.
@@ -136,17 +137,17 @@ def test_tasks_are_spread_and_follow_the_members(make: Make) -> None:
         owners = [task["client_id"] for task in world["tasks"].values()]
         return [owners.count("a"), owners.count("b")]
 
-    assert second.wait_for(lambda world: counts(world) == [5, 5], 10)
+    assert second.wait_for(lambda world: counts(world) == [5, 5], COMES_S)
     assert set(second.assigned.values()) == {b"payload"}
     mine = next(iter(second.assigned))
     assert first.claim(mine) is None
-    held(second.claim(mine, 10))
+    held(second.claim(mine, COMES_S))
     second.drain()
-    assert first.wait_for(lambda world: counts(world) == [10, 0], 10)
+    assert first.wait_for(lambda world: counts(world) == [10, 0], COMES_S)
     # The hand-over: the old owner first.
     assert first.claim(mine) is None
     second.claims[mine].release()
-    held(first.claim(mine, 10))
+    held(first.claim(mine, COMES_S))
     first.remove_task(mine)
     with pytest.raises(UsageError, match=r"REMOVE_TASK changed nothing in group 'group-.*': unknown_task"):
         first.remove_task(mine)
@@ -176,11 +177,11 @@ def test_task_runs_in_one_process_at_a_time(make: Make) -> None:
     for number in range(4):
         first.add_task(f"t{number}")
     with TaskRunner(first, handler_of("a"), restart_s=0.1) as runner:
-        assert wait_until(lambda: len(runner.running) == 2, 20)
+        assert wait_until(lambda: len(runner.running) == 2)
         with TaskRunner(second, handler_of("b"), restart_s=0.1) as other:
-            assert wait_until(lambda: len(other.running) == 2 and len(failed) == 4, 20)
-            assert runner.drain(20)
-            assert wait_until(lambda: len(other.running) == 4, 20)
+            assert wait_until(lambda: len(other.running) == 2 and len(failed) == 4)
+            assert runner.drain(COMES_S)
+            assert wait_until(lambda: len(other.running) == 4)
     for name in failed:
         steps = [(client_id, what) for task, client_id, what in events if task == name]
         begins, ends = steps[::2], steps[1::2]
@@ -197,12 +198,12 @@ def test_group_outlives_the_records_that_made_it(bootstrap_servers: str, topic: 
     first = make("a")
     claim = held(first.claim("r"))
     for position in range(1, 13):
-        claim.commit(position, wait_s=10)
+        claim.commit(position, wait_s=COMES_S)
     session = first._session
     assert session is not None
     with session.changed:
         session.leader.snapshot_every_ms = 0
-    assert first.wait_for(lambda world: world["snapshot_at"] >= 0, 10)
+    assert first.wait_for(lambda world: world["snapshot_at"] >= 0, COMES_S)
     with session.changed:
         session.leader.snapshot_every_ms = 1e9
     # Well above the JOIN and the CLAIM, and a little below what the snapshot is as of.
@@ -216,7 +217,7 @@ def test_group_outlives_the_records_that_made_it(bootstrap_servers: str, topic: 
     assert second.view()["resources"]["r"]["position"] == 12
     assert second.claim("r") is None
     first.close()
-    assert held(second.claim("r", 10)).position == 12
+    assert held(second.claim("r", COMES_S)).position == 12
 
 
 def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
@@ -225,7 +226,7 @@ def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
     """Its JOIN was deleted, and it still heartbeats: no other process can know what it holds."""
     first = make("a")
     claim = held(first.claim("r"))
-    assert first.wait_for(lambda world: world["next_offset"] > claim.epoch + 3, 10)
+    assert first.wait_for(lambda world: world["next_offset"] > claim.epoch + 3, COMES_S)
     place = TopicPartition(topic, partition_of(first.group, 2), claim.epoch + 2)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     (done,) = admin.delete_records([place]).values()
@@ -235,7 +236,7 @@ def test_group_without_a_snapshot_is_joined_when_its_members_are_silent(
         second.join(3)
     first.close(leave=False)
     monkeypatch.setattr(group_log, "LONGEST_SILENCE_S", 2)
-    held(make("c").claim("r", 10))
+    held(make("c").claim("r", COMES_S))
 
 
 def test_program_of_the_document_runs(bootstrap_servers: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,7 +279,7 @@ def test_task_above_the_limit_is_an_error_of_its_caller(make: Make, monkeypatch:
 def test_interval_that_the_way_to_the_broker_does_not_allow_is_refused(make: Make) -> None:
     """Each record of this client waits 250 ms before it is sent; T = 300 ms allows 100 ms until it is read back."""
     with pytest.raises(
-        ConfigError, match=r"heartbeat_ms is too short for this broker: got 300, and a heartbeat takes \d+ ms .*: use a"
+        ConfigError, match=r"heartbeat_ms is too short for this broker: got 300, and the fastest of 12 .*: use a longer"
     ):
         make("a", heartbeat_ms=300, extra={"linger.ms": "250"})
 

@@ -19,6 +19,7 @@ from kmq_spark.local.ports import free_port
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import wait_until
 from tests.kafka.operator.test_commands import kmq
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -86,11 +87,11 @@ def with_work(group: Group) -> Coordinator:
     """Let a member `a` hold `clicks/0` at position 7 and run the task `orders`."""
     member = group.member("a", metadata=b"host 1")
     member.add_task("orders", b"payload")
-    assert member.wait_for(lambda world: world["tasks"]["orders"]["client_id"] == "a", 10)
-    claim = member.claim("clicks/0", 10)
+    assert member.wait_for(lambda world: world["tasks"]["orders"]["client_id"] == "a", COMES_S)
+    claim = member.claim("clicks/0", COMES_S)
     assert claim is not None
-    claim.commit(7, wait_s=10)
-    assert member.claim("orders", 10) is not None
+    claim.commit(7, wait_s=COMES_S)
+    assert member.claim("orders", COMES_S) is not None
     return member
 
 
@@ -135,7 +136,7 @@ def test_members_shows_the_age_of_the_last_heartbeat(group: Group) -> None:
         (row,) = group.kmq_json("members")
         return bool(row["is_stale"]) and row["silent_ms"] > 2 * T
 
-    assert wait_until(is_stale, 20)
+    assert wait_until(is_stale)
     assert "stale" in group.kmq("members").stdout
     assert group.kmq_json("describe")["state"] == "empty"
 
@@ -149,7 +150,63 @@ def test_tasks_shows_who_is_assigned_and_who_runs_each_task(group: Group) -> Non
     assert "0xff00" in group.kmq("tasks").stdout
 
 
-@pytest.mark.parametrize("verb", ["describe", "members", "tasks", "resume"])
+def findings(result: Result) -> dict[str, tuple[str, str, str]]:
+    """Return what a doctor printed as JSON: level, what was found and the repair, by check."""
+    return {each["check"]: (each["level"], each["what"], each["repair"]) for each in json.loads(result.stdout)}
+
+
+def test_doctor_of_a_group_that_is_well_ends_with_0(group: Group) -> None:
+    """And sees the snapshot of the leader."""
+    member = with_work(group)
+    before = group.kmq("doctor", "-o", "json")
+    assert before.exit_code == 0, before.output
+    assert list(findings(before)) == ["broker", "topic", "members", "leader", "tasks", "snapshots"]
+    assert findings(before)["snapshots"][1].startswith("none, and the oldest record is ")
+    assert member._session is not None
+    with member._session.changed:
+        member._session.leader._write_snapshot()
+    assert member.wait_for(lambda world: world["snapshot_at"] >= 0, 10)
+    level, what, _ = findings(group.kmq("doctor", "-o", "json"))["snapshots"]
+    assert (level, what[:14]) == ("ok", "the newest is ")
+    assert "\nhealthy" in group.kmq("doctor").stdout
+
+
+def test_doctor_of_a_group_without_a_live_member_ends_with_3(group: Group) -> None:
+    """With what to do; a member that has just gone is not silent yet."""
+    member = with_work(group)
+    member.close(leave=False)
+
+    def is_unhealthy() -> bool:
+        return group.kmq("doctor", "-o", "json").exit_code == 3
+
+    assert wait_until(is_unhealthy, 20)
+    level, what, repair = findings(group.kmq("doctor", "-o", "json"))["members"]
+    assert (level, repair) == ("unhealthy", "start the group's processes")
+    assert what.startswith("no live member: silent are a for ")
+    assert "start the group's processes" in group.kmq("doctor").stdout
+
+
+def test_doctor_of_a_topic_that_does_not_fit_reads_no_group(group: Group) -> None:
+    """Nor where it does not exist, or where no broker answers."""
+    group.topic = f"group-doctor-{time.time_ns()}"
+    missing = group.kmq("doctor", "-o", "json")
+    assert (missing.exit_code, findings(missing)["topic"]) == (
+        3,
+        ("unhealthy", f"coordination topic {group.topic} does not exist", f"kmq group init --topic {group.topic}"),
+    )
+    admin = AdminClient({"bootstrap.servers": group.servers})
+    settings = {"message.timestamp.type": "CreateTime", "cleanup.policy": "compact"}
+    (made,) = admin.create_topics([NewTopic(group.topic, 1, 1, config=settings)]).values()
+    made.result()
+    found = group.kmq("doctor", "-o", "json")
+    assert found.exit_code == 3
+    assert [each["check"] for each in json.loads(found.stdout)] == ["broker", "topic", "topic"]
+    group.servers = f"127.0.0.1:{free_port()}"
+    away = group.kmq("doctor", "-o", "json", "--timeout-ms", "2000")
+    assert (away.exit_code, list(findings(away))) == (3, ["broker"])
+
+
+@pytest.mark.parametrize("verb", ["describe", "members", "tasks", "resume", "doctor"])
 def test_group_without_records_is_an_error(group: Group, verb: str) -> None:
     """A name with a typing error must not look like a group without members."""
     result = group.kmq(verb)
@@ -172,7 +229,7 @@ def test_pause_lets_holders_stop_and_resume_lets_them_claim_again(group: Group) 
     assert group.kmq_json("describe")["state"] == "paused"
     assert member.claim("clicks/0") is None
     assert group.kmq_json("resume") == {"group": group.name, "paused_until_ms": None}
-    assert member.claim("clicks/0", 10) is not None
+    assert member.claim("clicks/0", COMES_S) is not None
 
 
 @pytest.mark.parametrize("text", ["", "10", "0s", "-1s", "1.5h", "10 minutes", "8d"])
@@ -212,7 +269,7 @@ def test_seek_shows_the_change_before_it_writes_it(group: Group) -> None:
     ]
     assert group.kmq_json("seek", "clicks/1", "--forget", "--execute")[0]["old"] == 3
     group.kmq_json("resume")
-    claim = member.claim("clicks/0", 10)
+    claim = member.claim("clicks/0", COMES_S)
     assert claim is not None
     assert claim.position == 3
     assert "clicks/1" not in member.view()["resources"]
@@ -237,7 +294,7 @@ def test_watch_prints_each_change_until_ctrl_c(group: Group) -> None:
     assert [(each["change"], each["client_id"]) for each in changes[:1]] == [("joined", "a")]
     assert ("task_added", "orders") in [(each["change"], each["resource"]) for each in changes]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=ENDS_S)
     assert process.returncode == 0
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from kmq_spark.coordination import Coordinator, create_coordination_topic
-from kmq_spark.local.broker import EmbeddedBroker
+from tests.brokers import quick_broker
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import T, held
+from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
 
@@ -72,11 +73,11 @@ def epochs(worker: Worker) -> list[int]:
 def test_resource_of_a_killed_holder_is_taken_over(workers: Callable[..., Worker]) -> None:
     """By the other one, with a larger epoch, and after the last act of the first."""
     first = workers("a")
-    assert wait_until(lambda: bool(first.acts_ms()), 30)
+    assert wait_until(lambda: bool(first.acts_ms()))
     second = workers("b")
-    assert wait_until(lambda: len(first.acts_ms()) > 100, 30)
+    assert wait_until(lambda: len(first.acts_ms()) > 100)
     first.end()
-    assert wait_until(lambda: bool(second.acts_ms()), 30)
+    assert wait_until(lambda: bool(second.acts_ms()))
     assert second.acts_ms()[0] > first.acts_ms()[-1]
     assert epochs(second)[0] > epochs(first)[-1]
 
@@ -84,15 +85,15 @@ def test_resource_of_a_killed_holder_is_taken_over(workers: Callable[..., Worker
 def test_suspended_holder_does_not_act_when_it_wakes_up(workers: Callable[..., Worker]) -> None:
     """The other has the resource by then: the acts of the two do not overlap, twice over."""
     first = workers("a")
-    assert wait_until(lambda: bool(first.acts_ms()), 30)
+    assert wait_until(lambda: bool(first.acts_ms()))
     second = workers("b")
     for holder, other in ((first, second), (second, first)):
         acts = len(other.acts_ms())
         holder.process.send_signal(signal.SIGSTOP)
-        assert wait_until(lambda: len(other.acts_ms()) > acts + 20, 30)  # noqa: B023  # called within the loop
+        assert wait_until(lambda: len(other.acts_ms()) > acts + 20)  # noqa: B023  # called within the loop
         losses = len(holder.lines("lost"))
         holder.process.send_signal(signal.SIGCONT)
-        assert wait_until(lambda: len(holder.lines("lost")) > losses, 30)  # noqa: B023  # as above
+        assert wait_until(lambda: len(holder.lines("lost")) > losses)  # noqa: B023  # as above
     turns = sorted([(at_ms, "a") for at_ms in first.acts_ms()] + [(at_ms, "b") for at_ms in second.acts_ms()])
     # a until it is suspended, then b, then a.
     assert [name for name, _ in itertools.groupby(name for _, name in turns)] == ["a", "b", "a"]
@@ -103,13 +104,13 @@ def test_messages_are_handed_out_at_most_once_whoever_is_killed(workers: Callabl
     running = [workers(f"w{number}", "messages") for number in range(4)]
     deaths = 0
     while len(running) > 1:
-        assert wait_until(lambda: any(len(one.lines("message")) > 50 for one in running), 30)  # as above
+        assert wait_until(lambda: any(len(one.lines("message")) > 50 for one in running))  # as above
         holder = max(running, key=lambda one: len(one.lines("message")))
         holder.end()
         running.remove(holder)
         deaths += 1
     (last,) = running
-    assert wait_until(lambda: len(last.lines("message")) > 50, 30)
+    assert wait_until(lambda: len(last.lines("message")) > 50)
     last.end()
     files = [file.read_text("utf-8").split("\n")[:-1] for file in last.file.parent.iterdir()]
     numbers = [int(line.split()[1]) for lines in files for line in lines if line.startswith("message ")]
@@ -119,7 +120,7 @@ def test_messages_are_handed_out_at_most_once_whoever_is_killed(workers: Callabl
 
 def test_broker_that_was_away_leaves_no_resource_behind() -> None:
     """Holds end while it is away; afterwards the resource can be claimed, also by the other member."""
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         servers = broker.bootstrap_servers
         create_coordination_topic(servers, partitions=1)
         with (
@@ -128,9 +129,9 @@ def test_broker_that_was_away_leaves_no_resource_behind() -> None:
         ):
             claim = held(first.claim("r"))
             broker.kill()
-            assert wait_until(lambda: not claim.is_held, 30)
+            assert wait_until(lambda: not claim.is_held)
             broker.start()
-            taken = held(second.claim("r", 60))
+            taken = held(second.claim("r", COMES_S))
             assert taken.epoch > claim.epoch
             assert sorted(second.view()["members"]) == ["a", "b"]
             assert first.claim("r") is None

@@ -9,13 +9,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.coordination import COORDINATION_TOPIC, Coordinator, create_coordination_topic
 from kmq_spark.coordination.overview import read_groups
-from kmq_spark.local.broker import EmbeddedBroker
+from tests.brokers import quick_broker
 from tests.kafka.conftest import wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 T = 1_000
 RETENTION_MS = 60_000
@@ -26,7 +27,7 @@ RETENTION_MS = 60_000
 def servers() -> Iterator[str]:
     """A broker that deletes segments a second after they are due, with a coordination topic of one partition."""
     settings = {"log.retention.check.interval.ms": "1000", "log.segment.delete.delay.ms": "100"}
-    with EmbeddedBroker(extra=settings) as broker:
+    with quick_broker(extra=settings) as broker:
         create_coordination_topic(broker.bootstrap_servers, partitions=1, retention_ms=RETENTION_MS)
         yield broker.bootstrap_servers
 
@@ -46,20 +47,20 @@ def test_group_outlives_the_retention_of_one_minute(servers: str) -> None:
     first = Coordinator("g", bootstrap_servers=servers, client_id="a", heartbeat_ms=T)
     first.join()
     first.add_task("orders", b"payload")
-    claim = first.claim("clicks/0", 10)
+    claim = first.claim("clicks/0", COMES_S)
     assert claim is not None
-    claim.commit(7, wait_s=10)
+    claim.commit(7, wait_s=COMES_S)
     before = first.view()
 
     def is_deleted() -> bool:
         assert claim.is_held, first.failure
         return first_offset(servers) > int(before["next_offset"])
 
-    assert wait_until(is_deleted, 240)
+    assert wait_until(is_deleted)
     (shown,) = read_groups(servers)
     assert shown.is_complete
     second = Coordinator("g", bootstrap_servers=servers, client_id="b", heartbeat_ms=T)
-    second.join(20)
+    second.join(COMES_S)
     view = second.view()
     assert view["resources"]["clicks/0"] == {
         "holder": "a", "epoch": claim.epoch, "position": 7, "claimed_to": None,
@@ -70,7 +71,7 @@ def test_group_outlives_the_retention_of_one_minute(servers: str) -> None:
     assert second.claim("clicks/0") is None
     claim.check()
     first.close(leave=False)
-    taken = second.claim("clicks/0", 20)
+    taken = second.claim("clicks/0", COMES_S)
     assert taken is not None
     assert (taken.position, taken.epoch > claim.epoch) == (7, True)
     second.close()

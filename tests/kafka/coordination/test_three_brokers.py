@@ -11,8 +11,10 @@ import pytest
 from faults.three_brokers import ThreeBrokers
 from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import ClaimLostError, KafkaClientError
+from tests.brokers import QUICK_JAVA
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import T
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,13 +22,13 @@ if TYPE_CHECKING:
 
     from kmq_spark.coordination import Claim
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[ThreeBrokers]:
     """Three brokers."""
-    made = ThreeBrokers(tmp_path)
+    made = ThreeBrokers(tmp_path, QUICK_JAVA)
     try:
         yield made
     finally:
@@ -35,7 +37,7 @@ def brokers(tmp_path: Path) -> Iterator[ThreeBrokers]:
 
 def work(members: list[Coordinator], position: int) -> Claim:
     """Claim the resource by whichever member gets it, and commit a position; again where the claim is lost."""
-    until_s = time.monotonic() + 120
+    until_s = time.monotonic() + COMES_S
     while time.monotonic() < until_s:
         for member in members:
             with contextlib.suppress(ClaimLostError, KafkaClientError):
@@ -55,7 +57,7 @@ def test_group_goes_on_after_its_partition_has_moved_to_another_broker(brokers: 
     ]
     try:
         for member in members:
-            member.join(60)
+            member.join(COMES_S)
         members[0].add_task("t")
         first = work(members[:1], 7)
         node = brokers.kill_leader(topic)
@@ -66,7 +68,7 @@ def test_group_goes_on_after_its_partition_has_moved_to_another_broker(brokers: 
         work(members, 9).release()
         third = work(members[::-1], 11)
         assert third.epoch > second.epoch
-        assert wait_until(lambda: members[0].view()["resources"]["r"]["position"] == 11, 30)
+        assert wait_until(lambda: members[0].view()["resources"]["r"]["position"] == 11)
     finally:
         for member in members:
             member.close()

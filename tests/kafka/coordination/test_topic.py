@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -17,9 +18,11 @@ from confluent_kafka.admin import (
 )
 
 from kmq_spark.coordination import Coordinator, channel, create_coordination_topic
+from kmq_spark.coordination.topic import _check_known
 from kmq_spark.errors import ConfigError, TopicError
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import T, held
+from tests.limits import COMES_S
 
 pytestmark = pytest.mark.kafka
 
@@ -47,6 +50,20 @@ def test_topic_that_does_not_exist_is_refused(bootstrap_servers: str) -> None:
     """It is not made by accident."""
     with pytest.raises(TopicError, match="coordination topic 'no-such-topic' does not exist"):
         Coordinator("g", bootstrap_servers=bootstrap_servers, topic="no-such-topic").join()
+
+
+def test_new_topic_is_checked_again_while_the_broker_that_is_asked_does_not_know_it(bootstrap_servers: str) -> None:
+    """One of several brokers may know a new topic later than another. Here the topic is created later."""
+    name = f"late-{time.time_ns()}"
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    later = threading.Timer(
+        1.0, create_coordination_topic, [bootstrap_servers], {"topic": name, "replication_factor": 1}
+    )
+    later.start()
+    _check_known(admin, name, bootstrap_servers, 10_000, time.monotonic() + COMES_S)
+    later.join()
+    with pytest.raises(TopicError, match="coordination topic 'never' does not exist"):
+        _check_known(admin, "never", bootstrap_servers, 10_000, time.monotonic() + 0.1)
 
 
 @pytest.mark.parametrize("options", [{"retention_ms": 59_999}, {"partitions": 0}])
