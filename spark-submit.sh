@@ -21,7 +21,7 @@ export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$python}" PYSPARK_DRIVER_PYTHON="$pytho
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 
 # What was said before the job's path.
-master=local own_jars='' before=''
+master=local own_jars='' before='' jars=''
 for argument in "$@"; do
     case $before in
         --master) master=$argument ;;
@@ -51,6 +51,9 @@ case $master in
         set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
         # Java's first compiler only: it starts sooner. On a cluster the driver has processors enough for the second one.
         quick='-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m'
+        # With these jars Java may have an archive of Spark's classes; otherwise this is empty.
+        quick="$quick $(IFS='
+'; "$python" -m kmq_spark.spark.class_archive option $jars)"
         ;;
     *)
         archive=$("$python" -m kmq_spark.local.archive)

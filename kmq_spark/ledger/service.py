@@ -221,7 +221,7 @@ class LedgerService:
         except (PySparkException, Py4JError, ConnectionError):
             if not self._stopping.is_set():
                 raise
-            # A signal to the whole process group ends the JVM as well.
+            # With spark-submit, a signal ends the JVM first.
             logger.info("rows are not counted: Spark's JVM has ended", extra={"action": "rows_not_counted"})
             self.is_counted = False
             return {}

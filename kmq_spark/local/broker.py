@@ -10,6 +10,7 @@ Source: Kafka quickstart, KRaft mode, one combined node.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -150,8 +151,11 @@ class EmbeddedBroker:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Pause the broker (SIGSTOP): connections stay open, but requests get no answer."""
+        """Pause the broker (SIGSTOP): connections stay open, but requests get no answer. Wait until it stands still."""
         self._signal(signal.SIGSTOP)
+        # On a busy machine a thread may answer one more request after the signal.
+        while self.is_running and self._has_running_threads():
+            time.sleep(_POLL_INTERVAL_S)
 
     def resume(self) -> None:
         """Continue a paused broker (SIGCONT)."""
@@ -270,6 +274,15 @@ class EmbeddedBroker:
         """Send a signal to the JVM, never to a later process with the same process id."""
         if self.is_running and self._pid:
             os.kill(self._pid, number)
+
+    def _has_running_threads(self) -> bool:
+        """Return whether a thread of the JVM is not stopped; False where the system has no `/proc`."""
+        for state in Path("/proc", str(self._pid), "task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                # After the name of the program, which may contain anything.
+                if state.read_text(errors="replace").rpartition(")")[2].split()[0] not in {"T", "t", "Z", "X"}:
+                    return True
+        return False
 
     def _end(self, number: signal.Signals) -> None:
         """Send a signal to the JVM and wait until the supervisor has reaped it."""

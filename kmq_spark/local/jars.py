@@ -12,7 +12,6 @@ Ivy's own checksums come from the same repository as the jars, so they prove not
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -21,15 +20,15 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kmq_spark.cache import cache_folder, exclusive
 from kmq_spark.errors import KmqError, SetupError
 from kmq_spark.local.jar_fetch import fetch_with_ivy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 
@@ -87,8 +86,7 @@ def cache_directory() -> Path:
     """Return the directory of all jar sets: `KMQ_JARS_DIR`, or `kmq-spark/jars` in the user's cache directory."""
     if chosen := os.environ.get("KMQ_JARS_DIR"):
         return Path(chosen).absolute()
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches, "kmq-spark", "jars").absolute()
+    return cache_folder() / "jars"
 
 
 def read_lock() -> dict[str, list[LockedJar]]:
@@ -129,7 +127,7 @@ def _cached(jar_set: str, wanted: Sequence[LockedJar]) -> Path:
     if _is_complete(home, wanted):
         return home
     cache.mkdir(parents=True, exist_ok=True)
-    with _exclusive(cache / f"{jar_set}.lock"):
+    with exclusive(cache / f"{jar_set}.lock"):
         if _is_complete(home, wanted):  # another process fetched it while this one waited
             return home
         for left_over in cache.glob(f".{jar_set}-*"):  # from a fetch that was killed
@@ -211,14 +209,6 @@ def _sha256(file: Path) -> str:
     """Return the sha256 of a file in hex."""
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-@contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    """Hold an exclusive file lock. Other processes wait; the kernel releases the lock when the holder ends."""
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _disk_failure(error: OSError) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from kmq_spark.spark.class_archive import COLLECTOR, java_option
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,6 +44,10 @@ JVM ends.
 """
 
 _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+
+# -Xss: otherwise `query.stop()` during foreachBatch overflows the stack in a regex of the log formatter.
+DRIVER_OPTIONS = f"-Xss16m {COLLECTOR} {_QUICK_START} {_LOG_FLAG}"
+"""Options of the driver's Java in local mode."""
 
 
 def streaming_settings(state_partitions: int) -> dict[str, str]:
@@ -91,8 +97,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
     """
     settings = {
         "spark.driver.memory": driver_memory,
-        # -Xss: otherwise `query.stop()` during foreachBatch overflows the stack in a regex of the log formatter.
-        "spark.driver.extraJavaOptions": f"-Xss16m -XX:+UseSerialGC {_QUICK_START} {_LOG_FLAG}",
+        "spark.driver.extraJavaOptions": f"{DRIVER_OPTIONS} {java_option(jars)}".strip(),
         "spark.ui.enabled": "false",
         # The progress bar is printed again in every batch and would fill the log.
         "spark.ui.showConsoleProgress": "false",
@@ -183,7 +188,8 @@ def build_session(
 
     Args:
         app_name: Name that Spark displays. Must not contain secrets.
-        master: Spark master such as `local[2]`; None leaves it to `spark-submit`.
+        master: Spark master such as `local[2]`: this process starts the JVM, which ignores SIGTERM, except with
+            `local-cluster`. None leaves the master to `spark-submit`.
         settings: Spark settings; none by default.
         log_level: Log level of the JVM.
     """
@@ -198,4 +204,18 @@ def build_session(
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
+    # The executors of a `local-cluster` inherit what the JVM ignores, and Spark ends them with SIGTERM.
+    if master is not None and not master.startswith("local-cluster"):
+        _ignore_sigterm(session)
     return session
+
+
+def _ignore_sigterm(session: SparkSession) -> None:
+    """
+    Make the session's JVM ignore SIGTERM: this process handles it, and the JVM ends after this process.
+
+    systemd sends SIGTERM to each process of a service. A JVM that ends at once interrupts the running batches, and a
+    tracker can then neither finish them nor hand its queues over in order.
+    """
+    signals = session.sparkContext._jvm.sun.misc  # type: ignore[union-attr]  # noqa: SLF001  # no other way to the JVM
+    signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)

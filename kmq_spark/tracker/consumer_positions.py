@@ -31,6 +31,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import KmqError
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.lookups import EARLIEST, NOT_ALLOWED, offsets_of, topic_id_of
 from kmq_spark.kafka.positions import ConsumerOffsets
@@ -175,7 +176,8 @@ class ConsumerPositions:
 
     def _find_groups(self) -> None:
         """Find the groups of logical queues, among those that this tracker may see."""
-        listed = self._admin.list_consumer_groups(request_timeout=self._timeout_s).result().valid
+        answer = self._admin.list_consumer_groups(request_timeout=self._timeout_s)
+        listed = answer_of(answer, self._timeout_s).valid
         prefix = self._topics.logical_group_prefix
         names = {each.group_id for each in listed if each.group_id.startswith(prefix)}
         for name in sorted(({self._topics.consumer_group} | names | self._copies.keys()) - self._groups.keys()):

@@ -74,7 +74,7 @@ class FleetTracker(Protocol):
         """Request that `run` ends."""
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait for the first batch; return whether it was carried out."""
+        """Wait until the markers of before the start are read; return whether they are."""
 
 
 class _Tracking:

@@ -23,6 +23,7 @@ from kmq_spark.errors import KmqError
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, full_key
 from kmq_spark.kafka.settings import admin_config, make_client, marker_producer_config, new_client_id
 from kmq_spark.kafka.topics import ensure_compacted_topic
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ RENEW_INTERVAL_S = 20.0
 
 CREATE_TOPIC_TIMEOUT_MS = 3_000
 
-WARN_INTERVAL_S = 60.0
+WARN_INTERVAL_S = CREATION_INTERVAL_S = 60.0
 
 
 class FullRecordWriter:
@@ -83,7 +84,9 @@ class FullRecordWriter:
         self._producer: Producer | None = None
         self._has_failed = False
         self._written: set[int] = set()
-        self._written_at_s = self._warned_at_s = float("-inf")
+        self._written_at_s = float("-inf")
+        self._warning_limit = RateLimit(WARN_INTERVAL_S)
+        self._creation_limit = RateLimit(CREATION_INTERVAL_S)
         self.is_ready = False
 
     @property
@@ -142,7 +145,7 @@ class FullRecordWriter:
 
     def _create_topic(self) -> bool:
         """Create the missing topic if the queue is full; return whether the topic may exist now."""
-        if not self._full or time.monotonic() - self._warned_at_s < WARN_INTERVAL_S:
+        if not self._full or not self._creation_limit.allows():
             return False
         try:
             admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
@@ -159,9 +162,8 @@ class FullRecordWriter:
     def _fail(self, cause: object) -> None:
         """Log a failure, at most once a minute. The next write, `RENEW_INTERVAL_S` from now, uses a new producer."""
         self._has_failed = True
-        if time.monotonic() - self._warned_at_s < WARN_INTERVAL_S:
+        if not self._warning_limit.allows():
             return
-        self._warned_at_s = time.monotonic()
         logger.warning(
             "cannot write to %s whether queue %s is full: %s; its consumers do not slow down; grant the tracker Write, "
             "see `kmq acls`, and create the topic with `kmq queue alter`",

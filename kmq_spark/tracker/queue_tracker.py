@@ -141,7 +141,7 @@ class QueueTracker:
         return None if self._query is None else batch_s(self._query, self._pauses_s)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the first batch is carried out; return whether it was within *timeout_s* seconds."""
+        """Wait until the markers of before the start are read; return whether it was within *timeout_s* seconds."""
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
@@ -349,7 +349,8 @@ class QueueTracker:
                     self._full_record_writer.observe(outcomes)
                     self._full_record_writer.is_ready = catch_up.is_over
                 self._failures_in_a_row = 0
-                self._ready.set()
+                if catch_up.is_over:
+                    self._ready.set()
             ticker.batch_ends()
             if sent.redelivered or sent.dead_lettered or sent.expired:
                 logger.info(

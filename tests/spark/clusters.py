@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
+from tests.limits import COMES_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -92,7 +94,7 @@ def _daemon(log: Path, home: Path, name: str, *arguments: str) -> Iterator[Path]
             process.wait()
 
 
-def _wait_for(log: Path, pattern: str, timeout_s: float = 60.0) -> str:
+def _wait_for(log: Path, pattern: str, timeout_s: float = COMES_S) -> str:
     """Return what a line of a log says, once it is there."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:

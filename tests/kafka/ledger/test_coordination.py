@@ -16,6 +16,7 @@ from kmq_spark.errors import TopicError
 from kmq_spark.ledger.service import LedgerService
 from tests.kafka.conftest import wait_until
 from tests.kafka.ledger.test_ledger import kmq
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,15 +82,15 @@ def test_claims_of_a_group_are_written_once_as_its_members_saw_them(
         return found
 
     def claimed(member: Coordinator) -> Claim:
-        claim = member.claim("r", 60)
+        claim = member.claim("r", COMES_S)
         assert claim is not None
         granted = claim.epoch
-        assert wait_until(lambda: granted in [epoch for epoch, _, _ in claims_seen()], 60)
+        assert wait_until(lambda: granted in [epoch for epoch, _, _ in claims_seen()])
         return claim
 
     try:
-        first.join(60)
-        second.join(60)
+        first.join(COMES_S)
+        second.join(COMES_S)
         claimed(first).release()
         claimed(second)
         assert write()["coordination"] >= 4

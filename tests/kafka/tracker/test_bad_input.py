@@ -20,9 +20,9 @@ from kmq_spark.core.markers import MarkerType
 from kmq_spark.demo.audit import audit
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import decode_marker
+from tests.brokers import quick_broker
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import Stage, receive_all, wait_until
 
@@ -50,11 +50,9 @@ def grow(stage: Stage, count: int, *topics: str) -> None:
 
 def refusal(stage: Stage) -> str:
     """Return the one line with which a tracker refuses to start; it does not try again."""
-    began_at = time.monotonic()
     tracker = QueueTracker(stage.spark, stage.queue, stage.settings())
     with pytest.raises(KmqError) as raised:
         tracker.run()
-    assert time.monotonic() - began_at < 10
     assert tracker.stats.restarts == 0
     assert "\n" not in str(raised.value)
     return str(raised.value)
@@ -145,7 +143,7 @@ def is_tick(record: object) -> bool:
 @pytest.mark.slow
 def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     """The broker is killed and started again: the tracker resumes by itself; nothing is lost or sent twice."""
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         stage = Stage(spark, broker.bootstrap_servers, tmp_path, "restarted")
         stage.send(*(f"m{number}" for number in range(10)))
         with stage.tracking() as tracker, stage.consumer() as consumer:
@@ -153,7 +151,7 @@ def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path:
             broker.kill()
             time.sleep(3.0)  # their leases run out while the broker is away
             broker.start()
-            again = receive_all(consumer, 10, 60)
+            again = receive_all(consumer, 10)
             for message in again:
                 message.ack()
             consumer.flush()
@@ -181,7 +179,7 @@ def test_handler_that_raises_loses_nothing(stage: Stage, caplog: pytest.LogCaptu
         import threading  # noqa: PLC0415  # only here
 
         def stop_when_dead() -> None:
-            wait_until(lambda: tracker.stats.dead_lettered == 1, 60)
+            wait_until(lambda: tracker.stats.dead_lettered == 1)
             consumer.stop()
 
         threading.Thread(target=stop_when_dead).start()
@@ -231,7 +229,5 @@ def is_unreadable(value: bytes | None) -> bool:
 
 def test_available_now_run_on_an_empty_queue_ends(stage: Stage) -> None:
     tracker = QueueTracker(stage.spark, stage.queue, stage.settings(trigger="available-now"))
-    began_at = time.monotonic()
     tracker.run()
-    assert time.monotonic() - began_at < 30
     assert (tracker.stats.redelivered, tracker.stats.dead_lettered, tracker.stats.restarts) == (0, 0, 0)

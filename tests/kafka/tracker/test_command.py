@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from kmq_spark.cli.main import app
 from tests.kafka.conftest import consumer_of, receive_all, wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,16 +52,15 @@ class Tracker:
         )
 
     def wait_ready(self) -> None:
-        """Wait for its first batch."""
+        """Wait until it has read the markers of before its start."""
         assert self.process.stdout is not None
         assert json.loads(self.process.stdout.readline() or "{}").get("event") == "ready", self.errors()
 
-    def wait_end(self, timeout_s: float) -> tuple[int, float, dict[str, Any]]:
-        """Return exit code, seconds until then, and the last event, empty for none."""
-        began_at = time.monotonic()
-        out, _ = self.process.communicate(timeout=timeout_s)
+    def wait_end(self) -> tuple[int, dict[str, Any]]:
+        """Return exit code and the last event, empty for none."""
+        out, _ = self.process.communicate(timeout=ENDS_S)
         lines = out.splitlines()
-        return self.process.returncode, time.monotonic() - began_at, json.loads(lines[-1]) if lines else {}
+        return self.process.returncode, json.loads(lines[-1]) if lines else {}
 
     def errors(self) -> str:
         """Return what it wrote to stderr."""
@@ -104,16 +104,13 @@ def arguments_of(queue: Queue, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_tracker_within_seconds_and_well(
-    queue: Queue, start: Callable[..., Tracker], tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_the_tracker_well(queue: Queue, start: Callable[..., Tracker], tmp_path: Path) -> None:
     """SIGINT goes to the whole process group, the JVM and Spark's workers included; the exit code is 0."""
     tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
     tracker.wait_ready()
     os.killpg(tracker.process.pid, signal.SIGINT)
-    exit_code, seconds, event = tracker.wait_end(30)
+    exit_code, event = tracker.wait_end()
     assert (exit_code, event["event"], tracker.error_lines()) == (0, "ended", [])
-    assert seconds < 10
     assert f"tracker of {queue.name} ended" in tracker.errors()
 
 
@@ -122,10 +119,9 @@ def test_signal_while_spark_starts_ends_it_too(queue: Queue, start: Callable[...
     tracker = start(*arguments_of(queue, tmp_path / "checkpoint"))
     time.sleep(2.0)
     os.killpg(tracker.process.pid, signal.SIGINT)
-    exit_code, seconds, _ = tracker.wait_end(60)
+    exit_code, _ = tracker.wait_end()
     assert tracker.error_lines() == []
     assert exit_code in {0, 130}  # 130: before it had begun to listen
-    assert seconds < 30
 
 
 @pytest.mark.slow
@@ -137,15 +133,14 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     older.wait_ready()
     newer = start(*arguments_of(queue, tmp_path / "another"))
     newer.wait_ready()
-    exit_code, _, _ = older.wait_end(30)
+    exit_code, _ = older.wait_end()
     (line,) = older.error_lines()
     assert exit_code == 1
     assert f" of {queue.name} was fenced: newer tracker kmq-tracker-" in line
     assert line.endswith("has taken over; this one ends")
     newer.process.terminate()
-    exit_code, seconds, event = newer.wait_end(30)
+    exit_code, event = newer.wait_end()
     assert (exit_code, event["event"], newer.error_lines()) == (0, "ended", [])
-    assert seconds < 10
 
 
 def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_that_was_stopped(
@@ -153,28 +148,27 @@ def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_th
 ) -> None:
     """The heartbeat differs: `tracker status` and `doctor` end with exit code 3 once the tracker is gone."""
     queue.send("held", "held too")
-    consumer = consumer_of(queue, lease_ms=1_000, keep_alive=False)
-    killed = start(*arguments_of(queue, tmp_path / "checkpoint"))
-    killed.wait_ready()
-    assert f"tracker of {queue.name} is ready: 1 partition, 0 in flight, took " in killed.errors()
-    exit_code, text = status(queue)
-    assert exit_code == 0
-    assert "the tracker runs, last heartbeat" in text
-    killed.process.kill()
-    killed.process.wait()
-    receive_all(consumer, 2)
-    gone = re.compile(r"no tracker for [\d.]+ s, 2 overdue")
-    assert wait_until(lambda: bool(gone.search(status(queue)[1])), 60)
-    assert status(queue)[0] == 3
-    exit_code, text = command(queue, "doctor", queue.name)
-    assert exit_code == 3
-    assert gone.search(text)
-    consumer.close()
+    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
+        killed = start(*arguments_of(queue, tmp_path / "checkpoint"))
+        killed.wait_ready()
+        assert f"tracker of {queue.name} is ready: 1 partition, 0 in flight, took " in killed.errors()
+        # It is ready before its first heartbeat is there.
+        assert wait_until(lambda: "the tracker runs, last heartbeat" in status(queue)[1])
+        assert status(queue)[0] == 0
+        killed.process.kill()
+        killed.process.wait()
+        receive_all(consumer, 2)
+        gone = re.compile(r"no tracker for [\d.]+ s, 2 overdue")
+        assert wait_until(lambda: bool(gone.search(status(queue)[1])))
+        assert status(queue)[0] == 3
+        exit_code, text = command(queue, "doctor", queue.name)
+        assert exit_code == 3
+        assert gone.search(text)
     stopped = start(*arguments_of(queue, tmp_path / "checkpoint"), "--max-deliveries", "1")
     stopped.wait_ready()
     assert wait_until(lambda: status(queue)[0] == 0)
     stopped.process.terminate()
-    stopped.wait_end(30)
+    stopped.wait_end()
     assert "Failed to acquire transactional PID" not in stopped.errors()
     assert "BrokenPipeError" not in stopped.errors()
     assert wait_until(lambda: "the tracker was stopped" in status(queue)[1])
@@ -191,22 +185,22 @@ def command(queue: Queue, *arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker]) -> None:
+def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker], tmp_path: Path) -> None:
     """The command ends before a JVM is started, and without a retry."""
-    tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT_MS="1500")
-    exit_code, seconds, _ = tracker.wait_end(30)
+    no_java = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)}
+    tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT_MS="1500", **no_java)
+    exit_code, _ = tracker.wait_end()
     (line,) = tracker.error_lines()
     assert exit_code == 1
     assert "cannot reach broker at 127.0.0.1:1: " in line
     assert len(tracker.errors().splitlines()) <= 2  # the client's own log may have one
-    assert seconds < 10
 
 
 def test_tracker_without_its_topics_names_the_command_that_makes_them(
     bootstrap_servers: str, start: Callable[..., Tracker]
 ) -> None:
     tracker = start("not-there", "--bootstrap-server", bootstrap_servers)
-    exit_code, _, _ = tracker.wait_end(30)
+    exit_code, _ = tracker.wait_end()
     (line,) = tracker.error_lines()
     assert exit_code == 1
     assert "topic 'not-there' does not exist; run `kmq queue create not-there`" in line
@@ -216,7 +210,7 @@ def test_unknown_key_is_a_usage_error(bootstrap_servers: str, start: Callable[..
     file = tmp_path / "kmq.toml"
     file.write_text(f"[kafka]\nbootstrap_servers = '{bootstrap_servers}'\n[tracker]\ncheckpoint = 'x'")
     tracker = start("orders", "--config", str(file))
-    exit_code, _, _ = tracker.wait_end(30)
+    exit_code, _ = tracker.wait_end()
     (line,) = tracker.error_lines()
     assert exit_code == 2
     assert "unknown setting: got 'tracker.checkpoint'" in line
@@ -231,7 +225,7 @@ def test_failing_query_is_logged_in_a_line_each_time_and_ends_after_the_limit(
     blocked = tmp_path / "file"
     blocked.write_text("")
     tracker = start(*arguments_of(queue, blocked), KMQ_TRACKER__RESTART_LIMIT="1")
-    exit_code, _, _ = tracker.wait_end(90)
+    exit_code, _ = tracker.wait_end()
     (line,) = tracker.error_lines()
     assert exit_code == 1
     assert f"the streaming query of {queue.name} failed 2 times in a row: got " in line

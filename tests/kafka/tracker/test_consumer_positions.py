@@ -21,8 +21,8 @@ from kmq_spark.inspection.facts import TopicFacts
 from kmq_spark.inspection.inspector import QueueInspector
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.once import track_once
+from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 from tests.kafka.stage import Stage
 
@@ -125,7 +125,7 @@ def test_live_group_is_left_alone(queue: Queue, caplog: pytest.LogCaptureFixture
     delete_group(queue)
     client = Consumer({**reader_config(queue.bootstrap_servers, f"kmq.{queue.name}"), "auto.offset.reset": "latest"})
     client.subscribe([queue.name])
-    assert wait_until(lambda: client.poll(0.1) is None and bool(client.assignment()), 20)
+    assert wait_until(lambda: client.poll(0.1) is None and bool(client.assignment()))
     with caplog.at_level(logging.INFO):
         track_once(queue.name, settings_of(queue))
     client.close()
@@ -228,12 +228,11 @@ def set_create_time(admin: AdminClient, topic: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(400)
 def test_consumers_that_were_away_for_too_long_receive_no_finished_message_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Both group protocols, with a running tracker, on a broker that keeps offsets for a minute."""
-    with EmbeddedBroker(extra=FORGETFUL) as broker:
+    with quick_broker(extra=FORGETFUL) as broker:
         stage = Stage(spark, broker.bootstrap_servers, tmp_path, "away")
         queue = Queue("away", broker.bootstrap_servers)
         with stage.tracking():

@@ -25,6 +25,7 @@ from kmq_spark.wire.codec import decode_marker, encode_marker
 from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, GROUP, ORIGIN, SILENT_COUNT, TTL_MS
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +137,7 @@ def test_failed_message_rests_and_one_that_was_given_back_does_not(
         since[failed] = log.mark(release(failed, Release.FAILED)) + 600
         since[given_back] = log.mark(release(given_back, Release.GIVEN_BACK))
         since[second] = log.mark(start(second, delivery_count=2)) + LEASE_MS + 900
-        assert wait_until(lambda: len(log.copies()) == 4, 20)
+        assert wait_until(lambda: len(log.copies()) == 4)
     lateness = {}
     for copy in log.copies():
         origin = int(str((header(copy, ORIGIN) or b"0:-1").decode()).partition(":")[2])  # type: ignore[union-attr]
@@ -155,7 +156,7 @@ def test_deferred_message_comes_at_its_instant_and_its_delivery_does_not_count(s
     with stage.tracking():
         covered = (OffsetRange(offset, 1),)
         log.mark(Marker(MarkerType.START, PARTITION, covered, never_handed_out=True, due_at_ms=due_at_ms))
-        assert wait_until(lambda: len(log.copies()) == 1, 20)
+        assert wait_until(lambda: len(log.copies()) == 1)
     (copy,) = log.copies()
     assert copy.timestamp()[1] >= due_at_ms
     assert (header(copy, DELIVERY_COUNT), header(copy, DELAY_MS), header(copy, SILENT_COUNT)) == (b"0", None, None)
@@ -172,9 +173,9 @@ def test_message_whose_time_is_over_is_not_sent_again(
     with stage.tracking() as tracker:
         log.mark(start(over, 3))
         log.mark(Marker(MarkerType.END, PARTITION, (OffsetRange(at_start, 1),), outcome=Outcome.EXPIRED))
-        assert wait_until(lambda: len(log.copies()) == 1, 20)
+        assert wait_until(lambda: len(log.copies()) == 1)
         letters = 2 if expired == "dead-letter" else 0
-        assert wait_until(lambda: tracker.stats.dead_lettered == letters, 20)
+        assert wait_until(lambda: tracker.stats.dead_lettered == letters)
         assert tracker.stats.expired == (0 if letters else 1)
     assert [header(copy, ORIGIN) for copy in log.copies()] == [b"0:%d" % living]
     assert {header(letter, DLQ_MESSAGE) for letter in log.dead_letters()} == (
@@ -189,7 +190,7 @@ def test_worker_without_counts_loses_its_poison_to_the_dead_letters(stage: Stage
     (offset,) = log.send((DELIVERY_COUNT, b"2"))
     with stage.tracking():
         log.mark(start(offset))
-        assert wait_until(lambda: len(log.dead_letters()) == 1, 20)
+        assert wait_until(lambda: len(log.dead_letters()) == 1)
     (letter,) = log.dead_letters()
     assert header(letter, DLQ_MESSAGE) == b"delivery limit reached: 3 of 3"
     assert log.copies() == []
@@ -215,10 +216,10 @@ def test_expired_messages_are_ended_once_whenever_the_tracker_is_killed(
     command = [sys.executable, "-c", KILLED_TRACKER, stage.queue, stage.bootstrap_servers, str(tmp_path / "killed")]
     # The first commit signs the group's offsets; the second one is that of the batch.
     environment = {**os.environ, "KMQ_FAILPOINT": f"{point}:{2 if point == 'tracker.committed' else 1}"}
-    done = subprocess.run(command, env=environment, timeout=90, capture_output=True, check=False)
+    done = subprocess.run(command, env=environment, timeout=ENDS_S, capture_output=True, check=False)
     assert done.returncode == EXIT_CODE, done.stderr[-2_000:]
     with stage.tracking():
-        assert wait_until(lambda: len(log.ended(Outcome.REDELIVERED)) == 3, 20)
+        assert wait_until(lambda: len(log.ended(Outcome.REDELIVERED)) == 3)
         time.sleep(1.0)
     assert sorted(log.ended(Outcome.EXPIRED)) == dropped
     assert sorted(log.ended(Outcome.REDELIVERED)) == kept

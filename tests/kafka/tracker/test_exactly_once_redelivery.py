@@ -17,6 +17,7 @@ from kmq_spark.tracker.service import TrackerService
 from kmq_spark.wire.headers import DLQ_PARTITION, DLQ_TOPIC
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def test_rejected_message_goes_to_dead_letter_at_once(stage: Stage) -> None:
     with stage.tracking(), stage.consumer(lease_ms=60_000) as consumer:
         receive_all(consumer, 1)[0].reject("no such account")
         consumer.flush()
-        assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1, 20)
+        assert wait_until(lambda: len(audit(stage.layout, stage.bootstrap_servers).rejected) == 1)
 
 
 def test_tracker_restarted_from_its_checkpoint_sends_nothing_twice(stage: Stage) -> None:
@@ -223,7 +224,7 @@ def test_one_application_tracks_several_queues(stage: Stage) -> None:
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
-        assert all(tracker.wait_ready(90) for tracker in service.trackers)
+        assert all(tracker.wait_ready(COMES_S) for tracker in service.trackers)
         for each in (stage, other):
             each.send(each.queue)
         for each in (stage, other):
@@ -233,5 +234,5 @@ def test_one_application_tracks_several_queues(stage: Stage) -> None:
                 assert (first.value, second.value) == (each.queue.encode(), each.queue.encode())
     finally:
         service.stop()
-        thread.join(60)
+        thread.join(COMES_S)
     assert [tracker.stats.redelivered for tracker in service.trackers] == [1, 1]

@@ -21,6 +21,7 @@ from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqErro
 from kmq_spark.tracker import fleet as fleet_module
 from kmq_spark.tracker.fleet import FleetTracker, TrackerFleet
 from tests.kafka.conftest import wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from typing import Self
@@ -101,7 +102,7 @@ class Process:
         for tracker in self.made:
             tracker.end.set()
         self.fleet.stop()
-        self._thread.join(40)
+        self._thread.join(COMES_S)
         assert not self._thread.is_alive()
 
     def die(self) -> None:
@@ -110,7 +111,7 @@ class Process:
 
     def wait_end(self) -> BaseException | None:
         """Wait for the end of `run`; return what it raised."""
-        self._thread.join(40)
+        self._thread.join(COMES_S)
         assert not self._thread.is_alive()
         return self.failure
 
@@ -163,7 +164,7 @@ class Fleet:
         )  # fmt: skip
         self._processes.append(Process(settings, self.name, make))
         process = self._processes[-1]
-        assert wait_until(lambda: ("joined", "") in process.events or process.failure is not None, 30)
+        assert wait_until(lambda: ("joined", "") in process.events or process.failure is not None)
         return process
 
     def operator(self) -> Coordinator:
@@ -190,9 +191,9 @@ def fleet(bootstrap_servers: str, topic: str) -> Iterator[Fleet]:
 
 def test_each_queue_is_tracked_by_one_process(fleet: Fleet) -> None:
     first = fleet.process("a", "orders", "emails", "bills")
-    assert wait_until(lambda: first.running() == ["bills", "emails", "orders"], 20)
+    assert wait_until(lambda: first.running() == ["bills", "emails", "orders"])
     second = fleet.process("b", "orders", "emails", "bills")
-    assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 2, 20)
+    assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 2)
     assert sorted(first.running() + second.running()) == ["bills", "emails", "orders"]
     (moved,) = second.running()
     # The tracker of the former owner has ended before that of the new one begins.
@@ -202,22 +203,22 @@ def test_each_queue_is_tracked_by_one_process(fleet: Fleet) -> None:
 def test_queues_of_a_process_that_dies_are_taken_over(fleet: Fleet) -> None:
     """Within 2T and the time for an assignment, and counted as a takeover."""
     first = fleet.process("a", "orders")
-    assert wait_until(lambda: first.running() == ["orders"], 20)
+    assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     assert standby.running() == []
     first.die()
-    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    assert wait_until(lambda: standby.running() == ["orders"])
     assert standby.fleet.takeovers == 1
 
 
 def test_queues_of_a_process_that_ends_are_handed_over(fleet: Fleet) -> None:
     """One after the other: the new owner begins when the tracker of the old one has ended. It is no takeover."""
     first = fleet.process("a", "orders", "emails")
-    assert wait_until(lambda: len(first.running()) == 2, 20)
+    assert wait_until(lambda: len(first.running()) == 2)
     standby = fleet.process("b")
-    assert wait_until(lambda: len(standby.running()) == 1, 20)
+    assert wait_until(lambda: len(standby.running()) == 1)
     first.end()
-    assert wait_until(lambda: standby.running() == ["emails", "orders"], 20)
+    assert wait_until(lambda: standby.running() == ["emails", "orders"])
     for queue in ("emails", "orders"):
         assert first.tracker(queue).ended_s <= standby.tracker(queue).began_s
     assert standby.fleet.takeovers == 0
@@ -226,7 +227,7 @@ def test_queues_of_a_process_that_ends_are_handed_over(fleet: Fleet) -> None:
 
 def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
     only = fleet.process("a", "orders")
-    assert wait_until(lambda: only.running() == ["orders"], 20)
+    assert wait_until(lambda: only.running() == ["orders"])
     only.end()
     assert only.running() == []
     assert only.failure is None
@@ -237,10 +238,10 @@ def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet, mo
     """The claim is released after a while: the successor's producer fences what still runs."""
     monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
     first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
-    assert wait_until(lambda: first.running() == ["orders"], 20)
+    assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     first.fleet.stop()
-    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    assert wait_until(lambda: standby.running() == ["orders"])
     assert first.running() == ["orders"]
 
 
@@ -249,7 +250,7 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
 ) -> None:
     """Its claim is over after T, and its tracker runs on; it claims again when the log can be read again."""
     only = fleet.process("a", "orders")
-    assert wait_until(lambda: only.running() == ["orders"], 20)
+    assert wait_until(lambda: only.running() == ["orders"])
     session = only.fleet._coordinator._session
     assert session is not None
     held = session.claims["orders"]
@@ -262,7 +263,7 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
 
     monkeypatch.setattr(channel, "read", read_nothing)
     monkeypatch.setattr(channel, "write", lambda _value: None)
-    assert wait_until(lambda: not held.is_held, 20)
+    assert wait_until(lambda: not held.is_held)
     time.sleep(3 * T / 1000)
     assert only.running() == ["orders"]
     monkeypatch.setattr(channel, "read", read)
@@ -271,7 +272,7 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
     try:
         # The session releases the claim that it had lost before it claims again.
         assert operator.wait_for(
-            lambda world: world["resources"].get("orders", {"epoch": -1})["epoch"] > held.epoch, 40
+            lambda world: world["resources"].get("orders", {"epoch": -1})["epoch"] > held.epoch, COMES_S
         )
     finally:
         operator.close()
@@ -281,26 +282,26 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
 
 def test_paused_fleet_tracks_nothing_until_it_is_resumed(fleet: Fleet) -> None:
     only = fleet.process("a", "orders")
-    assert wait_until(lambda: only.running() == ["orders"], 20)
+    assert wait_until(lambda: only.running() == ["orders"])
     operator = fleet.operator()
     try:
         operator.pause(60_000)
-        assert wait_until(lambda: only.running() == [], 20)
+        assert wait_until(lambda: only.running() == [])
         operator.resume()
-        assert wait_until(lambda: only.running() == ["orders"], 20)
+        assert wait_until(lambda: only.running() == ["orders"])
     finally:
         operator.close()
 
 
 def test_queue_that_is_removed_is_tracked_no_more(fleet: Fleet) -> None:
     only = fleet.process("a", "orders", "emails")
-    assert wait_until(lambda: only.running() == ["emails", "orders"], 20)
+    assert wait_until(lambda: only.running() == ["emails", "orders"])
     operator = fleet.operator()
     try:
         operator.remove_task("emails")
     finally:
         operator.close()
-    assert wait_until(lambda: only.running() == ["orders"], 20)
+    assert wait_until(lambda: only.running() == ["orders"])
 
 
 def test_task_that_is_no_queue_is_ignored(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
@@ -311,7 +312,7 @@ def test_task_that_is_no_queue_is_ignored(fleet: Fleet, caplog: pytest.LogCaptur
         operator.add_task("../etc")
     finally:
         operator.close()
-    assert wait_until(lambda: "'../etc' of fleet" in caplog.text, 20)
+    assert wait_until(lambda: "'../etc' of fleet" in caplog.text)
     assert [tracker.queue for tracker in only.made] == ["orders"]
 
 
@@ -321,7 +322,7 @@ def test_tracker_that_fails_is_started_again_and_the_others_run_on(fleet: Fleet)
     only = fleet.process(
         "a", "orders", "emails", make=lambda queue: NotingTracker(queue, error if queue == "emails" else None)
     )
-    assert wait_until(lambda: len([one for one in only.made if one.queue == "emails"]) == 3, 20)
+    assert wait_until(lambda: len([one for one in only.made if one.queue == "emails"]) == 3)
     assert len([one for one in only.made if one.queue == "orders"]) == 1
     assert only.running() == ["orders"]
 
@@ -330,27 +331,28 @@ def test_tracker_that_is_fenced_from_outside_the_fleet_waits_before_it_fences_ba
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     only = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, FencedError("fenced by x")))
-    assert wait_until(lambda: "started again in 10 s" in caplog.text, 20)
+    assert wait_until(lambda: "started again in 10 s" in caplog.text)
     assert len(only.made) == 1
 
 
 def test_process_without_a_jvm_ends_and_the_others_take_over_at_once(fleet: Fleet) -> None:
     """It leaves the group, so they need not wait for 2T; with T=60 s a lapse would take two minutes."""
     first = fleet.process("a", "orders", fleet_heartbeat_ms=60_000)
-    assert wait_until(lambda: first.running() == ["orders"], 20)
+    assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")
     assert first.wait_end() is first.engine_error
-    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    # Less than the lapse takes.
+    assert wait_until(lambda: standby.running() == ["orders"], 100)
 
 
 def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: Fleet) -> None:
     """A tracker that takes long to end is fenced by its successor; the process ends when it has ended."""
     first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
-    assert wait_until(lambda: first.running() == ["orders"], 20)
+    assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")
-    assert wait_until(lambda: standby.running() == ["orders"], 20)
+    assert wait_until(lambda: standby.running() == ["orders"])
     assert first.running() == ["orders"]
     first.tracker("orders").end.set()
     assert first.wait_end() is first.engine_error

@@ -13,6 +13,7 @@ from kmq_spark.errors import KmqError
 from tests.kafka.conftest import wait_until
 from tests.kafka.secured import SecuredBroker
 from tests.kafka.tracker.test_fleet import NotingTracker, Process
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ def test_process_of_a_fleet_does_its_work_with_what_kmq_acls_lists(secured: Secu
         },
     )
     process = Process(settings, FLEET, NotingTracker)
-    assert wait_until(lambda: process.running() == [QUEUE] or process.failure is not None, 60)
+    assert wait_until(lambda: process.running() == [QUEUE] or process.failure is not None)
     assert process.failure is None
     shown = secured.kmq("viewer", "tracker", "fleet", FLEET, "-o", "json")
     assert (shown.exit_code, json.loads(shown.stdout)["queues"][0]["tracked_by"]) == (0, "a"), shown.output
@@ -58,9 +59,9 @@ def test_member_of_a_group_does_its_work_with_what_kmq_acls_lists(secured: Secur
     with Coordinator(
         GROUP, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials("member"), client_id="a"
     ) as me:
-        claim = me.claim("r", 20)
+        claim = me.claim("r", COMES_S)
         assert claim is not None
-        claim.commit(7, wait_s=10)
+        claim.commit(7, wait_s=COMES_S)
         listed = secured.kmq("viewer", "group", "list", "-o", "json")
         assert GROUP in [row["group"] for row in json.loads(listed.stdout)], listed.output
 

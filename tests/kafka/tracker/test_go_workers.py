@@ -18,6 +18,7 @@ from kmq_spark.wire.headers import DELIVERY_COUNT, PREVIOUS
 from tests.kafka.conftest import read_all
 from tests.kafka.go_worker import GoWorker, group_of
 from tests.kafka.stage import LEASE_MS, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,9 +70,9 @@ def test_message_that_a_go_worker_drops_comes_again_and_not_before_its_deadline(
     with stage.tracking() as tracker, GoWorker(stage.bootstrap_servers, stage.queue, emails) as worker:
         for payload in payloads:
             worker.send(payload)
-            dropped = worker.receive(20)
+            dropped = worker.receive()
             assert dropped is not None
-            again = worker.receive(20)
+            again = worker.receive()
             assert again is not None
             assert (payload, payload) == (dropped.payload, again.payload)
             worker.ack(again)
@@ -93,12 +94,12 @@ def test_markers_of_one_queue_partition_lie_in_several_markers_partitions(stage:
             worker.send(b"done", partition=0)
             worker.send(b"dropped", partition=0)
         for worker in workers:
-            done, dropped = worker.receive(20), worker.receive(20)
+            done, dropped = worker.receive(), worker.receive()
             assert done is not None
             assert dropped is not None
             worker.ack(done)
         for worker in workers:
-            again = worker.receive(20)
+            again = worker.receive()
             assert again is not None
             assert again.payload == b"dropped"
             worker.ack(again)
@@ -139,9 +140,9 @@ def test_killed_go_workers_message_comes_again_once_and_its_keep_alive_held_it_t
             worker.kill()
             worker.wait()
             # The group waits for the dead one's session; the tracker does not.
-            assert wait_until(lambda: len(copies(stage)) == 1, 20)
+            assert wait_until(lambda: len(copies(stage)) == 1)
         with GoWorker(stage.bootstrap_servers, stage.queue, held) as successor:
-            again = successor.receive(40)
+            again = successor.receive()
             assert again is not None
             successor.ack(again)
             time.sleep(GO_LEASE_MS / 1_000 + 1.0)
@@ -161,7 +162,7 @@ def test_go_worker_and_our_consumer_share_a_group(stage: Stage) -> None:
     with stage.tracking(), GoWorker(stage.bootstrap_servers, stage.queue, mixed) as worker, our_member(
         stage, mixed, ours
     ):  # fmt: skip
-        until_s = time.monotonic() + 90
+        until_s = time.monotonic() + COMES_S
         while time.monotonic() < until_s and not (ours and theirs and ours | theirs == sent):
             if ours | theirs == sent:
                 # Once more, until the group has shared its partitions out and each has done some.
@@ -201,4 +202,4 @@ def our_member(stage: Stage, name: str, done: set[bytes]) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join(30)
+        thread.join(COMES_S)

@@ -11,19 +11,24 @@ import pytest
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
-from kmq_spark.errors import FencedError
-from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.errors import FencedError, KafkaClientError
+from kmq_spark.kafka.records import OutgoingRecord
+from kmq_spark.kafka.settings import marker_producer_config, transactional_producer_config
 from kmq_spark.kafka.topics import create_queue
+from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.ticker import Ticker
+from tests.brokers import quick_broker
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import Stage, receive_all, wait_until
 from tests.kafka.tracker.test_redelivery_sender import Place, due, outcome
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from confluent_kafka import KafkaError, Message
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.kafka
@@ -36,7 +41,7 @@ PAUSE_S = 20.0
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[EmbeddedBroker]:
     """A broker that these tests may pause."""
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         yield broker
 
 
@@ -64,7 +69,8 @@ def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_res
 ) -> None:
     """The batch does not fail: the transaction was not committed, so that a new producer sends it once more."""
     offsets = place.send(*(b"%d" % number for number in range(20)))
-    sender = place.sender(timeout_ms=15_000, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+    # The new producer waits until the broker is back, and the time of a machine under load is added to that.
+    sender = place.sender(timeout_ms=round(COMES_S * 1000), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
     timers: list[threading.Timer] = []
 
     def pause_in_the_transaction(name: str) -> None:
@@ -78,6 +84,40 @@ def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_res
     assert [record.value() for record in place.messages()] == [b"%d" % number for number in range(20)]
     assert [end.ranges for end in place.ends()] == [((0, 20),)]
     assert place.committed().next_offset == 10
+
+
+def test_transaction_that_timed_out_is_sent_again_by_a_new_producer(own_broker: EmbeddedBroker, place: Place) -> None:
+    """
+    A client that met a suspended broker may never find the transaction coordinator again. So it is used no more, also
+    where it could abort its transaction.
+    """
+    queue = place.layout.topics.queue_topic
+    config = transactional_producer_config(
+        place.bootstrap_servers, f"{queue}.test", extra={"delivery.timeout.ms": "1000"}, transaction_timeout_ms=20_000
+    )
+    reports: list[str] = []
+
+    def resume_after_the_timeout(error: KafkaError | None, _: Message) -> None:
+        reports.append("" if error is None else error.name())
+        own_broker.resume()
+
+    def work() -> None:
+        if not reports:
+            own_broker.pause()
+        producer.send(OutgoingRecord(queue, 0, None, b"value", []), resume_after_the_timeout)
+
+    producer = TransactionalProducer(config, 30_000, role="test")
+    with pytest.raises(KafkaClientError, match=r"nothing was written.*run it again with a new producer") as failure:
+        producer.run(work, [], None)
+    assert failure.value.retriable
+    assert producer.has_ended
+    assert not producer.is_possibly_committed
+    producer.close()
+    producer = TransactionalProducer(config, 30_000, role="test")
+    producer.run(work, [], None)
+    producer.close()
+    assert reports == ["_MSG_TIMED_OUT", ""]
+    assert [record.value() for record in read_all(place.bootstrap_servers, queue)] == [b"value"]
 
 
 def test_older_tracker_that_replaces_its_producer_keeps_off_a_newer_ones_queue(
@@ -127,7 +167,7 @@ def test_redelivery_goes_on_after_a_pause_longer_than_lease_and_transaction(
     stage = Stage(spark, own_broker.bootstrap_servers, tmp_path, f"paused-{time.time_ns()}")
     values = {b"m%d" % number for number in range(50)}
     with (
-        stage.tracking(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS) as tracker,
+        stage.tracking(transaction_timeout_ms=TRANSACTION_TIMEOUT_MS),
         stage.consumer(lease_ms=10_000) as consumer,
     ):
         stage.send(*(value.decode() for value in values))
@@ -135,7 +175,14 @@ def test_redelivery_goes_on_after_a_pause_longer_than_lease_and_transaction(
         assert {message.value for message in held} == values
         resumed = paused_while(own_broker, PAUSE_S)
         resumed.join()
-        began_s = time.monotonic()
-        again = receive_all(consumer, 50, 90, ack=True)
-        print(f"redelivered after {time.monotonic() - began_s:.1f} s, {tracker.stats.restarts} restarts")  # noqa: T201
-    assert {message.value for message in again} == values
+        again: set[bytes | None] = set()
+
+        def is_redelivered() -> bool:
+            for message in consumer.receive(50, timeout=1.0):
+                # The commit of a first delivery may be lost in the pause: then it is fetched again, and is not acked.
+                if message.delivery_count > 1:
+                    message.ack()
+                    again.add(message.value)
+            return again == values
+
+        assert wait_until(is_redelivered)

@@ -19,6 +19,7 @@ from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,13 @@ def test_markers_removed_unread_stop_the_tracker_which_says_how_to_go_on(stage: 
         with stage.tracking(fail_on_removed_markers=False):
             (again,) = receive_all(consumer, 1)
             assert (again.value, again.delivery_count) == (b"held", 2)
+
+
+def test_tracker_is_ready_only_when_it_has_read_the_markers_of_before_its_start(stage: Stage) -> None:
+    """Its first batch may be a part of them."""
+    acked(stage, *(f"m{number}" for number in range(20)))
+    with stage.tracking(max_markers_per_batch=1) as tracker:
+        assert tracker.stats.batches > 1
 
 
 def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
@@ -163,14 +171,14 @@ def test_full_disk_fails_batches_loudly_and_loses_nothing(
     thread = threading.Thread(target=tracker.run)
     thread.start()
     try:
-        assert tracker.wait_ready(90)
+        assert tracker.wait_ready(COMES_S)
         with stage.consumer() as consumer:
             receive_all(consumer, 20)
             # Unbuffered, or closing the file would want to write once more.
             with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(65_536))
-            assert wait_until(lambda: tracker.stats.restarts > 0, 60)
+            assert wait_until(lambda: tracker.stats.restarts > 0)
             ballast.unlink()
             again = receive_all(consumer, 20)
             assert {message.delivery_count for message in again} == {2}
@@ -180,7 +188,7 @@ def test_full_disk_fails_batches_loudly_and_loses_nothing(
             time.sleep(1.0)
     finally:
         tracker.stop()
-        thread.join(60)
+        thread.join(COMES_S)
     story = audit(stage.layout, stage.bootstrap_servers)
     assert (story.redelivered, story.early, story.lost) == (20, 0, set())
     assert "failed; restarting in" in caplog.text

@@ -17,6 +17,7 @@ from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.tracker.once import track_once
 from kmq_spark.tracker.sender.redelivery import RedeliverySender
+from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue
 from tests.kafka.stage import Stage, receive_all, wait_until
 from tests.kafka.tracker.test_redelivery_sender import Place, outcome
@@ -36,7 +37,7 @@ EXPIRED_S = 150.0
 @pytest.fixture(scope="module")
 def forgetful_broker() -> Iterator[EmbeddedBroker]:
     """A broker that forgets a group's offsets after a minute."""
-    with EmbeddedBroker(extra=FORGETFUL) as broker:
+    with quick_broker(extra=FORGETFUL) as broker:
         yield broker
 
 
@@ -64,7 +65,7 @@ def remove_markers(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path) -> None:
     """
     Offsets of an idle tracker that runs do not expire, those of a dead one do; then no marker is skipped silently.
@@ -99,7 +100,7 @@ def test_silent_weeks(forgetful_broker: EmbeddedBroker, spark: SparkSession, tmp
     # The checkpoint is of the same topic: what it holds is still in flight, and is redelivered.
     # The offsets of the consumers have expired as well: a new one reads the first copy, too, and would renew its lease.
     with stage.tracking() as tracker:
-        assert wait_until(lambda: tracker.stats.redelivered == 1, 90)
+        assert wait_until(lambda: tracker.stats.redelivered == 1)
     with stage.consumer() as consumer:
         counts: set[int] = set()
 

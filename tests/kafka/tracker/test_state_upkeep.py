@@ -34,15 +34,14 @@ def test_state_of_a_tracker_that_runs_on_is_uploaded_and_what_is_older_is_remove
         assert first
         while tracker.stats.batches < BATCHES:
             assert another_batch(tracker.stats.batches)
-        assert wait_until(lambda: another_batch(tracker.stats.batches) and any(state.glob("*/*.zip")), 60)
+        assert wait_until(lambda: another_batch(tracker.stats.batches) and any(state.glob("*/*.zip")))
         assert wait_until(
             lambda: (
                 another_batch(tracker.stats.batches) and not first & {path.name for path in state.glob("*/*.changelog")}
-            ),
-            60,
+            )
         )
         # The tracker sees it itself, on any file system: otherwise it would be unknown until the query fails.
         assert wait_until(
-            lambda: another_batch(tracker.stats.batches) and 0 < tracker.snapshot_lag < tracker.stats.batches - 10, 60
+            lambda: another_batch(tracker.stats.batches) and 0 < tracker.snapshot_lag < tracker.stats.batches - 10
         )
         assert tracker.stats.restarts == 0

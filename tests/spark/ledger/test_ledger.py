@@ -39,7 +39,7 @@ from kmq_spark.wire.headers import Headers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark]
 
 RECORD_SCHEMA = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "

@@ -20,6 +20,7 @@ from kmq_spark.ledger.schema import TABLES, Location
 from kmq_spark.ledger.sources import marker_rows, message_rows
 from kmq_spark.testing.builders import end, keep_alive, log, start
 from kmq_spark.wire.codec import encode_marker
+from tests.limits import ENDS_S
 from tests.spark.ledger.test_ledger import SAMPLE_ENDS_AT_MS, records
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.wire.headers import Headers
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark]
 
 ROOT = Path(__file__).parents[3]
 
@@ -168,7 +169,7 @@ def test_show_needs_no_java(location: Location, tmp_path: Path) -> None:
     """`ledger show` runs on a machine without a JVM."""
     done = subprocess.run(
         [sys.executable, "-m", "kmq_spark.cli.main", "ledger", "show", "totals", "-o", "json"],
-        capture_output=True, text=True, check=False, timeout=120, cwd=Path(location.folder).parent,
+        capture_output=True, text=True, check=False, timeout=ENDS_S, cwd=Path(location.folder).parent,
         env={"PYTHONPATH": str(ROOT), "PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -19,12 +19,13 @@ from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.stage import receive_all
+from tests.limits import ENDS_S
 from tests.spark.clusters import ROOT, cluster_environment, plain_interpreter, spark_home, standalone_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LEASE_MS = 1_000
 
@@ -78,7 +79,7 @@ class Submitting:
     def run_once(self) -> dict[str, Any]:
         """Handle what is there, and return the event with which it ended."""
         with self.running("--trigger", "available-now") as process:
-            out, _ = process.communicate(timeout=240)
+            out, _ = process.communicate(timeout=ENDS_S)
             assert process.returncode == 0, out + self.logs()
             # spark-submit sends what the driver writes to stderr to stdout too.
             (event,) = [json.loads(line) for line in out.splitlines() if line.startswith('{"event": "ended"')]
@@ -146,7 +147,7 @@ def test_tracker_outlives_a_killed_executor(
         producer.send("dropped")
         (dropped,) = receive_all(consumer, 1)
         os.kill(executor, signal.SIGKILL)
-        (again,) = receive_all(consumer, 1, timeout_s=120)
+        (again,) = receive_all(consumer, 1)
         assert (again.value, again.delivery_count) == (dropped.value, 2)
         again.ack()
         assert executors(tmp_path) != [executor]

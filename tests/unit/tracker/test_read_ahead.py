@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.tracker.sender.read_ahead import one_ahead
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -48,7 +49,7 @@ def test_next_piece_is_made_meanwhile_and_no_other() -> None:
 
     with closing(one_ahead(watched())) as ahead:
         assert next(ahead) == 0
-        assert seen.wait(10)
+        assert seen.wait(COMES_S)
     assert len(threads) == 2
 
 
