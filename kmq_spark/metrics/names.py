@@ -39,6 +39,7 @@ Name = Literal[
     "kmq_producer_uncommitted",
     "kmq_producer_last_commit_timestamp_seconds",
     "kmq_group_members",
+    "kmq_group_silent_members",
     "kmq_group_held",
     "kmq_group_unheld",
     "kmq_group_generation",
@@ -148,6 +149,11 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_group_members": Metric(
         "gauge", ("group",), "Members of the fleet's coordination group, those that stand by included."
+    ),
+    "kmq_group_silent_members": Metric(
+        "gauge",
+        ("group",),
+        "Members without a heartbeat for more than T, by the group's clock: their holds are over; free at 2T.",
     ),
     "kmq_group_held": Metric("gauge", ("group",), "Queues that a process of the fleet holds."),
     "kmq_group_unheld": Metric(

@@ -180,13 +180,15 @@ def group_samples(group: str, view: Mapping[str, Any], takeovers: int) -> list[S
 
     Args:
         group: Label of the fleet.
-        view: World of the group as plain values: `members`, `resources`, `tasks`, `generation`, `clock_ms`.
+        view: World of the group as plain values: `members`, `resources`, `tasks`, `generation`, `clock_ms`,
+            `heartbeat_ms`.
         takeovers: Queues that this process took over from one that did not release them.
     """
     held = sum(bool(view["resources"].get(task, {}).get("holder")) for task in view["tasks"])
     ages_ms = [view["clock_ms"] - member["seen_ms"] for member in view["members"].values()]
     values: tuple[tuple[Name, float], ...] = (
         ("kmq_group_members", len(view["members"])),
+        ("kmq_group_silent_members", sum(age_ms > view["heartbeat_ms"] for age_ms in ages_ms)),
         ("kmq_group_held", held),
         ("kmq_group_unheld", len(view["tasks"]) - held),
         ("kmq_group_generation", view["generation"]),
