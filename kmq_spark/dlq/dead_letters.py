@@ -21,6 +21,7 @@ from kmq_spark.dlq.filter import DeadLetterFilter, filter_of, parse_id
 from kmq_spark.dlq.log import DeadLetterLog
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
 from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import admin_config, client_error, make_client
 from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, QueueLayout, check_queue, ensure_redrive_topic, partition_count
@@ -299,7 +300,7 @@ def _delete_closed(connection: _Connection, layout: QueueLayout) -> None:
     futures = admin.delete_records(wanted, request_timeout=connection.timeout_ms / 1000)
     for future in futures.values():
         try:
-            future.result()
+            answer_of(future, connection.timeout_ms / 1000)
         except KafkaException as error:
             raise client_error(error, f"purged the dead letters, but cannot delete records of {topic}") from error
 

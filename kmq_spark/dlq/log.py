@@ -15,15 +15,16 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import TopicError, WireError
 from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.settings import client_error, make_client, new_client_id, reader_config
+from kmq_spark.kafka.settings import make_client, new_client_id, reader_config
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.dead_letter import DeadLetter, dead_letter_of
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from kmq_spark.kafka.lookups import Bounds
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.wire.headers import Headers
 
@@ -89,7 +91,7 @@ class DeadLetterLog:
                 closed.add(marker.queue_partition, marker.ranges)
         return closed
 
-    def bounds(self, closed: ClosedRanges) -> dict[int, tuple[int, int]]:
+    def bounds(self, closed: ClosedRanges) -> dict[int, Bounds]:
         """
         Return the first offset and the end offset of each partition at this moment.
 
@@ -100,7 +102,11 @@ class DeadLetterLog:
         """
         consumer = make_client(Consumer, self._config)
         try:
-            bounds = {partition: self._watermarks(consumer, partition) for partition in self._partitions}
+            topic, timeout_s = self._topics.dead_letter_topic, self._timeout_ms / 1000
+            bounds = {
+                partition: bounds_of(consumer, TopicPartition(topic, partition), timeout_s)
+                for partition in self._partitions
+            }
         finally:
             consumer.close()
         for partition, (_, end) in bounds.items():
@@ -146,15 +152,6 @@ class DeadLetterLog:
                 yield f"{payload.partition}:{payload.offset}", found
         finally:
             reader.close()
-
-    def _watermarks(self, consumer: Consumer, partition: int) -> tuple[int, int]:
-        topic = self._topics.dead_letter_topic
-        try:
-            return consumer.get_watermark_offsets(
-                TopicPartition(topic, partition), timeout=self._timeout_ms / 1000, cached=False
-            )
-        except KafkaException as error:
-            raise client_error(error, f"cannot read the offsets of {topic}") from error
 
     def _letter(self, record: Message) -> DeadLetter:
         headers = cast("Headers", record.headers() or [])

@@ -16,7 +16,7 @@ from kmq_spark.core.producing import ProducerState, check_producer_id, slot_of
 from kmq_spark.core.sequences import SequenceAudit, SequenceReport
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.inspection.facts import ProducersFacts
-from kmq_spark.kafka.committed import extents_of, read_committed
+from kmq_spark.kafka.committed import all_bounds_of, read_committed
 from kmq_spark.kafka.lookups import LATEST, NOT_ALLOWED, offsets_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config, transactional_producer_config
@@ -213,8 +213,8 @@ def verify_producer(
     topic = topics.queue_topic
     partitions = range(partition_count(log.admin, topic, bootstrap_servers, timeout_ms))
     config = reader_config(bootstrap_servers, f"{topics.consumer_group}.producers", new_client_id("verify"), extra)
-    extents = extents_of(config, topic, partitions, timeout_ms)
-    audit = SequenceAudit(frozenset(number for number, extent in extents.items() if extent.first > 0))
+    bounds = all_bounds_of(config, topic, partitions, timeout_ms)
+    audit = SequenceAudit(frozenset(number for number, each in bounds.items() if each.first > 0))
     later: list[int] = []
     for count, record in enumerate(read_committed(config, topic, partitions, timeout_ms), 1):
         if count % PROGRESS_EACH == 0:
