@@ -9,7 +9,7 @@ from faults.stage import BROKER_SETTINGS, Stage
 from kmq_spark.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -32,8 +32,9 @@ class Campaign:
         seed: Of everything that is chosen.
         scale: Share of the full number of injections, in each fault.
         broker: A running one; one of its own by default.
+        broker_environment: Environment variables of each broker that a fault starts.
         spark: Returns a running session; one of its own by default.
-        patience: Factor of every time limit; more than 1 where other work loads the machine.
+        patience: Factor of every time limit and of every bound of a wait; more than 1 on a loaded machine.
         evidence: Folder in which each stage leaves what its verdict was made from; None for none.
     """
 
@@ -44,6 +45,7 @@ class Campaign:
         seed: int,
         scale: float = 1.0,
         broker: EmbeddedBroker | None = None,
+        broker_environment: Mapping[str, str] | None = None,
         spark: Callable[[], SparkSession] | None = None,
         patience: float = 1.0,
         evidence: Path | None = None,
@@ -55,10 +57,15 @@ class Campaign:
         self.patience = patience
         self.evidence = evidence
         self._owns_broker = broker is None
-        self.broker = broker or EmbeddedBroker(extra=BROKER_SETTINGS).start()
+        self.broker_environment = dict(broker_environment or {})
+        self.broker = broker or self.new_broker(BROKER_SETTINGS)
         self._shared_spark = spark
         self._own_spark: SparkSession | None = None
         self._stages: list[JudgedStage] = []
+
+    def new_broker(self, extra: Mapping[str, str], environment: Mapping[str, str] | None = None) -> EmbeddedBroker:
+        """Start a broker for a fault that needs one of its own: settings, and more environment variables."""
+        return EmbeddedBroker(extra=extra, environment={**self.broker_environment, **(environment or {})}).start()
 
     def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""

@@ -262,6 +262,8 @@ class _Reading:
             last.is_refused = marker.outcome is Outcome.REJECTED or offset in self._kept
         elif last is not None and is_by_tracker and last.outcome not in BY_TRACKER and last.decided == OPEN_END:
             last.decided, last.decided_kinds = offset, kinds
+        elif marker.outcome is Outcome.DEAD_LETTERED and (refused := _refused_before(last)) is not None:
+            refused.decided, refused.decided_kinds = offset, kinds
         elif is_by_tracker:
             self.account.strays += marker.outcome in BY_TRACKER
             return
@@ -287,6 +289,16 @@ class _Reading:
         if is_otherwise or (marker.outcome is Outcome.EXPIRED and marker.writer in self._writers):
             kinds |= {NAMES[Outcome.REDELIVERED]}
         return kinds
+
+
+def _refused_before(last: Lease | None) -> Lease | None:
+    """
+    Return the newest lease of a message that was refused and has no dead letter yet.
+
+    The tracker decides a refusal at a TICK. A consumer may fetch the message again before the END of that decision, and
+    refuse it again: the next TICK decides that one, so each of the two refusals has its dead letter.
+    """
+    return next((lease for lease in _back_from(last) if lease.is_refused and lease.decided == OPEN_END), None)
 
 
 def _back_from(lease: Lease | None) -> Iterator[Lease]:

@@ -23,7 +23,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "prefetch": {"mode": "receive", "prefetch": 2, "max_batch": 50},
     "transaction": {"mode": TRANSACTION, "starts_in_transaction": True, "max_in_flight": 50},
     "starts": {"starts_in_transaction": True},
-    "batches": {"max_batch": 20, "threads": 16},
+    "small fetches": {"max_batch": 20, "threads": 16},
+    # Each message of a batch waits for those before it, so batches are small.
+    "batches": {"mode": "batch", "max_batch": 25, "threads": 4},
 }
 """How a worker may work: fields of its profile, by name."""
 

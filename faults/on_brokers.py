@@ -17,7 +17,6 @@ from faults.on_consumers import FEW, HOUR_MS, STALL_MS
 from faults.stage import BROKER_SETTINGS
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.settings import admin_config
-from kmq_spark.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
     from faults.campaign import Campaign
@@ -155,7 +154,7 @@ def clock_stepped(campaign: Campaign) -> Stage | None:
     if not is_available():
         return None
     clock = MovableClock(campaign.folder)
-    broker = EmbeddedBroker(extra=BROKER_SETTINGS, environment=clock.environment()).start()
+    broker = campaign.new_broker(BROKER_SETTINGS, clock.environment())
     stage = campaign.stage("f25", broker, clock=clock, poison=0.0, max_deliveries=5)
     stage.judge(stall_ms=STALL_MS, letters_need_a_cause=True)
     with stage.tracking():
@@ -175,7 +174,7 @@ def clock_stepped(campaign: Campaign) -> Stage | None:
 def offsets_expired(campaign: Campaign) -> list[Stage]:
     """F27: the broker forgets the offsets of groups: everything was off for too long; a tracker idled for too long."""
     extra = {**BROKER_SETTINGS, "offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"}
-    broker = EmbeddedBroker(extra=extra).start()
+    broker = campaign.new_broker(extra)
     idle = campaign.stage("f27-idle", broker, mode="receive", keep_alive=False, max_deliveries=0)
     off = campaign.stage("f27-off", broker, mode="receive", keep_alive=False, max_deliveries=0, forgotten=0.1)
     off.keeps_broker()

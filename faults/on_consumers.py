@@ -250,7 +250,7 @@ def interrupted(campaign: Campaign) -> Stage:
     with stage.tracking():
         stage.send(rate=150)
         crew = [stage.worker(f"torn-{number}", seed=stage.seed + number) for number in range(2)]
-        give_up_s = time.monotonic() + INTERRUPTS_TIMEOUT_S
+        give_up_s = time.monotonic() + INTERRUPTS_TIMEOUT_S * stage.patience
         while (torn := _interrupts(crew)) < wanted and time.monotonic() < give_up_s:
             time.sleep(0.5)
         for number in range(2):

@@ -64,7 +64,7 @@ class LedgerChild(Child):
 
     def wait_ready(self) -> float:
         """Wait until its queries run; return the seconds since it was started, -1 where it ended before."""
-        give_up_s = time.monotonic() + READY_TIMEOUT_S * self._patience
+        give_up_s = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < give_up_s and self.is_running:
             if any('"ready"' in line for line in self.lines):
                 return time.monotonic() - self.began_s
@@ -146,7 +146,7 @@ def _must_be_whole(stage: Stage, folder: Path) -> None:
     """
     last = LedgerChild(stage, folder, "--trigger", "available-now")
     stage.adopt(last)
-    if last.wait(READY_TIMEOUT_S * stage.patience) != 0:
+    if last.wait(READY_TIMEOUT_S) != 0:
         stage.fail(f"I10: the ledger did not write what is there: {last.exit_code}, {last.last_words()}")
         last.kill()
         return

@@ -71,7 +71,7 @@ def disordered(campaign: Campaign) -> Stage:
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
     with stage.tracking():
         stage.send(rate=0, count=400).join()
-        stage.worker("crew").wait_working(400, 40)
+        stage.worker("crew").wait_working(400, 40 * stage.patience)
         for _ in range(campaign.scaled(3, least=1)):
             for injection in (
                 _ends_again,

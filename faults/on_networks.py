@@ -25,7 +25,7 @@ SLOW_P99_MS = 12_000
 
 def cut(campaign: Campaign) -> Stage:
     """F18: the network cut for 30 s between consumers and broker, tracker and broker, all; then 200 ms slower."""
-    broker, workers, trackers = ProxiedBroker.start(campaign.folder)
+    broker, workers, trackers = ProxiedBroker.start(campaign.folder, campaign.broker_environment)
     stage = campaign.stage("f18", broker)
     stage.judge(stall_ms=BROKER_STALL_MS, quiet_p99_ms=SLOW_P99_MS)
     try:

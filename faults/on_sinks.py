@@ -36,9 +36,9 @@ ROWS_PER_FILE = 10_000
 """Of one batch."""
 
 WRITER = "faults.sink_writer"
-BEGIN_TIMEOUT_S = 240.0
-"""For Spark to start, with two executors, on a busy machine."""
-WRITE_TIMEOUT_S = 240.0
+BEGIN_TIMEOUT_S = 900.0
+"""For Spark to start, with two executors, on a slow machine that others use too."""
+WRITE_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 1_800.0
 POLL_S = 0.05
 LONGEST_DELAY_S = 1.0

@@ -12,7 +12,6 @@ from faults.stage import BROKER_SETTINGS
 from faults.topics import read_dump
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.settings import admin_config
-from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ LETTERS_TIMEOUT_S = 60.0
 def retention_passed(campaign: Campaign) -> Stage:
     """F12: `retention.ms` removes records of the queue topic while their messages are in flight."""
     # The lease outlasts the removal: a copy that retention took, too, would be a message that is lost.
-    broker = EmbeddedBroker(extra=QUICK_RETENTION).start()
+    broker = campaign.new_broker(QUICK_RETENTION)
     stage = campaign.stage(
         "f12-retention", broker, mode="receive", keep_alive=False, forgotten=1.0, max_in_flight=500, lease_ms=20_000
     )

@@ -187,7 +187,7 @@ def zombie(campaign: Campaign) -> Stage:
 
 
 def _must_end_fenced(stage: Stage, tracker: TrackerChild) -> None:
-    code = tracker.wait(40)
+    code = tracker.wait(40 * stage.patience)
     if not code:
         stage.fail(f"I12: the older tracker did not end with an error: exit code {code}")
         tracker.kill()

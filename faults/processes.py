@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from faults.clocks import FalseClock
     from faults.worker import Profile
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 480.0
 STOP_TIMEOUT_S = 100.0
 """
 A consumer leaves its group within 15 s, or goes on leaving in the background; with the classic protocol the client may
 then hold the end of the process up until the group's rebalance is over, a minute at most.
 """
 
-BEGIN_TIMEOUT_S = 60.0
+BEGIN_TIMEOUT_S = 240.0
 """For a worker to start; it takes a second on an idle machine."""
 POLL_S = 0.05
 NEVER_MS = 2**62
@@ -232,7 +232,7 @@ class TrackerChild(Child):
         super().__init__(command, log, settings, **options)
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
-        """Wait for its first batch; return the seconds since it was started, -1 where it ended before."""
+        """Wait until it is ready; return the seconds since it was started, -1 where it ended before."""
         give_up_s = time.monotonic() + timeout_s
         while self._ready_s is None and self.is_running and time.monotonic() < give_up_s:
             time.sleep(POLL_S)

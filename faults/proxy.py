@@ -18,6 +18,7 @@ from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.ports import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 CHUNK_BYTES = 2**20
@@ -33,12 +34,13 @@ class Proxy:
         target: Port that it passes connections on to.
 
     Attributes:
+        target: That port.
         port: On 127.0.0.1.
     """
 
     def __init__(self, target: int) -> None:
         """Listen."""
-        self._target, self._delay_s = target, 0.0
+        self.target, self._delay_s = target, 0.0
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._passing = asyncio.Event()
@@ -92,7 +94,7 @@ class Proxy:
         self._writers.add(writer)
         await self._passing.wait()
         try:
-            there = await asyncio.open_connection("127.0.0.1", self._target, limit=CHUNK_BYTES)
+            there = await asyncio.open_connection("127.0.0.1", self.target, limit=CHUNK_BYTES)
         except OSError:
             writer.close()
             self._writers.discard(writer)
@@ -140,12 +142,13 @@ class ProxiedBroker(NamedTuple):
     trackers: Proxy
 
     @classmethod
-    def start(cls, folder: Path) -> ProxiedBroker:
+    def start(cls, folder: Path, environment: Mapping[str, str] | None = None) -> ProxiedBroker:
         """
         Start them.
 
         Args:
             folder: Where the broker keeps its data.
+            environment: More environment variables of the broker.
         """
         data = folder / f"proxied-broker-{time.time_ns()}"
         data.mkdir(parents=True)
@@ -161,7 +164,7 @@ class ProxiedBroker(NamedTuple):
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*listeners, "CONTROLLER")),
             "inter.broker.listener.name": "PLAINTEXT",
         }
-        return cls(EmbeddedBroker(data, ours, extra).start(), workers, trackers)
+        return cls(EmbeddedBroker(data, ours, extra, environment).start(), workers, trackers)
 
 
 def _listed(ports: dict[str, int]) -> str:

@@ -1,17 +1,25 @@
-"""The results of a campaign: `results.json` for machines, `results.md` for readers."""
+"""
+The results of a campaign: `results.json` for machines, `results.md` for readers.
+
+    python -m faults.report FOLDER …
+
+puts the rows of runs of single faults, which wrote into these folders, into the stored results. Each row gets a note.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
     from faults.checker import Violation
 
@@ -59,9 +67,29 @@ def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, ma
         seed: Of this run.
         machine: Where it ran.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "results.json"
     faults = {number: _fault(number, seed, scenarios) for number, scenarios in _by_fault(results).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(faults, folder, machine)
+
+
+def add_rows(stored: Path, apart: Path, day: str) -> None:
+    """
+    Put the rows of a run of single faults into the results of a whole run, each with a note that says so.
+
+    Args:
+        stored: Folder with the results of the whole run.
+        apart: Folder with those of the other run.
+        day: When that was.
+    """
+    total = json.loads((stored / "results.json").read_text(encoding="utf-8"))
+    faults = {fault["id"]: fault for fault in total["faults"]}
+    for fault in json.loads((apart / "results.json").read_text(encoding="utf-8"))["faults"]:
+        note = f"run apart from the others, {day}, seed {fault['seed']}"
+        faults[fault["id"]] = {**fault, "notes": [*fault["notes"], note]}
+    _write(faults, stored, total["machine"])
+
+
+def _write(faults: Mapping[str, dict[str, Any]], folder: Path, machine: str) -> None:
     ordered = sorted(faults.values(), key=lambda fault: (fault["id"][0], int(fault["id"][1:])))
     total = {
         "injections": sum(fault["injections"] for fault in ordered),
@@ -69,7 +97,7 @@ def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, ma
         "machine": machine,
         "faults": ordered,
     }
-    file.write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
     (folder / "results.md").write_text(_page(total), encoding="utf-8")
 
 
@@ -134,7 +162,7 @@ def _page(total: dict[str, Any]) -> str:
         "",
         "Lateness: append time of the redelivered message less its deadline, milliseconds, the broker's clock on both",
         "sides; negative would be early. Where the tracker itself is away, its absence is part of it.",
-        "Recovery: seconds from the start of a tracker to its first batch, JVM and Spark included, the longest.",
+        "Recovery: seconds from the start of a tracker until it is ready, JVM and Spark included, the longest.",
         "",
         "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | seed |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -160,3 +188,9 @@ def _row(fault: dict[str, Any]) -> str:
 
 def _counts_line(counts: Counter[str]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items()))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        written = datetime.fromtimestamp((Path(name) / "results.json").stat().st_mtime, UTC)
+        add_rows(Path(__file__).parent, Path(name), f"{written:%Y-%m-%d}")

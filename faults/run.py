@@ -2,8 +2,8 @@
 Run the campaign: `python -m faults.run [--only F1,F2] [--scale 1.0] [--seed N] [--evidence DIR]`.
 
 Exit code 1 where a promise was broken. Results are written after every fault, so a run that is stopped has some.
-A row of the stored results comes from a whole run and never from one of single faults: with `--only` the results go to
-the folder of the logs, which is kept then, unless `--results` names another.
+The stored results are those of a whole run: with `--only` the results go to the folder of the logs, which is kept then,
+unless `--results` names another. `python -m faults.report FOLDER` adds such rows to the stored ones, with a note.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.local.broker import EmbeddedBroker
 
-BEGIN_TIMEOUT_S = 60.0
+BEGIN_TIMEOUT_S = 240.0
 PARTITIONS = 4
 
 

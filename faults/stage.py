@@ -103,7 +103,7 @@ class Stage(JudgedStage):
         spark: For a tracker in this process.
         clock: Of the broker, where it may be moved.
         owns_broker: Whether the broker ends with the stage.
-        patience: Factor of every time limit; more than 1 where other work loads the machine.
+        patience: Factor of every time limit and of every bound of a wait; more than 1 on a loaded machine.
         evidence: Folder for what the verdict is made from; None where it is not kept.
         is_mixed: Whether messages ask for delays, times to live and a logical queue, the queue has a backoff, and
             workers may work in the ways of `mix.WAYS`.
@@ -220,8 +220,6 @@ class Stage(JudgedStage):
 
     def judge(self, **bounds: Any) -> None:  # noqa: ANN401  # fields of Bounds
         """Set what this fault allows unlike the others."""
-        if "stall_ms" in bounds:
-            bounds["stall_ms"] = round(bounds["stall_ms"] * self.patience)
         self.bounds = replace(self.bounds, **bounds)
 
     def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:  # noqa: ANN401  # of Sender
@@ -456,7 +454,7 @@ class Stage(JudgedStage):
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
         present = [*self._tracked, *(stretch for stretch in children if stretch is not None)]
         away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
-        return replace(self.bounds, away=away, held_up=list(self._held_up))
+        return replace(self.bounds.stretched(self.patience), away=away, held_up=list(self._held_up))
 
     def reported(self) -> dict[int, ReportedStatus]:
         """Return the status that the last tracker reported, by markers partition."""

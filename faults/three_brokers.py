@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
@@ -21,7 +22,7 @@ from kmq_spark.local.java import find_java
 from kmq_spark.local.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _READY_S, _ELECTION_S = 180, 30
@@ -34,13 +35,15 @@ class ThreeBrokers:
 
     Args:
         folder: Of the data of all three.
+        environment: More environment variables of all three.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         """Start them and wait until all three are known."""
-        self._folder = folder
+        self._folder, self._environment = folder, dict(environment or {})
         # What a cluster of three has: a default of three replicas, and Kafka's own default of min.insync.replicas=1.
-        self.first = EmbeddedBroker(folder / "1", extra={"default.replication.factor": "3"}).start()
+        extra = {"default.replication.factor": "3"}
+        self.first = EmbeddedBroker(folder / "1", extra=extra, environment=environment).start()
         self.bootstrap_servers = self.first.bootstrap_servers
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         self._commands = {node: self._follower(node) for node in FOLLOWERS}
@@ -67,14 +70,19 @@ class ThreeBrokers:
             create_coordination_topic(
                 self.bootstrap_servers, topic=topic, partitions=1, replication_factor=3, timeout_ms=60_000
             )
+            self._wait(partial(self._has_leader, topic))
             if self.leader(topic) in FOLLOWERS:
                 return topic
         message = "no topic is led by a follower"
         raise RuntimeError(message)
 
     def leader(self, topic: str) -> int:
-        """Return the node that leads partition 0 of a topic; -1 = none."""
-        return int(self._admin.list_topics(topic, timeout=10).topics[topic].partitions[0].leader)
+        """Return the node that leads partition 0 of a topic; -1 = none, or the broker that answers does not know it."""
+        partitions = self._admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return int(partitions[0].leader) if partitions else -1
+
+    def _has_leader(self, topic: str) -> bool:
+        return self.leader(topic) != -1
 
     def kill_leader(self, topic: str) -> int:
         """
@@ -146,8 +154,9 @@ class ThreeBrokers:
     def _start(self, node: int) -> subprocess.Popen[str]:
         with (self._folder / str(node) / "console.log").open("ab") as console:
             return subprocess.Popen(
-                self._commands[node], stdin=subprocess.PIPE, stdout=console, stderr=console, text=True
-            )
+                self._commands[node], stdin=subprocess.PIPE, stdout=console, stderr=console, text=True,
+                env={**os.environ, **self._environment},
+            )  # fmt: skip
 
     def _console(self) -> str:
         return "\n".join((self._folder / str(node) / "kafka.log").read_text()[-2_000:] for node in FOLLOWERS)

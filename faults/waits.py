@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,6 +83,13 @@ class Bounds:
     def not_quiet(self) -> list[Stretch]:
         """Stretches on which a redelivery may wait."""
         return [*self.away, *self.held_up]
+
+    def stretched(self, factor: float) -> Bounds:
+        """Return the same with *factor* times as long for every wait that is judged."""
+        late_ms, quiet_p99_ms, stall_ms = (
+            round(factor * most_ms) for most_ms in (self.late_ms, self.quiet_p99_ms, self.stall_ms)
+        )
+        return replace(self, late_ms=late_ms, quiet_p99_ms=quiet_p99_ms, stall_ms=stall_ms)
 
     def marker_ms(self, partition: int, offset: int, read_ms: int) -> int:
         """Return when a marker was appended, in true time."""

@@ -24,13 +24,17 @@ from faults.events import EventFile
 from faults.once import PROCESS, TRANSACTION
 from faults.topics import results_of
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.errors import KmqError, LeaseLostError
+from kmq_spark.errors import BatchFailed, KmqError, LeaseLostError
 
 if TYPE_CHECKING:
+    from kmq_spark.consumer.batch import Batch
     from kmq_spark.consumer.message import Message
 
 
 NICENESS = 10
+
+RAISED_SHARE = 0.5
+"""Of the batches with failures: they are raised; the others are returned."""
 
 KEYBOARD_SHARE = 0.5
 """Of the interrupts: KeyboardInterrupt; the others are ordinary exceptions of a signal handler."""
@@ -53,13 +57,13 @@ class Profile:
         lease_ms: Length of a lease.
         group_protocol: As of the consumer.
         logical_queue: Of the messages that it takes; empty for those of none.
-        mode: `run` (handlers in threads), `receive` (a loop that settles, or forgets), `transaction` (a loop that
-            writes a result with each ack) or `interrupted` (a loop torn by exceptions of a signal handler, which it
-            catches to receive on).
+        mode: `run` (handlers in threads), `batch` (handlers of batches in threads), `receive` (a loop that settles, or
+            forgets), `transaction` (a loop that writes a result with each ack) or `interrupted` (a loop torn by
+            exceptions of a signal handler, which it catches to receive on).
         keep_alive: Whether leases are renewed.
         threads: Handler threads.
         max_in_flight: Messages held at once.
-        max_batch: Messages that `run` fetches, and `receive` returns, at once.
+        max_batch: Messages that `run` fetches, `receive` returns and a batch has, at once.
         prefetch: As of the consumer.
         starts_in_transaction: As of the consumer.
         work_ms: How long a message takes.
@@ -141,6 +145,36 @@ class Handler:
         self._events.write("handled", **note)
 
 
+class BatchHandler:
+    """
+    Handles the messages of a batch one after the other as the profile says, and settles them together.
+
+    The seed chooses for each batch how it tells of failures: it returns them, or it raises `BatchFailed`.
+
+    Args:
+        profile: What to do.
+        events: Where to write it down.
+    """
+
+    def __init__(self, profile: Profile, events: EventFile) -> None:
+        """Keep both."""
+        self._profile = profile
+        self._handler = Handler(profile, events)
+
+    def __call__(self, batch: Batch) -> dict[int, str | BaseException] | None:
+        """Handle one batch; what did not fail is acknowledged."""
+        failures: dict[int, str | BaseException] = {}
+        for index, message in enumerate(batch):
+            try:
+                self._handler(message)
+            except HandlerError as error:
+                failures[index] = error
+        first = batch[0].id.message_offset
+        if failures and random.Random(f"{self._profile.seed}:{first}").random() < RAISED_SHARE:  # noqa: S311  # repeatable
+            raise BatchFailed(failures)
+        return failures
+
+
 class ResendEvents(logging.Handler):
     """
     Notes that the consumer sends markers again because the broker did not confirm them.
@@ -200,6 +234,14 @@ def main(text: str) -> None:
     if profile.mode == "run":
         handler = Handler(profile, events)
         consumer.run(handler, concurrency=profile.threads, retry_delay_ms=200, max_batch=profile.max_batch)
+    elif profile.mode == "batch":
+        batches = BatchHandler(profile, events)
+        consumer.run(
+            batches,
+            batch=min(profile.max_batch, profile.max_in_flight),
+            concurrency=profile.threads,
+            retry_delay_ms=200,
+        )
     elif profile.mode == "receive":
         _receive(consumer, profile, events, stopping)
     elif profile.mode == TRANSACTION:

@@ -20,6 +20,7 @@ from kmq_spark import ledger
 from kmq_spark.config import load_settings
 from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.ledger.service import LedgerService
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,7 @@ COUNTED = ("started", "taken_over", IN_FLIGHT, *NAMES.values())
 def kmq(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", stage.bootstrap_servers]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S)
     assert done.returncode in {0, 3}, done.stderr  # 3: the tracker is late, since it is off
     return done
 
@@ -53,9 +54,9 @@ def break_things(stage: Stage) -> None:
         busy = stage.worker(f"busy-{number}")
         tracker = stage.tracker(failpoint=point, once_file=str(stage.folder / f"once-{number}"))
         if point:
-            assert tracker.wait(240) == EXIT_CODE, tracker.last_words()
+            assert tracker.wait(ENDS_S) == EXIT_CODE, tracker.last_words()
         else:
-            assert tracker.wait_ready(240) > 0, tracker.last_words()
+            assert tracker.wait_ready(COMES_S) > 0, tracker.last_words()
             time.sleep(3)
             tracker.kill()
         busy.kill()
@@ -66,10 +67,10 @@ def leave_some_in_flight(stage: Stage) -> None:
     """A consumer takes messages under a long lease and is killed; wait until the tracker has read that."""
     stage.send(rate=0, count=HELD).join()
     holder = stage.worker("holder", forgotten=1.0, lease_ms=600_000)
-    assert holder.wait_working(HELD, 90)
+    assert holder.wait_working(HELD, COMES_S)
     holder.kill()
     stage.injected("kill -9 of a consumer that holds")
-    give_up_s = time.monotonic() + 60
+    give_up_s = time.monotonic() + COMES_S
     while any(row["next"] != row["end"] for row in status_rows(stage)) and time.monotonic() < give_up_s:
         time.sleep(0.5)
 

@@ -22,7 +22,7 @@ from faults.run import Scenario, run_scenario
 if TYPE_CHECKING:
     from faults.campaign import Campaign
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(960)]
 
 IN_PROCESS = pytest.mark.usefixtures("spark")
 """The tracker runs in this process; the others start processes of their own."""
@@ -57,6 +57,7 @@ def test_tracker_killed_around_its_commit(campaign: Campaign) -> None:
     run(campaign, update_wrapper(scenario, on_trackers.killed), len(MOST_TELLING) + 1)
 
 
+@pytest.mark.slow  # two trackers in processes of their own
 def test_newer_tracker_fences_the_older_one(campaign: Campaign) -> None:
     """Two trackers, different checkpoints: the older ends, says why, and nothing is sent twice."""
     run(campaign, on_trackers.two_at_once, 1)
@@ -99,7 +100,7 @@ def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
         (on_topics.retention_passed, 1), (on_topics.grown_too_large, 4), (on_versions.mixed, 4), (on_networks.cut, 4),
         (on_ledgers.killed, 2), (on_ledgers.compacted, 6),
         (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
-        pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(600)),
+        pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(1200)),
     ],
 )  # fmt: skip
 def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:

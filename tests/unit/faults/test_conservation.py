@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from faults.conservation import Status, read_account, unbalanced, untrue
@@ -122,6 +122,11 @@ STEPS = st.one_of(
 )
 
 
+@example(
+    # Refused twice more before the dead letter of the first refusal is written: two dead letters.
+    [("expire", 3), ("tick",), ("start", 3, 0, 1), ("start", 3, 0, 1), ("tick",)],
+    replace(RULES, dead_letters_expired=True),
+)
 @given(st.lists(STEPS, max_size=40), st.sampled_from([RULES, replace(RULES, dead_letters_expired=True)]))
 def test_log_and_tracker_count_the_same_whatever_happens_between_decision_and_end(
     steps: list[tuple[object, ...]], rules: Rules

@@ -7,6 +7,7 @@ from contextlib import closing
 from threading import Thread
 
 from faults.proxy import Proxy
+from tests.limits import COMES_S
 
 
 def echo(server: socket.socket, seen: list[bytes]) -> None:
@@ -33,7 +34,7 @@ def test_what_is_sent_during_a_cut_arrives_after_it() -> None:
                 assert seen == [b"before"]
                 proxy.heal()
                 assert client.recv(1_000) == b"during"
-            thread.join(10)
+            thread.join(COMES_S)
     assert not thread.is_alive()
     assert seen == [b"before", b"during"]
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from faults.checker import Violation
-from faults.report import FaultResult, listed_violations, write_results
+from faults.report import FaultResult, add_rows, listed_violations, write_results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,3 +31,15 @@ def test_results_have_all_invariants_and_their_folder_is_made(tmp_path: Path) ->
     assert fault["violations"] == 1_001
     assert "I12: not fenced" in fault["found"]
     assert "- F2: I12: not fenced" in (tmp_path / "new" / "results.md").read_text()
+
+
+def test_row_of_a_run_apart_replaces_the_stored_one_and_has_a_note(tmp_path: Path) -> None:
+    whole, apart = tmp_path / "whole", tmp_path / "apart"
+    write_results([FaultResult("F2", "a", injections=3), FaultResult("S4", "old", 5)], whole, seed=1, machine="here")
+    write_results([FaultResult("S4", "new", injections=8)], apart, seed=17, machine="here")
+    add_rows(whole, apart, "2026-11-23")
+    total = json.loads((whole / "results.json").read_text())
+    kept, added = total["faults"]
+    assert (kept["id"], kept["notes"], added["what"], total["injections"]) == ("F2", [], "new", 11)
+    assert added["notes"] == ["run apart from the others, 2026-11-23, seed 17"]
+    assert "- S4: run apart from the others, 2026-11-23, seed 17" in (whole / "results.md").read_text()
