@@ -140,6 +140,22 @@ def ack(work: Work, tally: Tally) -> None:
         tally.last_s += time.monotonic() - began_s
 
 
+def batch(work: Work, tally: Tally) -> None:
+    """Our consumer: `receive_batch` with prefetch, the values of a batch, and one `ack()` a batch."""
+    with _ours(work) as consumer:
+        while not tally.is_over:
+            messages = consumer.receive_batch(BATCH, timeout=0.2)
+            if not messages:
+                continue
+            tally.begin()
+            size = sum([len(value or b"") for value in messages.values()])
+            messages.ack()
+            tally.add(len(messages), size)
+        began_s = time.monotonic()
+        consumer.flush()
+        tally.last_s += time.monotonic() - began_s
+
+
 def run(work: Work, tally: Tally) -> None:
     """Our consumer: `run(handler)` with one handler thread."""
     sizes: list[int] = []
@@ -170,7 +186,9 @@ def _ours(work: Work) -> QueueConsumer:
     )
 
 
-CONTENDERS: dict[str, Callable[[Work, Tally], None]] = {"plain": plain, "share": share, "ack": ack, "run": run}
+CONTENDERS: dict[str, Callable[[Work, Tally], None]] = {
+    "plain": plain, "share": share, "ack": ack, "batch": batch, "run": run
+}  # fmt: skip
 
 
 def main(kind: str, text: str) -> None:

@@ -11,6 +11,7 @@ NAMES = {
     "plain": "plain `consume`",
     "share": "share consumer, explicit",
     "ack": "ours, one `ack()` a message",
+    "batch": "ours, one `ack()` a batch",
     "run": "ours, `run(handler)`",
 }
 
@@ -25,12 +26,23 @@ PRODUCER_NAMES = {
 LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}
 
 
+def _kinds(results: dict[str, Any]) -> list[str]:
+    """Return the contenders that every stored case has: a run may measure other parts only."""
+    return [kind for kind in NAMES if all(kind in case["per_s"] for case in results["throughput"])]
+
+
 def write_table(results: dict[str, Any], path: Path) -> str:
     """Write the table as Markdown and return it."""
-    lines = [f"Measured on {results['measured_on']}, by `make bench`. Thousands of messages a second, medians.", ""]
-    lines += ["| bytes | consumers | " + " | ".join(NAMES.values()) + " |", "|---" * (2 + len(NAMES)) + "|"]
+    machines: dict[str, list[str]] = {}
+    for part, machine in results["measured_on"].items():
+        machines.setdefault(machine, []).append(part.replace("_", " "))
+    lines = [f"{', '.join(parts)}: measured on {machine}." for machine, parts in machines.items()]
+    lines += ["", "By `make bench`. Thousands of messages a second, medians.", ""]
+    kinds = _kinds(results)
+    lines += ["| bytes | consumers | " + " | ".join([NAMES[kind] for kind in kinds]) + " |"]
+    lines += ["|---" * (2 + len(kinds)) + "|"]
     for case in results["throughput"]:
-        rates = " | ".join(f"{case['per_s'][kind]['median'] / 1000:,.0f}" for kind in NAMES)
+        rates = " | ".join(f"{case['per_s'][kind]['median'] / 1000:,.0f}" for kind in kinds)
         lines.append(f"| {case['bytes']:,} | {case['consumers']} | {rates} |")
     lines += ["", "| ratio, 100 bytes, one consumer | |", "|---|---|"]
     lines += [f"| {name.replace('_', ' ')} | {ratio} |" for name, ratio in results["ratios"].items()]
@@ -100,10 +112,13 @@ def write_picture(results: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     cases = [case for case in results["throughput"] if case["consumers"] == 1]
-    width = 0.8 / len(NAMES)
-    for number, (kind, name) in enumerate(NAMES.items()):
+    kinds = _kinds(results)
+    width = 0.8 / len(kinds)
+    for number, kind in enumerate(kinds):
         places = [place + number * width for place in range(len(cases))]
-        left.bar(places, [case["per_s"][kind]["median"] / 1000 for case in cases], width, label=name.replace("`", ""))
+        left.bar(
+            places, [case["per_s"][kind]["median"] / 1000 for case in cases], width, label=NAMES[kind].replace("`", "")
+        )
     left.set_xticks([place + 0.3 for place in range(len(cases))], [f"{case['bytes']:,} B" for case in cases])
     left.set_ylabel("thousand messages a second")
     left.set_title("one consumer process")

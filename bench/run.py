@@ -1,6 +1,8 @@
 """
 Run all benchmarks in one go: `make bench`; or look that nothing got slower: `python -m bench.run --guard`.
 
+`python -m bench.run --only producers` measures one part and keeps what is stored of the others.
+
 Everything runs on this machine, on the embedded broker, one after the other; results.json, results.md and results.png
 are written beside this file. Rates of one run are compared with each other and never with those of another machine:
 the guard measures ratios anew, and fails where one fell below four fifths of the stored one.
@@ -15,11 +17,14 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import in_flight, latency, lateness, mass_expiry, poison, producer, throughput
 from bench.report import write_picture, write_table
 from bench.stage import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = Path(__file__).resolve().parent
 WARM_UP_ROUNDS = 2
@@ -32,45 +37,101 @@ TOLERATED = 0.8
 """Share of a stored ratio that a new one must reach: machines are shared and noisy."""
 
 
-def measure(*, rounds: int, sizes: list[int], consumers: list[int], in_flights: list[int]) -> dict[str, Any]:
-    """Measure everything and return it in the form of results.json."""
-    bench = Bench()
-    try:
-        rates = throughput.measure(
-            bench, rounds=rounds, warm_up=WARM_UP_ROUNDS, sizes=sizes, consumers=consumers, mib=600
-        )
-        _say("throughput", rates["ratios"])
-        hand_over = latency.measure(bench, rate_per_s=1_000, seconds=12, rounds=rounds)
-        _say("latency", hand_over)
-        senders = producer.measure(bench.broker, rounds=rounds, sizes=[100, 1_024], mib=200)
-        _say("producers", senders)
-        mass_expiry.measure(bench, 250_000)  # a warm-up: this way through tracker and broker is cold
-        mass = mass_expiry.measure(bench, 1_000_000)
-        _say("mass expiry", mass)
-        tracker = [
-            in_flight.measure(bench, count, scattered=scattered) for count in in_flights for scattered in (False, True)
-        ]
-        _say("in flight", tracker)
-        by_partitions = in_flight.tick_ms_by_partitions(bench, (4, 16, 64))
-        _say("TICK by partitions", by_partitions)
-    finally:
-        bench.close()
-    late = {str(rate): lateness.main(rate, seconds=seconds) for rate, seconds in LATENESS_S.items()}
-    _say("lateness", late)
+class Sizes(NamedTuple):
+    """
+    How much is measured.
+
+    Attributes:
+        rounds: Rounds of each case; the median counts.
+        bytes: Sizes of a message.
+        consumers: Numbers of consumer processes.
+        in_flight: Numbers of messages in flight.
+    """
+
+    rounds: int
+    bytes: list[int]
+    consumers: list[int]
+    in_flight: list[int]
+
+
+def measure(parts: Sequence[str], sizes: Sizes) -> dict[str, Any]:
+    """
+    Measure some parts, or all, and return what results.json has of them.
+
+    Args:
+        parts: Names in `ON_ONE_BROKER` and `ON_THEIR_OWN`, measured in this order.
+        sizes: How much is measured.
+    """
+    found: dict[str, Any] = {}
+    if any(part in ON_ONE_BROKER for part in parts):
+        bench = Bench()
+        try:
+            for part in parts:
+                if part in ON_ONE_BROKER:
+                    found |= _said(part, ON_ONE_BROKER[part](bench, sizes))
+        finally:
+            bench.close()
+    for part in parts:
+        if part in ON_THEIR_OWN:
+            found |= _said(part, ON_THEIR_OWN[part]())
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}"
+    return {"measured_on": dict.fromkeys(parts, machine), **found}
+
+
+def _throughput(bench: Bench, sizes: Sizes) -> dict[str, Any]:
+    rates = throughput.measure(
+        bench, rounds=sizes.rounds, warm_up=WARM_UP_ROUNDS, sizes=sizes.bytes, consumers=sizes.consumers, mib=600
+    )
+    return {"ratios": rates["ratios"], "throughput": rates["cases"]}
+
+
+def _latency(bench: Bench, sizes: Sizes) -> dict[str, Any]:
+    return {"latency": latency.measure(bench, rate_per_s=1_000, seconds=12, rounds=sizes.rounds)}
+
+
+def _producers(bench: Bench, sizes: Sizes) -> dict[str, Any]:
+    return {"producers": producer.measure(bench.broker, rounds=sizes.rounds, sizes=[100, 1_024], mib=200)}
+
+
+def _mass_expiry(bench: Bench, _: Sizes) -> dict[str, Any]:
+    mass_expiry.measure(bench, 250_000)  # a warm-up: this way through tracker and broker is cold
+    mass = mass_expiry.measure(bench, 1_000_000)
+    return {"mass_expiry_per_s": mass["per_s"], "mass_expiry": mass}
+
+
+def _tracker(bench: Bench, sizes: Sizes) -> dict[str, Any]:
     return {
-        "measured_on": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}",
-        "ratios": rates["ratios"],
-        "throughput": rates["cases"],
-        "latency": hand_over,
-        "producers": senders,
+        "tracker": [
+            in_flight.measure(bench, count, scattered=scattered)
+            for count in sizes.in_flight
+            for scattered in (False, True)
+        ],
+        "tick_ms_by_partitions": in_flight.tick_ms_by_partitions(bench, (4, 16, 64)),
+    }
+
+
+def _lateness() -> dict[str, Any]:
+    late = {str(rate): lateness.main(rate, seconds=seconds) for rate, seconds in LATENESS_S.items()}
+    return {
         "lateness_ms": late["100"]["lateness_ms"] | {"early": late["100"]["early"]},
         "lateness_by_rate": late,
-        "mass_expiry_per_s": mass["per_s"],
-        "mass_expiry": mass,
-        "tracker": tracker,
-        "tick_ms_by_partitions": by_partitions,
-        "poison": poison.main(),
     }
+
+
+def _poison() -> dict[str, Any]:
+    return {"poison": poison.main()}
+
+
+ON_ONE_BROKER = {
+    "throughput": _throughput,
+    "latency": _latency,
+    "producers": _producers,
+    "mass_expiry": _mass_expiry,
+    "tracker": _tracker,
+}
+"""Parts that share a broker and a Spark session, which get warm on the way."""
+
+ON_THEIR_OWN = {"lateness": _lateness, "poison": _poison}
 
 
 def guard() -> int:
@@ -87,14 +148,25 @@ def guard() -> int:
     return 1 if fallen else 0
 
 
-def _say(what: str, result: object) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}: {json.dumps(result)}\n")
+def _said(part: str, result: dict[str, Any]) -> dict[str, Any]:
+    """Print the result of a part, and return it."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {part}: {json.dumps(result)}\n")
+    return result
+
+
+def _parts(text: str) -> list[str]:
+    """Return the parts that an argument names."""
+    known, wanted = [*ON_ONE_BROKER, *ON_THEIR_OWN], text.split(",")
+    if unknown := [part for part in wanted if part not in known]:
+        raise argparse.ArgumentTypeError(f"unknown part: got {', '.join(unknown)}, allowed are {', '.join(known)}")
+    return [part for part in known if part in wanted]
 
 
 def main() -> int:
     """Measure, write, and print the table; or guard."""
     parser = argparse.ArgumentParser(prog="python -m bench.run")
     parser.add_argument("--guard", action="store_true", help="compare the ratios with the stored ones, write nothing")
+    parser.add_argument("--only", type=_parts, help="measure these parts, such as producers,latency; keep the others")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", default="100,1024,10240", help="bytes of a message")
     parser.add_argument("--consumers", default="1,4")
@@ -105,8 +177,14 @@ def main() -> int:
     sizes, consumers, in_flights = (
         [int(part) for part in text.split(",")] for text in (options.sizes, options.consumers, options.in_flight)
     )
-    results = measure(rounds=options.rounds, sizes=sizes, consumers=consumers, in_flights=in_flights)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    results = measure(
+        options.only or [*ON_ONE_BROKER, *ON_THEIR_OWN], Sizes(options.rounds, sizes, consumers, in_flights)
+    )
+    stored = HERE / "results.json"
+    if options.only:
+        before = json.loads(stored.read_text())
+        results = before | results | {"measured_on": before["measured_on"] | results["measured_on"]}
+    stored.write_text(json.dumps(results, indent=1) + "\n")
     sys.stdout.write(write_table(results, HERE / "results.md"))
     write_picture(results, HERE / "results.png")
     return 0

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from kmq_spark.tracker.queue_tracker import QueueTracker
 
-KINDS = ("plain", "share", "ack", "run")
-OURS = frozenset({"ack", "run"})
+KINDS = ("plain", "share", "ack", "batch", "run")
+OURS = frozenset({"ack", "batch", "run"})
 MAX_MESSAGES = 2_000_000
 """Of a topic: a run takes seconds then, and what starts with it, the tracker's query for one, is a small part of it."""
 WARM_UP_ROUNDS = 12
@@ -66,6 +66,8 @@ def ratios(case: dict[str, Any]) -> dict[str, float]:
     return {
         "ack_vs_share_consumer": round(median["ack"] / median["share"], 2),
         "ack_vs_plain": round(median["ack"] / median["plain"], 2),
+        "batch_vs_share_consumer": round(median["batch"] / median["share"], 2),
+        "batch_vs_plain": round(median["batch"] / median["plain"], 2),
         "run_vs_plain": round(median["run"] / median["plain"], 2),
     }
 
