@@ -115,12 +115,11 @@ def broker() -> Iterator[EmbeddedBroker]:
     A test that stops, kills or pauses a broker makes its own.
     """
     from faults.stage import BROKER_SETTINGS  # noqa: PLC0415  # the unit tier runs without
-    from kmq_spark.local.broker import EmbeddedBroker  # noqa: PLC0415  # as above
+    from tests.brokers import quick_broker  # noqa: PLC0415  # as above
 
     # A killed consumer's session is waited for: it may ask for less than Kafka's least of six seconds.
     extra = {**BROKER_SETTINGS, "group.min.session.timeout.ms": "1000"}
-    # Java's first compiler only, as above.
-    with EmbeddedBroker(extra=extra, environment={"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}) as running:
+    with quick_broker(extra=extra) as running:
         yield running
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,14 +45,14 @@ def longest_first(items: Sequence[pytest.Item], default_limit_s: float) -> list[
     """
     Sort tests so that the groups which may take longest come first; the order within a group stays.
 
-    The time limit of a test says how long it may take: who sets a longer one than the default has a reason.
+    The time limit of a test says how long it may take: who sets one that is not below the default has a reason.
     """
     limits_s: dict[str, float] = {}
     for item in items:
         marker = item.get_closest_marker("timeout")
-        limit_s = float(marker.args[0]) if marker is not None and marker.args else default_limit_s
+        limit_s = float(marker.args[0]) if marker is not None and marker.args else 0.0
         # Tests without a limit of their own are short.
-        limits_s[group_of(item)] = limits_s.get(group_of(item), 0.0) + (limit_s if limit_s > default_limit_s else 1.0)
+        limits_s[group_of(item)] = limits_s.get(group_of(item), 0.0) + (limit_s if limit_s >= default_limit_s else 1.0)
     return sorted(items, key=lambda item: -limits_s[group_of(item)])
 
 
@@ -119,15 +118,9 @@ def last_resort(item: pytest.Item, stderr: int) -> Iterator[None]:
     marker = item.get_closest_marker("timeout")
     timeout_s = float(marker.args[0] if marker is not None and marker.args else item.config.getini("timeout"))
 
-    def end() -> None:
-        os.write(stderr, f"\n{item.nodeid} hangs; the stacks of all threads, then the process ends:\n".encode())
-        faulthandler.dump_traceback(stderr, all_threads=True)
-        os._exit(1)
-
-    timer = threading.Timer(timeout_s + _LAST_RESORT_S, end)
-    timer.daemon = True
-    timer.start()
+    # Not a thread of Python: it would never run where a client's C code hangs with Python's lock (the GIL) held.
+    faulthandler.dump_traceback_later(timeout_s + _LAST_RESORT_S, exit=True, file=stderr)
     try:
         yield
     finally:
-        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()

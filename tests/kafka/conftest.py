@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -19,6 +21,7 @@ from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import decode_marker
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +91,7 @@ def consumer_of(queue: Queue, /, **options: Any) -> QueueConsumer:  # noqa: ANN4
 def receive_all(consumer: QueueConsumer, count: int, max_messages: int = 100) -> list[Message]:
     """Receive until there are as many as asked for."""
     found: list[Message] = []
-    until = time.monotonic() + 60
+    until = time.monotonic() + COMES_S
     while len(found) < count and time.monotonic() < until:
         found += consumer.receive(min(max_messages, count - len(found)), timeout=0.5)
     assert len(found) == count
@@ -100,12 +103,23 @@ def covered(marker: Marker) -> list[int]:
     return [first + step for first, count in marker.ranges for step in range(count)]
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 40.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout: float = COMES_S) -> bool:
     """Wait for a condition."""
     until = time.monotonic() + timeout
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)
     return condition()
+
+
+@contextmanager
+def stopped_if_it_hangs(consumer: QueueConsumer) -> Iterator[None]:
+    """Stop the run of a consumer in a block where it does not end by itself."""
+    timer = threading.Timer(COMES_S, consumer.stop)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def seen(topic: Queue) -> list[bytes]:

@@ -25,6 +25,7 @@ import pytest
 import yaml
 
 from kmq_spark.local.ports import free_port
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -146,7 +147,7 @@ class Reader:
         command = self._with_ports(command)
         done = subprocess.run(
             ["/bin/sh", "-c", command], cwd=self.folder, env=self._environment, capture_output=True, text=True,
-            check=False, timeout=240,
+            check=False, timeout=ENDS_S,
         )  # fmt: skip
         allowed = {0, 3} if UNHEALTHY_IS_AN_ANSWER.search(command) else {0}
         assert done.returncode in allowed, f"`{command}` ended with {done.returncode}: {done.stdout}{done.stderr}"
@@ -222,7 +223,7 @@ class Reader:
         running = Running(command, process, log)
         self._running.append(running)
         works = is_complete or (lambda written: self._works(command, written))
-        until = time.monotonic() + 150
+        until = time.monotonic() + COMES_S
         while not works(log.read_text(errors="replace")):
             assert process.poll() is None, f"`{command}` ended with {process.poll()}: {log.read_text(errors='replace')}"
             assert time.monotonic() < until, f"`{command}` did not begin to work: {log.read_text(errors='replace')}"
@@ -252,7 +253,7 @@ class Reader:
         self._running.remove(running)
         if running.process.poll() is None:
             os.kill(running.process.pid, signal.SIGINT if "top" in running.command else signal.SIGTERM)
-        code = running.process.wait(60)
+        code = running.process.wait(ENDS_S)
         written = running.log.read_text(errors="replace")
         # spark-submit's own code for SIGTERM is 143.
         allowed = {0, 143} if "spark-submit" in running.command else {0}

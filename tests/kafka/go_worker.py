@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
+from tests.limits import COMES_S
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -82,7 +84,7 @@ class GoWorker:
         chosen = {"partition": partition} if partition >= 0 else {}
         _produce(self._messages, self._queue, self._key, payload, **chosen)
 
-    def receive(self, timeout_s: float = 10.0) -> GoMessage | None:
+    def receive(self, timeout_s: float = COMES_S) -> GoMessage | None:
         """Return the next message of its queue, started and committed; None where none comes in time."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:

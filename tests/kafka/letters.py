@@ -17,6 +17,7 @@ from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import Headers, dead_letter_headers
 from tests.kafka.conftest import Queue, read_all
+from tests.limits import ENDS_S
 
 
 class Letters:
@@ -90,6 +91,6 @@ class Letters:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=ENDS_S,
             env={**os.environ, **environment},
         )

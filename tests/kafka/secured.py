@@ -21,10 +21,11 @@ from typer.testing import CliRunner, Result
 
 from kmq_spark.cli.acls import PARTS
 from kmq_spark.cli.main import app
-from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
 from kmq_spark.local.ports import free_port
+from tests.brokers import quick_broker
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ class SecuredBroker:
             "allow.everyone.if.no.acl.found": "false",
             "super.users": "User:ANONYMOUS",
         }
-        self.broker = EmbeddedBroker(data_dir, open_port, extra).start()
+        self.broker = quick_broker(data_dir, open_port, extra).start()
         self.admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
 
     @classmethod
@@ -152,7 +153,7 @@ class SecuredBroker:
             assert program == "kafka-acls.sh"
             tool = [str(find_java()), "-Xmx128m", "-cp", class_path, "org.apache.kafka.tools.AclCommand"]
             command = [*tool, *(known.get(word, word) for word in words)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S)
             assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.queue_tracker import QueueTracker
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,16 +79,16 @@ class Stage:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            assert wait_until(lambda: bool(failure) or queue_tracker.wait_ready(0), 90)
+            assert wait_until(lambda: bool(failure) or queue_tracker.wait_ready(0))
             assert not failure, failure
             yield queue_tracker
         finally:
             queue_tracker.stop()
-            thread.join(60)
+            thread.join(COMES_S)
         assert not failure, failure
 
 
-def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 90.0, *, ack: bool = False) -> list[Message]:
+def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = COMES_S, *, ack: bool = False) -> list[Message]:
     """Receive *count* messages, or as many as come in time; with *ack* each is acknowledged as it comes."""
     messages: list[Message] = []
     deadline_s = time.monotonic() + timeout_s
@@ -99,7 +101,27 @@ def receive_all(consumer: QueueConsumer, count: int, timeout_s: float = 90.0, *,
     return messages
 
 
-def wait_until(predicate: Callable[[], bool], timeout_s: float = 90.0) -> bool:
+def run_until(is_over: Callable[[], bool], program: list[str], over: Path) -> tuple[int, list[bytes]]:
+    """
+    Run a consumer until it dies, or until everything is over; return its exit code and the lines that it wrote.
+
+    Args:
+        is_over: Whether everything is over.
+        program: Command; it gets the path of a file as its last argument, and ends well once that file exists.
+        over: The file.
+    """
+    with subprocess.Popen([*program, str(over)], stdout=subprocess.PIPE) as process:
+        try:
+            assert wait_until(lambda: process.poll() is not None or is_over())
+            if process.poll() is None:
+                over.touch()
+            output, _ = process.communicate(timeout=ENDS_S)
+        finally:
+            process.kill()
+    return process.returncode, output.splitlines()
+
+
+def wait_until(predicate: Callable[[], bool], timeout_s: float = COMES_S) -> bool:
     """Wait for something to become true; return whether it did."""
     deadline_s = time.monotonic() + timeout_s
     while not predicate():

@@ -17,6 +17,7 @@ from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.kafka.topics import check_queue, create_queue
 from kmq_spark.tracker.once import track_once
 from tests.kafka.conftest import Queue, consumer_of, covered, read_all, receive_all, seen, wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from kmq_spark.config import Settings
@@ -52,7 +53,7 @@ with QueueProducer(queue, bootstrap_servers=servers, **options) as producer:
 def run(program: list[str], point: str = "") -> int:
     """Run a program with an armed crash point, or with none; return its exit code."""
     environment = {**os.environ, VARIABLE: point} if point else None
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, timeout=ENDS_S, check=False)
     assert done.returncode in {0, EXIT_CODE}, done.stderr.decode()[-2_000:]
     return done.returncode
 
@@ -78,7 +79,7 @@ def test_consumer_killed_as_it_renews_leaves_its_messages_to_the_tracker(queue: 
         redelivered.append(track_once(queue.name, settings_of(queue)).redelivered)
         return sum(redelivered) >= started
 
-    assert wait_until(all_redelivered, 30)
+    assert wait_until(all_redelivered)
     assert track_once(queue.name, settings_of(queue)).redelivered == 0
     assert len(seen(queue)) == 2 + started
 

@@ -22,6 +22,7 @@ from kmq_spark.ledger.sample import write_sample
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import encode_marker
+from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, ended, receive_all, seen
 from tests.kafka.documents import Block, Reader, make_reader
 from tests.kafka.letters import Letters
@@ -39,11 +40,10 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def own_broker() -> Iterator[EmbeddedBroker]:
     """A broker of the test's own: documents name their queues `orders`."""
-    with EmbeddedBroker() as running:
+    with quick_broker() as running:
         yield running
 
 
-@pytest.mark.timeout(400)
 def test_dead_letters_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """One letter of a missing customer, two of a timeout: the two are redriven, the one is shown."""
     servers = own_broker.bootstrap_servers
@@ -60,6 +60,15 @@ def test_producers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
     create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
     make_reader(own_broker.port).read("docs/producers.md")
     assert seen(Queue("orders", own_broker.bootstrap_servers)) == [b"anna", b"bert", b"carl"]
+
+
+def test_batches_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """Ten of the first thousand messages fail, and one of the others is rejected."""
+    create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=2)
+    queue = Queue("orders", own_broker.bootstrap_servers)
+    reader = make_reader(own_broker.port)
+    reader.read("docs/batches.md", until={"consumer.run(store": lambda _written: len(ended(queue)) == 990})
+    assert len(ended(queue)) == 990 + 9
 
 
 @pytest.mark.slow  # its tutorial takes a while
@@ -83,7 +92,6 @@ def test_coordination_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader
 
 
 @pytest.mark.slow  # a process for each command
-@pytest.mark.timeout(400)
 def test_commands_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
     """A queue with messages, some of them in flight."""
     fill_and_hold(own_broker.bootstrap_servers)

@@ -20,6 +20,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmq_spark.errors import SetupError
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import is_ready
+from tests.brokers import QUICK_JAVA, quick_broker
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +54,7 @@ def _read_one(servers: str, topic: str) -> bytes | None:
 def test_broker_starts_whatever_its_cluster_id_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """One id in 64 begins with a dash, which Kafka's tool would take for an option."""
     monkeypatch.setattr("kmq_spark.local.broker.uuid.uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         assert broker.is_running
 
 
@@ -86,7 +88,7 @@ def test_broker_listens_on_loopback_alone_and_keeps_its_data_private(broker: Emb
 
 @pytest.mark.slow
 def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path / "data") as broker:
+    with quick_broker(tmp_path / "data") as broker:
         servers, first_pid = broker.bootstrap_servers, broker.pid
         _create_topic(servers, "kept")
         producer = Producer(QUIET | {"bootstrap.servers": servers})
@@ -108,13 +110,13 @@ def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> 
         assert _read_one(servers, "kept") == b"value"
     assert (tmp_path / "data" / "log").is_dir()
 
-    with EmbeddedBroker(tmp_path / "data") as later:
+    with quick_broker(tmp_path / "data") as later:
         assert "kept" in AdminClient({"bootstrap.servers": later.bootstrap_servers}).list_topics(timeout=10).topics
 
 
 @pytest.mark.slow
 def test_temporary_data_go_with_the_broker() -> None:
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         data_dir = broker.data_dir
         assert data_dir.is_dir()
 
@@ -136,7 +138,8 @@ time.sleep(600)
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["running", "paused"])
 def test_broker_dies_with_its_parent_killed_by_9(state: str) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, state], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", PARENT, state]
+    parent = subprocess.Popen(command, env={**os.environ, **QUICK_JAVA}, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
         pid, data_dir = parent.stdout.readline().split()
@@ -150,7 +153,7 @@ def test_broker_dies_with_its_parent_killed_by_9(state: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
 def test_broker_dies_with_its_supervisor() -> None:
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         assert broker._supervisor is not None
         os.kill(broker._supervisor.pid, signal.SIGKILL)
 
@@ -163,7 +166,7 @@ def test_taken_port_is_reported_with_the_brokers_last_words() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        broker = EmbeddedBroker(port=port)
+        broker = quick_broker(port=port)
 
         with pytest.raises(SetupError, match=rf"did not start on 127\.0\.0\.1:{port}(?s:.*)Address already in use"):
             broker.start()
@@ -175,13 +178,14 @@ def test_taken_port_is_reported_with_the_brokers_last_words() -> None:
 def up(*options: str) -> subprocess.Popen[str]:
     """Run `kmq up`."""
     command = [sys.executable, "-m", "kmq_spark.cli.main", "up", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, **QUICK_JAVA}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_up_on_the_port_of_another_broker_is_refused(broker: EmbeddedBroker) -> None:
     """The other broker would answer as if it were ours."""
     process = up("--port", str(broker.port))
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=ENDS_S)
     assert (process.returncode, out) == (1, "")
     assert f"did not start on 127.0.0.1:{broker.port}: Address already in use; choose a free port" in errors
 
@@ -194,7 +198,7 @@ def test_log_of_a_broker_that_ended_by_itself_outlives_it() -> None:
     (supervisor,) = _children(process.pid)
     (jvm,) = _children(supervisor)
     os.kill(jvm, signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=ENDS_S)
     assert process.returncode == 1
     folder = Path(errors.strip().splitlines()[-1].rpartition("see its log in ")[2])
     assert {file.name for file in folder.iterdir()} >= {"console.log"}
@@ -206,7 +210,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_setting_that_kafka_refuses_is_reported() -> None:
-    broker = EmbeddedBroker(extra={"num.io.threads": "none"})
+    broker = quick_broker(extra={"num.io.threads": "none"})
 
     with pytest.raises(SetupError, match=r"num\.io\.threads"):
         broker.start()
@@ -230,8 +234,8 @@ def _is_gone_soon(pid: int) -> bool:
 
 
 def _is_soon(condition: Callable[[], bool]) -> bool:
-    """Return whether a condition holds within ten seconds."""
-    give_up_at = time.monotonic() + 10
+    """Return whether a condition comes to hold."""
+    give_up_at = time.monotonic() + COMES_S
     while time.monotonic() < give_up_at:
         if condition():
             return True

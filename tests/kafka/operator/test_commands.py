@@ -22,8 +22,10 @@ from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
+from tests.brokers import quick_broker
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, consumer_of, covered, receive_all, wait_until
+from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +53,7 @@ def checks(result: Result) -> dict[str, list[dict[str, str]]]:
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[EmbeddedBroker]:
     """A broker without the queues of other tests, which may be killed if it is started again."""
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         yield broker
 
 
@@ -132,7 +134,7 @@ def test_lines_go_through_a_queue_and_are_acknowledged(queue: Queue) -> None:
     sent = kmq(queue.bootstrap_servers, "send", queue.name, input_=b"one\ntwo\n\xff\xfe\n")
     assert (sent.exit_code, sent.stderr) == (0, f"sent 3 messages to {queue.name}\n")
     receiver = start(queue.bootstrap_servers, "receive", queue.name, "-n", "3")
-    out, errors = receiver.communicate(timeout=30)
+    out, errors = receiver.communicate(timeout=ENDS_S)
     assert (receiver.returncode, out, errors) == (0, b"one\ntwo\n\xff\xfe\n", b"")
     acked = [offset for each in queue.markers(MarkerType.END) for offset in covered(each.marker)]
     assert sorted(acked) == [0, 1, 2]
@@ -144,7 +146,7 @@ def test_receive_escapes_what_a_terminal_would_obey(queue: Queue) -> None:
     leader, follower = pty.openpty()
     process = start(queue.bootstrap_servers, "receive", queue.name, "-n", "1", stdout=follower)
     os.close(follower)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=ENDS_S)
     assert (process.returncode, errors) == (0, b"")
     written = os.read(leader, 65_536)
     os.close(leader)
@@ -155,7 +157,7 @@ def test_json_lines_keep_key_value_and_headers(queue: Queue, make_queue: Callabl
     """What `receive -o jsonl` writes `send --json` reads: a queue is copied by a pipe."""
     queue.send("plain", key="k", headers=[("traceparent", b"00-4bf9-00f0-01"), ("bin", b"\xff"), ("none", None)])
     receiver = start(queue.bootstrap_servers, "receive", queue.name, "-n", "1", "-o", "jsonl")
-    out, _ = receiver.communicate(timeout=30)
+    out, _ = receiver.communicate(timeout=ENDS_S)
     copy = make_queue()
     assert kmq(copy.bootstrap_servers, "send", copy.name, "--json", input_=out).exit_code == 0
     with consumer_of(copy) as consumer:
@@ -192,7 +194,7 @@ def test_receive_into_a_pipe_that_closes_gives_back_what_was_not_written(queue: 
     assert receiver.stdout is not None
     assert receiver.stdout.readline() == b"0" * 900_000 + b"\n"
     receiver.stdout.close()
-    assert receiver.wait(30) == 0
+    assert receiver.wait(ENDS_S) == 0
     assert receiver.stderr is not None
     assert receiver.stderr.read() == b""
     receiver.stderr.close()
@@ -275,7 +277,7 @@ def test_queue_that_does_not_exist_is_one_line(bootstrap_servers: str) -> None:
 def test_send_and_receive_of_a_queue_that_does_not_exist_are_one_line(bootstrap_servers: str) -> None:
     for command in ("send", "receive"):
         process = start(bootstrap_servers, command, "nope", stdin=subprocess.DEVNULL)
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=ENDS_S)
         assert (process.returncode, out) == (1, b"")
         (line,) = errors.decode().splitlines()
         assert line.startswith("kmq: ")
@@ -296,7 +298,7 @@ def test_top_counts_what_is_ready_held_and_acknowledged(queue: Queue) -> None:
         consumer.flush()
         assert wait_until(lambda: queue.committed() == {0: 2})
         process = start(queue.bootstrap_servers, "top", queue.name, "-o", "jsonl", "--once", "--interval", "0.3")
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=ENDS_S)
         messages[1].ack()
     (frame,) = [json.loads(line) for line in out.splitlines()]
     (figures,) = frame["queues"]
@@ -316,11 +318,11 @@ def test_top_fits_a_terminal_of_60_columns_and_ends_with_ctrl_c(queue: Queue) ->
     )  # fmt: skip
     os.close(follower)
     shown = ""
-    until = time.monotonic() + 20
+    until = time.monotonic() + COMES_S
     while shown.count("Ctrl+C ends it") < 3 and time.monotonic() < until:
         shown += os.read(leader, 65_536).decode()
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(ENDS_S) == 0
     os.close(leader)
     lines = [line for line in strip_controls(shown).replace("\r", "\n").splitlines() if line.strip()]
     assert "Traceback" not in shown
@@ -343,7 +345,7 @@ def test_q_ends_top_and_leaves_the_terminal_as_it_was(queue: Queue) -> None:
     while b"Ctrl+C ends it" not in shown:
         shown += os.read(leader, 65_536)
     os.write(leader, b"q")
-    until = time.monotonic() + 60
+    until = time.monotonic() + COMES_S
     ended = (0, 0)
     while not ended[0] and time.monotonic() < until:
         ended = os.waitpid(pid, os.WNOHANG)
@@ -367,7 +369,7 @@ def test_top_into_a_pipe_that_closes_ends_quietly(queue: Queue) -> None:
     assert process.stderr is not None
     assert process.stdout.readline().startswith(b"QUEUE")
     process.stdout.close()
-    assert process.wait(20) == 0
+    assert process.wait(ENDS_S) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -389,7 +391,7 @@ def test_top_reports_a_broker_that_is_away_and_goes_on_when_it_is_back(own_broke
     own_broker.restart()
     assert next(frame for frame in frames if not frame["trouble"])
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(ENDS_S) == 0
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()

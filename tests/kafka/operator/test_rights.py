@@ -34,11 +34,12 @@ from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.tracker.full_record import FullRecordWriter
 from tests.kafka.conftest import receive_all, wait_until
 from tests.kafka.secured import SecuredBroker
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 LEASE_MS = 3_000
 QUEUE = "orders"
@@ -81,7 +82,7 @@ def in_its_own_process(secured: SecuredBroker, part: str, *arguments: str) -> st
         *(sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", secured.bootstrap_servers),
         *("--command-config", str(secured.properties(part)), "--trigger", "available-now"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -328,13 +329,13 @@ def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) ->
         return readers["consumer"].full is not None
 
     try:
-        assert wait_until(is_seen, 30)
+        assert wait_until(is_seen)
         readers_only = ("consumer", "transactional-consumer", "viewer")
         codes = {part: write_as(secured, part, RULES_TOPIC) for part in readers_only}
         assert codes == dict.fromkeys(readers_only, "TOPIC_AUTHORIZATION_FAILED")
     finally:
         writer.observe([PartitionOutcome(0, Status(2, 0, 0, 0, None, {}), Decisions.empty())])
-        assert wait_until(lambda: not is_seen(), 30)
+        assert wait_until(lambda: not is_seen())
         for reader in readers.values():
             reader.close()
 

@@ -20,6 +20,7 @@ from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import LAST_ERROR
 from tests.kafka.conftest import consumer_of, read_all, wait_until
 from tests.kafka.stage import receive_all
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
@@ -62,7 +63,7 @@ def test_story_headers_and_metrics_of_a_message_that_died_and_was_redriven(stage
         assert receive_one(stage) == [TRACE]
         assert receive_one(stage, reject="no such customer") == [TRACE]
         letters = f"{stage.queue}.dlq"
-        assert wait_until(lambda: bool(read_all(stage.bootstrap_servers, letters)), 40)
+        assert wait_until(lambda: bool(read_all(stage.bootstrap_servers, letters)))
         (letter,) = read_all(stage.bootstrap_servers, letters)
         assert TRACE in letter.headers()
         kmq(stage, "dlq", "redrive", stage.queue, "--all", "--execute")
@@ -101,10 +102,10 @@ def test_dead_letters_name_the_last_exception_of_their_handler(stage: Stage) -> 
             stage.send(value)
             with stage.consumer() as consumer:
                 consumer.run(handler, concurrency=1, retry_delay_ms=100)
-            assert value == "quiet" or wait_until(lambda: tracker.stats.dead_lettered == 1, 40)
+            assert value == "quiet" or wait_until(lambda: tracker.stats.dead_lettered == 1)
         for _ in range(2):
             receive_one(stage)
-        assert wait_until(lambda: tracker.stats.dead_lettered == 2, 40)
+        assert wait_until(lambda: tracker.stats.dead_lettered == 2)
         output = kmq(stage, "dlq", "list", stage.queue, "--reason", "*Timeout*", "-o", "jsonl")
         letters = [json.loads(line) for line in output.splitlines()]
         assert [each["reason"] for each in letters] == [f"delivery limit reached: 3 of 3; last error: {error}"] * 2
@@ -138,8 +139,8 @@ def test_worker_serves_what_it_has_done(queue: Queue) -> None:
         except OSError:
             return ""
 
-    assert wait_until(lambda: f'kmq_acks_total{{component="worker",queue="{queue.name}"}} 3.0' in page(), 20)
+    assert wait_until(lambda: f'kmq_acks_total{{component="worker",queue="{queue.name}"}} 3.0' in page())
     assert f'kmq_deliveries_total{{component="worker",queue="{queue.name}"}} 3.0' in page()
     consumer.stop()
-    thread.join(30)
+    thread.join(COMES_S)
     assert page() == ""

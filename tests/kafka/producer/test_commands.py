@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmq_spark.dlq.dead_letters import redrive
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.headers import Sender, sender_of
+from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, read_all
 from tests.kafka.operator.test_commands import checks, kmq
 
@@ -247,7 +247,7 @@ def test_doctor_reports_producers(queue: Queue) -> None:
 
 def test_doctor_warns_of_brokers_that_refuse_the_time_out_of_a_sink() -> None:
     """Before the first sink fails to start."""
-    with EmbeddedBroker(extra={"transaction.max.timeout.ms": "30000"}) as broker:
+    with quick_broker(extra={"transaction.max.timeout.ms": "30000"}) as broker:
         create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
         (finding,) = checks(kmq(broker.bootstrap_servers, "doctor", "orders", "-o", "json"))["producers"]
     assert finding["level"] == "warning"

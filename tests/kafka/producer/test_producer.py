@@ -10,9 +10,10 @@ import pytest
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.settings import marker_producer_config
-from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
+from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, read_all
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ def test_callback_is_called_while_the_sender_is_idle(queue: Queue) -> None:
     answers: list[MessageId | None] = []
     with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers) as producer:
         producer.send("x", on_delivery=lambda place, _error: answers.append(place))
-        until = time.monotonic() + 5
+        until = time.monotonic() + COMES_S
         while not answers and time.monotonic() < until:
             time.sleep(0.01)
         assert answers == [MessageId(0, 0)]
@@ -167,7 +168,7 @@ def test_allowed_settings_go_before_ours() -> None:
 
 @pytest.mark.slow
 def test_failed_message_without_a_callback_is_raised_by_the_next_call() -> None:
-    with EmbeddedBroker() as broker:
+    with quick_broker() as broker:
         from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415
 
         create_queue("lost", bootstrap_servers=broker.bootstrap_servers, partitions=1)

@@ -22,6 +22,7 @@ from kmq_spark.kafka.settings import new_client_id, reader_config
 from kmq_spark.tracker.full_record import FullRecordWriter
 from tests.kafka.conftest import Queue, wait_until
 from tests.kafka.stage import receive_all
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ def test_record_is_there_above_the_limit_and_until_there_is_less_than_nine_tenth
             writer.refresh()
             return (reader.full is not None) == full
 
-        return wait_until(is_read, 30) and writer.is_full == full
+        return wait_until(is_read) and writer.is_full == full
 
     writer.is_ready = True
     assert is_signalled(LIMIT, full=False)
@@ -82,7 +83,7 @@ def test_record_of_a_dead_tracker_is_removed_by_the_next_one_once_it_has_read_th
         return reader.full is not None
 
     # The rules' transaction is committed a moment before a reader of committed records may pass it.
-    assert wait_until(is_read, 30)
+    assert wait_until(is_read)
     writer = FullRecordWriter(topics, reader, 1, queue.bootstrap_servers, {})
     writer.observe(outcome(LIMIT))
     writer.refresh()
@@ -94,7 +95,7 @@ def test_record_of_a_dead_tracker_is_removed_by_the_next_one_once_it_has_read_th
         reader.refresh()
         return reader.full is None
 
-    assert wait_until(is_removed, 30)
+    assert wait_until(is_removed)
     reader.close()
 
 
@@ -118,24 +119,24 @@ def test_consumer_has_a_second_client_only_while_the_topic_changes(
     queue.send("message")
     with QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers) as consumer:
         watch = consumer._full_watch
-        assert wait_until(lambda: watch._end is not None and watch.client is None, 40)
+        assert wait_until(lambda: watch._end is not None and watch.client is None)
         write_full(other)
-        assert wait_until(lambda: watch.client is not None, 20)
+        assert wait_until(lambda: watch.client is not None)
         assert not watch.is_full
-        assert wait_until(lambda: watch.client is None, 40)
+        assert wait_until(lambda: watch.client is None)
         # Not JSON: that the record is there is all that counts.
         write_full(queue, b"\xff")
-        assert wait_until(lambda: watch.is_full, 20)
+        assert wait_until(lambda: watch.is_full)
         assert consumer.receive(1, timeout=0) == []
         # Its tracker is gone: the record is not renewed.
-        assert wait_until(lambda: not watch.is_full and watch.client is None, 40)
+        assert wait_until(lambda: not watch.is_full and watch.client is None)
         assert [message.value for message in receive_all(consumer, 1)] == [b"message"]
         write_full(queue)
-        assert wait_until(lambda: watch.is_full, 20)
+        assert wait_until(lambda: watch.is_full)
         write_full(queue, None)
         # Removed long before it is too old.
         monkeypatch.setattr(full_watch, "FRESH_S", 600.0)
-        assert wait_until(lambda: not watch.is_full, 20)
+        assert wait_until(lambda: not watch.is_full)
     assert not watch.is_alive()
     assert watch.client is None
 
@@ -159,7 +160,7 @@ def test_consumer_of_a_broker_without_the_topic_goes_on_without_it(
 
         monkeypatch.setattr(consumer._intake._fetcher, "end_of", counting)
         for _ in range(3):
-            assert looked.acquire(timeout=20)
+            assert looked.acquire(timeout=COMES_S)
         assert [message.value for message in receive_all(consumer, 1)] == [b"message"]
         assert consumer._full_watch.is_alive()
         assert consumer._full_watch.client is None
@@ -199,20 +200,20 @@ def test_consumers_of_a_full_queue_fetch_nothing_and_serve_the_group_and_go_on_a
             stage.queue, checked_queue_settings({"max_in_flight": LIMIT}, "the test"), expected_version=0,
             bootstrap_servers=stage.bootstrap_servers,
         )  # fmt: skip
-        assert wait_until(lambda: tracker.is_full is True and first._full_watch.is_full, 40)
+        assert wait_until(lambda: tracker.is_full is True and first._full_watch.is_full)
         assert first.receive(20, timeout=0.1) == []
         with stage.consumer(**lease) as second:
-            assert wait_until(lambda: second._full_watch.is_full, 40)
+            assert wait_until(lambda: second._full_watch.is_full)
 
             def share_partitions() -> bool:
                 # Who is full serves the group all the same.
                 assert first.receive(20, timeout=0.1) == second.receive(20, timeout=0.1) == []
                 return len(first._intake.owned) == 1 == len(second._intake.owned)
 
-            assert wait_until(share_partitions, 40)
+            assert wait_until(share_partitions)
             for message in held:
                 message.ack()
-            assert wait_until(lambda: not (first._full_watch.is_full or second._full_watch.is_full), 40)
+            assert wait_until(lambda: not (first._full_watch.is_full or second._full_watch.is_full))
             assert tracker.is_full is False
             rest = []
 
@@ -223,5 +224,5 @@ def test_consumers_of_a_full_queue_fetch_nothing_and_serve_the_group_and_go_on_a
                         rest.append(message)
                 return len(rest) >= len(sent) - len(held)
 
-            assert wait_until(is_all, 60)
+            assert wait_until(is_all)
     assert sorted(message.value or b"" for message in [*held, *rest]) == sorted(value.encode() for value in sent)

@@ -13,6 +13,7 @@ from faults.three_brokers import ThreeBrokers
 from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.topics import check_queue, create_queue
+from tests.brokers import QUICK_JAVA
 from tests.kafka.stage import wait_until
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
     """Three brokers whose default is three replicas, and one of them in sync."""
-    made = ThreeBrokers(tmp_path_factory.mktemp("three"))
+    made = ThreeBrokers(tmp_path_factory.mktemp("three"), QUICK_JAVA)
     try:
         yield made
     finally:
@@ -42,7 +43,7 @@ def has_setting(brokers: ThreeBrokers, topic: str, key: str, value: str) -> bool
     """Wait until every broker reports it: brokers receive a change at different times."""
     found = AdminClient({"bootstrap.servers": brokers.bootstrap_servers}).list_topics(timeout=10).brokers.values()
     return all(
-        wait_until(lambda at=f"{each.host}:{each.port}": setting(at, topic, key) == value, 10)  # type: ignore[misc]
+        wait_until(lambda at=f"{each.host}:{each.port}": setting(at, topic, key) == value)  # type: ignore[misc]
         for each in found
     )
 

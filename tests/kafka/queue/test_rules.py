@@ -154,11 +154,11 @@ def test_change_takes_effect_while_the_tracker_runs(stage: Stage) -> None:
             bootstrap_servers=stage.bootstrap_servers,
         )
         log = Queue(stage.queue, stage.bootstrap_servers)
-        assert wait_until(lambda: len(log.markers(MarkerType.RULES)) == stage.layout.partition_count, 30)
+        assert wait_until(lambda: len(log.markers(MarkerType.RULES)) == stage.layout.partition_count)
         stage.send("only")
         assert [message.value for message in stage_receive(consumer, 1)] == [b"only"]
         topic = stage.layout.topics.dead_letter_topic
-        assert wait_until(lambda: b"only" in {each.value() for each in read_all(stage.bootstrap_servers, topic)}, 30)
+        assert wait_until(lambda: b"only" in {each.value() for each in read_all(stage.bootstrap_servers, topic)})
 
 
 def kmq(queue: Queue, *arguments: str) -> Result:

@@ -136,7 +136,8 @@ def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
     with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1: .*; check") as raised:
         check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=2_000)
     assert raised.value.retriable
-    assert time.monotonic() - began_at < 4
+    # On a slow machine too; the default is 15 s.
+    assert time.monotonic() - began_at < 12
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 32_769])

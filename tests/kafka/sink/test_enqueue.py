@@ -13,6 +13,7 @@ from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, read_all, seen
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
 def copy(spark: SparkSession, source: Source, columns: Columns, to: Queue, folder: Path, **options: Any) -> int:  # noqa: ANN401  # of the sink
@@ -147,7 +148,7 @@ def test_command_goes_on_after_a_failed_query_and_writes_every_row_once(queue: Q
         "--sink-id", "copy", "--checkpoint-dir", str(tmp_path / "checkpoint"), "--trigger", "available-now",
         env={**os.environ, VARIABLE: "sink.rows-sent", ONCE_VARIABLE: str(once)},
     )  # fmt: skip
-    _, output = command.communicate(timeout=250)
+    _, output = command.communicate(timeout=ENDS_S)
     assert (command.returncode, once.exists()) == (0, True), output
     assert b"starting again in 1 s (1 of 20)" in output
     assert sorted(map(int, seen(queue))) == list(range(100))
@@ -174,6 +175,6 @@ def test_command_copies_what_is_there_and_goes_on_with_the_next_run(queue: Queue
             queue.bootstrap_servers, "enqueue", queue.name, "--from", f"json:{tmp_path / 'files'}", "--columns", "id",
             "--sink-id", "copy", "--checkpoint-dir", str(tmp_path / "checkpoint"), "--trigger", "available-now",
         )  # fmt: skip
-        _, output = command.communicate(timeout=200)
+        _, output = command.communicate(timeout=ENDS_S)
         assert (command.returncode, written in output) == (0, True), output
     assert seen(queue) == [b'{"id":1}', b'{"id":2}']

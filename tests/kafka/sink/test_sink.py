@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
 def write(frame: DataFrame, to: Queue, /, run_id: str = "1", **options: Any) -> Any:  # noqa: ANN401  # passed through

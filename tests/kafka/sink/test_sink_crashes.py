@@ -14,14 +14,16 @@ from faults.campaign import Campaign
 from faults.on_sinks import killed, killed_at_points, sparks_own_killed
 from kmq_spark.failpoints import FAILPOINTS, ONCE_VARIABLE, VARIABLE
 from tests.kafka.conftest import Queue, seen, wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from faults.on_sinks import SinkStage
+    from kmq_spark.local.broker import EmbeddedBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROWS = 3_000
 
@@ -62,7 +64,7 @@ def test_task_whose_worker_dies_at_a_crash_point_is_run_again_and_every_row_is_w
     queue: Queue, tmp_path: Path, point: str
 ) -> None:
     once = tmp_path / "once"
-    output, _ = start(queue, **{VARIABLE: f"{point}:3", ONCE_VARIABLE: str(once)}).communicate(timeout=300)
+    output, _ = start(queue, **{VARIABLE: f"{point}:3", ONCE_VARIABLE: str(once)}).communicate(timeout=ENDS_S)
     assert once.exists()
     assert output.strip() == str(ROWS).encode()
     assert every_row_once(queue)
@@ -71,21 +73,21 @@ def test_task_whose_worker_dies_at_a_crash_point_is_run_again_and_every_row_is_w
 def test_job_that_was_killed_and_run_again_writes_every_row_once(queue: Queue) -> None:
     job = start(queue)
     try:
-        assert wait_until(lambda: len(seen(queue)) > 200, 200)
+        assert wait_until(lambda: len(seen(queue)) > 200)
     finally:
         job.kill()
         job.communicate()
-    output, _ = start(queue).communicate(timeout=300)
+    output, _ = start(queue).communicate(timeout=ENDS_S)
     assert output.strip() == str(ROWS).encode()
     assert every_row_once(queue)
 
 
 @pytest.mark.parametrize("scenario", [killed, sparks_own_killed])
 def test_query_on_a_cluster_whose_driver_is_killed_loses_no_row(
-    tmp_path: Path, scenario: Callable[[Campaign], SinkStage]
+    broker: EmbeddedBroker, tmp_path: Path, scenario: Callable[[Campaign], SinkStage]
 ) -> None:
     """A small campaign: `python -m faults.run --only S4,S5` makes the whole one. Our sink also repeats no row."""
-    campaign = Campaign(tmp_path, seed=1, scale=0.0)
+    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker=broker)
     try:
         stage = scenario(campaign)
         assert stage.verdict().violations == []
@@ -94,8 +96,10 @@ def test_query_on_a_cluster_whose_driver_is_killed_loses_no_row(
         campaign.close()
 
 
-def test_query_on_a_cluster_whose_workers_end_at_crash_points_writes_every_row_once(tmp_path: Path) -> None:
-    campaign = Campaign(tmp_path, seed=1, scale=0.0)
+def test_query_on_a_cluster_whose_workers_end_at_crash_points_writes_every_row_once(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker=broker)
     try:
         for stage in killed_at_points(campaign):
             assert stage.verdict().violations == []

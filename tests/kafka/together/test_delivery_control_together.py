@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmq_spark.consumer.consumer import QueueConsumer
+from kmq_spark.demo.audit import audit
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer
-from tests.kafka.stage import Stage, receive_all, wait_until
+from tests.kafka.stage import Stage, receive_all, run_until, wait_until
 
 if TYPE_CHECKING:
     from kmq_spark.consumer.message import Message
@@ -60,17 +61,17 @@ def test_message_that_kills_its_process_is_handed_out_alone_and_ends_in_the_dead
     """Three deliveries, three processes; the next consumer finishes the messages that were held beside it."""
     stage.send("killer", *(f"good {number}" for number in range(6)))
     alone: list[int] = []
-    with stage.tracking():
+    program = [sys.executable, "-c", WORK, stage.queue, stage.bootstrap_servers]
+    with stage.tracking() as tracker:
+
+        def is_over() -> bool:
+            return tracker.stats.dead_lettered >= 1 and not audit(stage.layout, stage.bootstrap_servers).lost
+
         for _ in range(5):
-            worker = subprocess.run(
-                [sys.executable, "-c", WORK, stage.queue, stage.bootstrap_servers],
-                stdout=subprocess.PIPE,
-                timeout=240,
-                check=False,
-            )
-            lines = [json.loads(line) for line in worker.stdout.splitlines()]
+            exit_code, written = run_until(is_over, program, stage.folder / "over")
+            lines = [json.loads(line) for line in written]
             alone += [line["held"] for line in lines if line["value"] == "killer" and line["delivery"] > 2]
-            if worker.returncode == 0:
+            if exit_code == 0:
                 break
     dead = [letter.value for letter in _dead_letters(stage)]
     assert dead == [b"killer"]
@@ -88,8 +89,7 @@ consumer = QueueConsumer(
     sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000, extra=extra,
     start_in_transaction=True,
 )
-until = time.monotonic() + 120
-while time.monotonic() < until:
+while not os.path.exists(sys.argv[3]):
     messages = consumer.receive(10, timeout=0.5)
     for message in messages:
         line = {"value": message.value.decode(), "delivery": message.delivery_count, "held": consumer.in_flight_count}
@@ -98,7 +98,6 @@ while time.monotonic() < until:
         if message.value == b"killer":
             os.kill(os.getpid(), 9)
         message.ack()
-        until = time.monotonic() + 40
 consumer.close()
 """
 
