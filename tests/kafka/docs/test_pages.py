@@ -63,7 +63,7 @@ def test_producers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: C
 
 
 def test_batches_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
-    """Ten of the first thousand messages fail, and one of the others is rejected."""
+    """Ten of the first thousand messages fail; of the next ten one fails, and one is rejected."""
     create_queue("orders", bootstrap_servers=own_broker.bootstrap_servers, partitions=2)
     queue = Queue("orders", own_broker.bootstrap_servers)
     reader = make_reader(own_broker.port)
