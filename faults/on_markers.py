@@ -153,7 +153,7 @@ def _same_fold(stage: Stage, generator: random.Random) -> None:
                 size = generator.randint(1, 200)
                 result = fold(state, log[at : at + size], rules)
                 state, at = result.state, at + size
-                decided += result.decisions.rows()
+                decided += result.decisions.messages()
             if decided != expected or state.status() != status:
                 stage.fail(f"I3: markers partition {partition} folds differently when it is cut differently")
 

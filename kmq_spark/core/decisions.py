@@ -1,7 +1,8 @@
 """
-Decisions: the redeliveries and dead letters that the tracker must send, as columns and as rows.
+Decisions: the redeliveries and dead letters that the tracker must send, in runs of neighbouring messages.
 
 Rule 1: values only. Decisions are ordered by TICK, then by deadline, then by message key.
+Rule 2: a run is a shorter way to write decisions, and no more: any cut of a run into shorter runs means the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Decision(NamedTuple):
-    """One decision; `Decisions` describes the fields."""
+    """The decision on one message; `Decisions` describes the fields."""
 
     queue_partition: int
     message_offset: int
@@ -37,18 +38,22 @@ class Decision(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Decisions:
     """
-    Decisions as columns of equal length.
+    Decisions as columns of equal length, one row a run.
+
+    A run is a number of messages with consecutive offsets in one queue partition, for which all other columns are
+    equal.
 
     Attributes:
-        queue_partition: Queue partition of the message, int32.
-        message_offset: Offset of the message in the queue topic, int64.
+        queue_partition: Queue partition of the messages, int32.
+        message_offset: Offset of the first message of the run in the queue topic, int64.
+        message_count: Number of messages in the run, at least 1. int32.
         delivery_count: Number of deliveries so far, int32.
         action: A `DecisionAction`, int8.
-        deadline_at_ms: When the lease ended, epoch milliseconds, on the broker's clock at the deciding TICK; -1 for a
-            rejected message. int64.
-        tick_marker_offset: Marker offset of the TICK that decided the message, int64.
+        deadline_at_ms: When the lease ended, epoch milliseconds, on the broker's clock at the deciding TICK; -1 for
+            rejected messages. int64.
+        tick_marker_offset: Marker offset of the TICK that decided the messages, int64.
         tick_at_ms: Append time of that TICK, epoch milliseconds, broker clock, int64.
-        start_marker_offset: Marker offset of the last START of the message, int64.
+        start_marker_offset: Marker offset of the last START of the messages, int64.
         is_silent: Whether the lease ran out without a release, deferral or rejection. bool.
         reasons: For a dead letter, why it is dead-lettered. For a redelivery, the exception of the failed delivery, or
             an empty text.
@@ -56,6 +61,7 @@ class Decisions:
 
     queue_partition: NDArray[np.int32]
     message_offset: NDArray[np.int64]
+    message_count: NDArray[np.int32]
     delivery_count: NDArray[np.int32]
     action: NDArray[np.int8]
     deadline_at_ms: NDArray[np.int64]
@@ -66,8 +72,13 @@ class Decisions:
     reasons: list[str]
 
     def __len__(self) -> int:
-        """Return the number of decisions."""
+        """Return the number of runs."""
         return len(self.reasons)
+
+    @property
+    def total_messages(self) -> int:
+        """Number of messages in all runs; a message that two TICKs decided counts twice."""
+        return int(self.message_count.sum(dtype=np.int64))
 
     @classmethod
     def empty(cls) -> Decisions:
@@ -98,16 +109,22 @@ class Decisions:
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in DECISION_DTYPES}
         return cls.from_columns(columns, [reason for part in parts for reason in part.reasons])
 
-    def rows(self) -> list[Decision]:
-        """Return one `Decision` a row."""
-        columns = [getattr(self, name).tolist() for name in DECISION_DTYPES if name != "is_silent"]
-        rows = map(Decision._make, zip(*columns, self.reasons, self.is_silent.tolist(), strict=True))
-        return [row._replace(action=DecisionAction(row.action)) for row in rows]
+    def messages(self) -> list[Decision]:
+        """Return one `Decision` a message, in order."""
+        run = np.repeat(np.arange(len(self)), self.message_count)
+        first_of_run = np.cumsum(self.message_count, dtype=np.int64) - self.message_count
+        columns = {name: getattr(self, name)[run] for name in DECISION_DTYPES}
+        columns["message_offset"] += np.arange(len(run)) - first_of_run[run]
+        values = {name: column.tolist() for name, column in columns.items()}
+        values["action"] = map(DecisionAction, values["action"])
+        values["reason"] = map(self.reasons.__getitem__, run.tolist())
+        return list(map(Decision._make, zip(*map(values.__getitem__, Decision._fields), strict=True)))
 
 
 DECISION_DTYPES: dict[str, np.dtype[Any]] = {
     **{column.name: np.dtype(np.int64) for column in fields(Decisions) if column.name != "reasons"},
     "queue_partition": np.dtype(np.int32),
+    "message_count": np.dtype(np.int32),
     "delivery_count": np.dtype(np.int32),
     "action": np.dtype(np.int8),
     "is_silent": np.dtype(np.bool_),

@@ -277,6 +277,7 @@ class _Folding:
         columns = {
             "queue_partition": due.key >> KEY_BITS,
             "message_offset": due.key & MAX_MESSAGE_OFFSET,
+            "message_count": np.ones(len(rows)),
             "delivery_count": due.delivery_count,
             "action": np.where(is_dead_letter, DecisionAction.DEAD_LETTER, DecisionAction.REDELIVER),
             "deadline_at_ms": state.on_brokers_clock(due.deadline_at_ms),

@@ -105,13 +105,14 @@ class TrackerNumbers:
             self.statuses[outcome.marker_partition] = outcome.status
             self.dead_lettered["unreadable"] += len(outcome.unreadable)
             decisions = outcome.decisions
-            for action, reason, is_silent in zip(
-                decisions.action.tolist(), decisions.reasons, decisions.is_silent.tolist(), strict=True
+            columns = (decisions.action, decisions.is_silent, decisions.message_count)
+            for action, is_silent, count, reason in zip(
+                *(column.tolist() for column in columns), decisions.reasons, strict=True
             ):
                 if action == DecisionAction.REDELIVER:
-                    self.redelivered["lease_over" if is_silent else "given_back"] += 1
+                    self.redelivered["lease_over" if is_silent else "given_back"] += count
                 else:
-                    self.dead_lettered[dead_reason(reason)] += 1
+                    self.dead_lettered[dead_reason(reason)] += count
         for late_ms in lateness_ms:
             self.lateness.observe(late_ms / 1000)
 

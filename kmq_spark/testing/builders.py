@@ -1,5 +1,5 @@
 """
-Build markers with offset and append time: `start(message_offset=7, at_ms=1_000)`.
+Build markers with offset and append time, `start(message_offset=7, at_ms=1_000)`, and columns of decisions.
 
 Rule 1: every argument has a small, round default; a test only names the arguments that it is about.
 Rule 2: a test may set marker offsets; `log` assigns the others in the order of its arguments.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kmq_spark.core.decisions import DECISION_DTYPES, Decision, Decisions
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.wire.codec import encode_marker, tick_marker
@@ -176,3 +177,17 @@ def marker_record(logged: LoggedMarker) -> bytes:
 
 def _covered(message_offset: int, count: int, ranges: Sequence[tuple[int, int]]) -> tuple[OffsetRange, ...]:
     return tuple(OffsetRange(*pair) for pair in ranges or ((message_offset, count),))
+
+
+def decisions_of(decisions: Sequence[Decision], message_counts: Sequence[int] = ()) -> Decisions:
+    """
+    Return decisions as columns.
+
+    Args:
+        decisions: The decision on the first message of each run.
+        message_counts: Number of messages in each run; if empty, each run has one.
+    """
+    names = [name for name in DECISION_DTYPES if name != "message_count"]
+    columns = {name: [getattr(each, name) for each in decisions] for name in names}
+    columns["message_count"] = list(message_counts) or [1] * len(decisions)
+    return Decisions.from_columns(columns, [each.reason for each in decisions])

@@ -37,14 +37,15 @@ STATE_SCHEMA = "state binary"
 """One binary column, since array and map columns in the state crash the worker of PySpark 4.2."""
 
 OUTPUT_SCHEMA = (
-    "marker_partition int, row_kind byte, queue_partition int, message_offset long, delivery_count int, "
-    "deadline_at_ms long, tick_marker_offset long, tick_at_ms long, start_marker_offset long, is_silent boolean, "
-    "detail string"
+    "marker_partition int, row_kind byte, queue_partition int, message_offset long, message_count int, "
+    "delivery_count int, deadline_at_ms long, tick_marker_offset long, tick_at_ms long, start_marker_offset long, "
+    "is_silent boolean, detail string"
 )
 """
 Rows of the tracker's query, by `row_kind`:
 0 status: one row a partition and batch; `detail` is the partition's status as JSON.
-1 redeliver, 2 dead-letter: one decision; `detail` is the reason of a dead letter, or the error of the failed delivery.
+1 redeliver, 2 dead-letter: a run of decisions, as a row of `core.decisions.Decisions`; `detail` is the reason of the
+  dead letters, or the error of the failed deliveries.
 3 unreadable: `message_offset` is the *marker* offset of a record that is not a marker; `detail` is the reason.
 Columns that a kind does not use are -1, false or null.
 """
@@ -52,6 +53,7 @@ Columns that a kind does not use are -1, false or null.
 _INT_COLUMNS = (
     "queue_partition",
     "message_offset",
+    "message_count",
     "delivery_count",
     "deadline_at_ms",
     "tick_marker_offset",
@@ -149,7 +151,7 @@ def output_frame(
     marker_partition: int, decisions: Decisions, status: Status, unreadable: list[tuple[int, str]]
 ) -> pd.DataFrame:
     """Return the rows of one partition and batch: the status, the decisions, the unreadable records, in this order."""
-    decided_count, unreadable_count = len(decisions.message_offset), len(unreadable)
+    decided_count, unreadable_count = len(decisions), len(unreadable)
     row_count = 1 + decided_count + unreadable_count
     decided = slice(1, 1 + decided_count)
     row_kind = np.full(row_count, ROW_UNREADABLE, dtype=np.int8)

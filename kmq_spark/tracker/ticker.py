@@ -140,7 +140,7 @@ class _PartitionTicks:
 
 def _max_ticks(outcome: PartitionOutcome) -> float:
     """Return how many TICKs a partition may get until the next `observe` or `batch_ends`."""
-    if len(outcome.decisions) >= MANY_DECISIONS:
+    if outcome.decisions.total_messages >= MANY_DECISIONS:
         return 1
     return 2 if outcome.status.in_flight >= MANY_IN_FLIGHT else math.inf
 

@@ -73,7 +73,7 @@ class Recording:
                 raise InterruptedError
             done.append(batch_id)
             for outcome in outcomes:
-                decided[outcome.marker_partition] += outcome.decisions.rows()
+                decided[outcome.marker_partition] += outcome.decisions.messages()
 
         settings = streaming_settings(state_partitions) | local_checkpoint_settings(str(self._folder), self._spark)
         for key, value in settings.items():

@@ -86,8 +86,14 @@ class DueDecisions:
         marker_partition = np.repeat(
             np.array([each.marker_partition for each in decided], np.int64), [len(each.decisions) for each in decided]
         )
-        order = np.lexsort((columns["message_offset"], columns["queue_partition"]))
         reasons = [reason for each in decided for reason in each.decisions.reasons]
+        message_count = np.concatenate([each.decisions.message_count for each in decided] or [np.empty(0, np.int32)])
+        run = np.repeat(np.arange(len(reasons)), message_count)
+        first_of_run = np.cumsum(message_count, dtype=np.int64) - message_count
+        columns = {name: column[run] for name, column in columns.items()}
+        columns["message_offset"] += np.arange(len(run)) - first_of_run[run]
+        marker_partition, reasons = marker_partition[run], [reasons[each] for each in run.tolist()]
+        order = np.lexsort((columns["message_offset"], columns["queue_partition"]))
         self._columns = {name: column[order] for name, column in columns.items()}
         self._marker_partition = marker_partition[order]
         self._reasons = [reasons[row] for row in order.tolist()] if any(reasons) else [""] * len(reasons)

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
-from kmq_spark.core.decisions import Decision, Decisions
+from kmq_spark.core.decisions import Decision
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.core.policy import DecisionAction
@@ -21,6 +21,7 @@ from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import QueueLayout, create_queue
 from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.testing.builders import decisions_of
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.redelivery import RedeliverySender
@@ -130,11 +131,10 @@ def outcome(
     unreadable: Sequence[int] = (),
 ) -> PartitionOutcome:
     """Return the outcome of one markers partition."""
-    columns = {name: [getattr(each, name) for each in decisions] for name in Decision._fields if name != "reason"}
     return PartitionOutcome(
         partition,
         Status(next_offset, 2_000, 0, needed_offset, None, {}),
-        Decisions.from_columns(columns, [each.reason for each in decisions]),
+        decisions_of(decisions),
         tuple(UnreadableRecord(offset, "cannot read marker: nonsense") for offset in unreadable),
     )
 

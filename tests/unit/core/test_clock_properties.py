@@ -82,7 +82,7 @@ TWO_BROKERS = st.sampled_from([0, 5_000])
 
 def by_fold(history: list[Timed]) -> list[Decision]:
     """Decide by the packed fold."""
-    return fold(PartitionState.empty(), [timed.logged for timed in history], RULES).decisions.rows()
+    return fold(PartitionState.empty(), [timed.logged for timed in history], RULES).decisions.messages()
 
 
 def by_model(history: list[Timed]) -> list[Decision]:

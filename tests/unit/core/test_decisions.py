@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from kmq_spark.core.decisions import DECISION_DTYPES, Decision, Decisions
 from kmq_spark.core.policy import DecisionAction
+from kmq_spark.testing.builders import decisions_of
 
 ROW = Decision(3, 2**47, 5, DecisionAction.DEAD_LETTER, -1, 2**40, 1_800_000_000_000, 2**39, "bad", is_silent=True)
 TYPES = {
     "queue_partition": "int32",
     "message_offset": "int64",
+    "message_count": "int32",
     "delivery_count": "int32",
     "action": "int8",
     "deadline_at_ms": "int64",
@@ -19,34 +21,37 @@ TYPES = {
 }
 
 
-def decisions_of(*rows: Decision) -> Decisions:
-    """Return rows as columns of Python's integers, with one column more than there are."""
-    columns = {name: [getattr(row, name) for row in rows] for name in TYPES}
-    return Decisions.from_columns({**columns, "colour": ["red"]}, [row.reason or None for row in rows])
-
-
 def types_of(decisions: Decisions) -> dict[str, str]:
     """Return the type of each column."""
     return {name: str(getattr(decisions, name).dtype) for name in DECISION_DTYPES}
 
 
-def test_rows_are_what_the_columns_were_made_of() -> None:
+def test_each_message_of_a_run_has_the_decision_of_the_run() -> None:
     other = ROW._replace(action=DecisionAction.REDELIVER, reason="", is_silent=False, deadline_at_ms=7)
-    decisions = decisions_of(ROW, other)
-    assert (len(decisions), decisions.rows()) == (2, [ROW, other])
-    assert all(isinstance(row.action, DecisionAction) for row in decisions.rows())
+    decisions = decisions_of([ROW, other], [1, 3])
+    assert (len(decisions), decisions.total_messages) == (2, 4)
+    expected = [ROW, *(other._replace(message_offset=ROW.message_offset + place) for place in range(3))]
+    assert decisions.messages() == expected
+    assert all(isinstance(row.action, DecisionAction) for row in decisions.messages())
     assert types_of(decisions) == TYPES
 
 
+def test_columns_that_decisions_do_not_have_are_ignored_and_no_reason_is_an_empty_one() -> None:
+    columns = {"colour": ["red"], **{name: [1] for name in DECISION_DTYPES}}
+    (row,) = Decisions.from_columns(columns, [None]).messages()
+    assert row.reason == ""
+
+
 def test_no_decisions_have_the_same_columns() -> None:
-    assert (len(Decisions.empty()), Decisions.empty().rows()) == (0, [])
+    nothing = Decisions.empty()
+    assert (len(nothing), nothing.total_messages, nothing.messages()) == (0, 0, [])
     assert types_of(Decisions.empty()) == TYPES
 
 
 def test_decisions_of_several_ticks_keep_their_order() -> None:
-    parts = [decisions_of(ROW._replace(message_offset=offset, reason=str(offset))) for offset in (9, 3, 5)]
+    parts = [decisions_of([ROW._replace(message_offset=offset, reason=str(offset))], [2]) for offset in (9, 3, 5)]
     whole = Decisions.concatenated(iter(parts))
-    assert whole.rows() == [row for part in parts for row in part.rows()]
+    assert whole.messages() == [row for part in parts for row in part.messages()]
     assert types_of(whole) == TYPES
-    assert Decisions.concatenated(parts[:1]).rows() == parts[0].rows()
-    assert Decisions.concatenated([]).rows() == []
+    assert Decisions.concatenated(parts[:1]).messages() == parts[0].messages()
+    assert Decisions.concatenated([]).messages() == []

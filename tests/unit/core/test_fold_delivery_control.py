@@ -35,7 +35,7 @@ def deadline_ms(*markers: object, rules: Rules = PLAIN) -> int | None:
 
 def decision(*markers: object, rules: Rules = PLAIN) -> Decision:
     """Return the one decision of a TICK that comes when everything is due."""
-    (row,) = folded(*markers, tick(FOREVER_MS), rules=rules).decisions.rows()
+    (row,) = folded(*markers, tick(FOREVER_MS), rules=rules).decisions.messages()
     return row
 
 
@@ -43,7 +43,7 @@ def test_deferred_message_falls_due_at_its_instant_and_its_delivery_does_not_cou
     """A delayed message: no consumer holds it, and its first delivery is still to come."""
     deferral = start(at_ms=1_000, lease_ms=0, delivery_count=1, never_handed_out=True, due_at_ms=8_000)
     assert not len(folded(deferral, tick(8_000)).decisions)
-    (row,) = folded(deferral, tick(8_001)).decisions.rows()
+    (row,) = folded(deferral, tick(8_001)).decisions.messages()
     assert (row.deadline_at_ms, row.delivery_count, row.action) == (8_000, 0, DecisionAction.REDELIVER)
     assert not row.is_silent
 
@@ -113,7 +113,7 @@ def test_last_delivery_that_failed_rests_no_more(delivery_count: int, expected: 
     assert folded(failure, state=before, rules=limited).status.next_deadline_at_ms == expected
     together = folded(first, failure, tick(3_001), rules=limited)
     for result in (together, folded(failure, tick(3_001), state=before, rules=limited)):
-        actions = [row.action for row in result.decisions.rows()]
+        actions = [row.action for row in result.decisions.messages()]
         assert actions == [DecisionAction.DEAD_LETTER] * (delivery_count >= 3)
 
 
@@ -143,7 +143,7 @@ def test_redelivery_has_the_exception_of_the_delivery_that_failed() -> None:
     """For the header of the copy; what just ran out has none."""
     failure = keep_alive(release=Release.FAILED, reason="TimeoutError: no answer")
     result = folded(start(8), start(), failure, tick(FOREVER_MS))
-    found = {row.message_offset: (row.action, row.reason) for row in result.decisions.rows()}
+    found = {row.message_offset: (row.action, row.reason) for row in result.decisions.messages()}
     assert found == {
         7: (DecisionAction.REDELIVER, "TimeoutError: no answer"),
         8: (DecisionAction.REDELIVER, ""),
@@ -179,7 +179,7 @@ def test_delivery_is_silent_if_no_consumer_wrote_a_word(word: tuple[object, ...]
     """In the same batch as its START, and in another; a renewal behind a release is a straggler."""
     assert decision(start(), *word).is_silent is is_silent
     between = PartitionState.from_bytes(folded(start()).state.to_bytes())
-    (row,) = folded(*word, tick(FOREVER_MS), state=between).decisions.rows()
+    (row,) = folded(*word, tick(FOREVER_MS), state=between).decisions.messages()
     assert row.is_silent is is_silent
 
 
@@ -195,7 +195,7 @@ def test_expired_message_is_dead_lettered_at_the_next_tick_where_the_rules_ask_f
     reason: str, expected_reason: str
 ) -> None:
     expired = end(at_ms=1_500, outcome=Outcome.EXPIRED, reason=reason)
-    (row,) = folded(start(), expired, tick(1_501), rules=KEEPING).decisions.rows()
+    (row,) = folded(start(), expired, tick(1_501), rules=KEEPING).decisions.messages()
     assert (row.action, row.reason, row.is_silent) == (DecisionAction.DEAD_LETTER, expected_reason, False)
     leased = folded(start(), rules=KEEPING).state
     assert folded(expired, tick(1_501), state=leased, rules=KEEPING).decisions.reasons == [expected_reason]

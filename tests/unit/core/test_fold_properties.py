@@ -137,7 +137,7 @@ def folded(pieces: Iterable[list[LoggedMarker]], rules: Rules) -> tuple[list[Dec
     for piece in pieces:
         result = fold(state, piece, rules)
         assert result.status == result.state.status()
-        decisions += result.decisions.rows()
+        decisions += result.decisions.messages()
         state = PartitionState.from_bytes(result.state.to_bytes())
     return decisions, state
 
@@ -157,7 +157,7 @@ def test_packed_fold_is_the_model(
     for piece in [*batches(markers, cuts), markers[-2:]]:
         result = fold(state, piece, rules)
         expected_decisions, expected_status = model.fold(piece)
-        assert expected_decisions == result.decisions.rows()
+        assert expected_decisions == result.decisions.messages()
         assert expected_status == result.status
         state = PartitionState.from_bytes(result.state.to_bytes())
     on_their_way = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in state.unconfirmed.columns.key.tolist()}
@@ -272,7 +272,7 @@ def confirmations(result: FoldResult, rules: Rules) -> list[LoggedMarker]:
             outcome=outcomes[row.action, row.message_offset % 2],
             queue_partition=row.queue_partition,
         )
-        for row in result.decisions.rows()
+        for row in result.decisions.messages()
     ]
 
 
@@ -334,7 +334,7 @@ def test_rebuild_from_the_needed_marker_decides_as_the_first_run_did(
     # Where nothing is needed, nothing was read.
     rebuilt.next_marker_offset = state.next_marker_offset
     expected, actual = fold(state, rest, resumed), fold(rebuilt, rest, resumed)
-    assert expected.decisions.rows() == actual.decisions.rows()
+    assert expected.decisions.messages() == actual.decisions.messages()
     actual.state.counters, actual.state.decided_at = expected.state.counters, expected.state.decided_at
     assert_same_state(expected.state, actual.state)
 
@@ -353,4 +353,4 @@ def test_keep_alive_storm_on_one_message_is_folded_at_once(count: int) -> None:
     model = ModelTracker()
     expected: tuple[list[Decision], Status] = model.fold(markers)
     result = fold(PartitionState.empty(), markers, Rules())
-    assert expected == (result.decisions.rows(), result.status)
+    assert expected == (result.decisions.messages(), result.status)

@@ -21,7 +21,7 @@ def folded(*markers: object, state: PartitionState = EMPTY, **rules: int) -> Fol
 
 def decided(result: FoldResult) -> list[tuple[int, DecisionAction]]:
     """Return message offset and action of each decision."""
-    return [(row.message_offset, row.action) for row in result.decisions.rows()]
+    return [(row.message_offset, row.action) for row in result.decisions.messages()]
 
 
 def counted(result: FoldResult) -> dict[str, int]:
@@ -34,7 +34,7 @@ def test_overdue_message_is_redelivered_at_the_tick() -> None:
     result = folded(start(7, at_ms=1_000, lease_ms=5_000, queue_partition=3), tick(6_001))
     # 1_000 + 5_000 = 6_000
     expected = Decision(3, 7, 1, DecisionAction.REDELIVER, 6_000, 1, 6_001, 0, "", is_silent=True)
-    assert [expected] == result.decisions.rows()
+    assert [expected] == result.decisions.messages()
     assert counted(result) == {"started": 1, "redelivered": 1, "ticks": 1}
 
 
@@ -87,7 +87,7 @@ def test_keep_alive_after_end_does_not_revive_message() -> None:
 
 def test_released_message_is_due_at_the_next_tick() -> None:
     """A KEEPALIVE of no length; the delivery counts."""
-    rows = folded(start(delivery_count=2), keep_alive(at_ms=2_000, lease_ms=0), tick(2_001)).decisions.rows()
+    rows = folded(start(delivery_count=2), keep_alive(at_ms=2_000, lease_ms=0), tick(2_001)).decisions.messages()
     assert [(row.message_offset, row.delivery_count, row.deadline_at_ms) for row in rows] == [(7, 2, 2_000)]
 
 
@@ -102,7 +102,7 @@ def test_release_of_messages_that_no_handler_saw_does_not_count() -> None:
 def test_second_start_renews_the_lease_with_its_own_values() -> None:
     """The last START wins."""
     result = folded(start(at_ms=1_000, delivery_count=2), start(at_ms=4_000, delivery_count=3), tick(9_001))
-    rows = [(row.deadline_at_ms, row.delivery_count, row.start_marker_offset) for row in result.decisions.rows()]
+    rows = [(row.deadline_at_ms, row.delivery_count, row.start_marker_offset) for row in result.decisions.messages()]
     assert rows == [(9_000, 3, 1)]  # 4_000 + 5_000
     assert counted(result) == {"started": 1, "renewed": 1, "redelivered": 1, "ticks": 1}
 
@@ -144,7 +144,7 @@ def test_decision_that_an_earlier_tracker_did_not_carry_out_is_made_again() -> N
         (7, DecisionAction.REDELIVER), (8, DecisionAction.DEAD_LETTER), (9, DecisionAction.REDELIVER),
     ]  # fmt: skip
     result = folded(tick(), state=before.state, decide_from_marker_offset=6)
-    rows = [(row.message_offset, row.delivery_count, row.reason) for row in result.decisions.rows()]
+    rows = [(row.message_offset, row.delivery_count, row.reason) for row in result.decisions.messages()]
     assert rows == [(8, 1, "bad"), (7, 2, "")]
     counters = counted(result)
     # Two of five were taken back, and decided again.
@@ -173,10 +173,10 @@ def test_rejected_message_is_dead_lettered_at_the_next_tick_whatever_its_lease()
     assert (before.status.in_flight, before.status.next_deadline_at_ms) == (1, -1)
     result = folded(tick(2_001), state=before.state)
     expected = Decision(0, 7, 1, DecisionAction.DEAD_LETTER, -1, 2, 2_001, 0, "no such order")
-    assert [expected] == result.decisions.rows()
+    assert [expected] == result.decisions.messages()
     assert counted(result) == {"started": 1, "rejected": 1, "dead_lettered": 1, "ticks": 1}
     leased = folded(start(lease_ms=900_000)).state
-    assert [expected] == folded(rejection, tick(2_001), state=leased).decisions.rows()
+    assert [expected] == folded(rejection, tick(2_001), state=leased).decisions.messages()
 
 
 def test_rejection_without_reason_says_rejected() -> None:
@@ -250,7 +250,7 @@ def test_lease_is_whole_after_the_brokers_clock_was_set_back() -> None:
     assert (begun.status.clock_ms, begun.status.behind_ms, begun.status.appended_at_ms) == (51_500, 49_000, 2_500)
     assert begun.status.next_deadline_at_ms == 1_000 + 1_500
     ended = folded(tick(2_501), state=begun.state)
-    (row,) = ended.decisions.rows()
+    (row,) = ended.decisions.messages()
     assert (row.deadline_at_ms, row.tick_at_ms) == (2_500, 2_501)
 
 
@@ -312,10 +312,10 @@ def test_messages_of_one_deadline_are_decided_in_order_of_their_partition_and_of
         for offset in range(0, 600, 2)
         for lease_ms, queue_partition in ((100 + offset % 3, 1), (100, 0))
     ]
-    rows = folded(*leases, tick()).decisions.rows()
+    rows = folded(*leases, tick()).decisions.messages()
     places = [(row.deadline_at_ms, row.queue_partition, row.message_offset) for row in rows]
     assert (len(places), places) == (600, sorted(places))
-    limited = folded(*leases, tick(), max_decisions_per_tick=250).decisions.rows()
+    limited = folded(*leases, tick(), max_decisions_per_tick=250).decisions.messages()
     assert limited == rows[:250]
 
 
@@ -383,7 +383,7 @@ def test_rules_in_the_log_hold_from_their_marker_on() -> None:
         max_deliveries=1,
     )
     # 1_000 + 5_000 + 500 = 6_500
-    assert [(row.message_offset, row.deadline_at_ms, row.reason) for row in result.decisions.rows()] == [
+    assert [(row.message_offset, row.deadline_at_ms, row.reason) for row in result.decisions.messages()] == [
         (8, 6_000, ""),
         (7, 6_500, "delivery limit reached: 2 of 2"),
     ]

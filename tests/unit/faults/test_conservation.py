@@ -61,7 +61,7 @@ class Tracked:
             self.log.append(logged)
             result = fold(self.state, [logged], self.rules)
             self.state = result.state
-            self.waiting += result.decisions.rows()
+            self.waiting += result.decisions.messages()
             # A decision that was not sent is in no status: a status is known when its batch has been carried out.
             if not self.waiting:
                 self.reported.append(result.status)

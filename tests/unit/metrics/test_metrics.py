@@ -11,12 +11,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import promql_parser
 import pytest
 import yaml
 
-from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.decisions import DECISION_DTYPES, Decisions
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Counters, Status
@@ -46,18 +45,13 @@ def status(in_flight: int = 0, **counters: int) -> Status:
     )
 
 
-def decided(*rows: tuple[DecisionAction, str, bool]) -> Decisions:
-    """Return decisions: action, reason, whether the lease just ran out."""
-    zeros = [0] * len(rows)
-    columns: dict[str, Any] = dict.fromkeys(
-        ("queue_partition", "message_offset", "delivery_count", "deadline_at_ms", "tick_marker_offset", "tick_at_ms",
-         "start_marker_offset"), zeros,
-    )  # fmt: skip
-    columns["action"] = [int(action) for action, _, _ in rows]
-    columns["is_silent"] = [is_silent for _, _, is_silent in rows]
-    return Decisions.from_columns(
-        {name: np.array(column) for name, column in columns.items()}, [reason for _, reason, _ in rows]
-    )
+def decided(*runs: tuple[DecisionAction, str, bool, int]) -> Decisions:
+    """Return decisions: action, reason, whether the lease just ran out, number of messages."""
+    columns: dict[str, Any] = dict.fromkeys(DECISION_DTYPES, [0] * len(runs))
+    columns["action"] = [int(action) for action, *_ in runs]
+    columns["is_silent"] = [is_silent for _, _, is_silent, _ in runs]
+    columns["message_count"] = [count for *_, count in runs]
+    return Decisions.from_columns(columns, [reason for _, reason, *_ in runs])
 
 
 def values(numbers: TrackerNumbers, now_s: float = 1_000.0) -> dict[tuple[str, ...], float]:
@@ -82,17 +76,17 @@ def test_gauges_are_those_of_the_folded_state() -> None:
 def test_reasons_and_lateness_are_counted_batch_by_batch() -> None:
     redeliver, dead = DecisionAction.REDELIVER, DecisionAction.DEAD_LETTER
     decisions = decided(
-        (redeliver, "", True), (redeliver, "", True), (redeliver, "", False),
-        (dead, "delivery limit reached: 5 of 5", True), (dead, "no such customer 4711", False),
-        (dead, "expired: ttl", False),
+        (redeliver, "", True, 1), (redeliver, "", True, 70), (redeliver, "", False, 1),
+        (dead, "delivery limit reached: 5 of 5", True, 40), (dead, "no such customer 4711", False, 1),
+        (dead, "expired: ttl", False, 1),
     )  # fmt: skip
     numbers = TrackerNumbers()
     numbers.add([PartitionOutcome(0, status(), decisions, (UnreadableRecord(7, "x"),))], [120, 700])
     found = values(numbers)
-    assert found["kmq_redeliveries_total", "lease_over"] == 2
+    assert found["kmq_redeliveries_total", "lease_over"] == 71
     assert found["kmq_redeliveries_total", "given_back"] == 1
     assert {reason: found["kmq_dead_lettered_total", reason] for reason in numbers.dead_lettered} == {
-        "delivery_limit": 1, "rejected": 1, "expired": 1, "unreadable": 1,
+        "delivery_limit": 40, "rejected": 1, "expired": 1, "unreadable": 1,
     }  # fmt: skip
     assert dict(numbers.lateness.cumulative())["0.2"] == 1
     assert numbers.lateness.total == pytest.approx(0.82)

@@ -7,11 +7,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.core.decisions import Decision, Decisions
+from kmq_spark.core.decisions import Decision
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
+from kmq_spark.testing.builders import decisions_of
 from kmq_spark.tracker.sender.due_decisions import DueDecision, DueDecisions
 
 decisions = st.builds(
@@ -26,9 +27,7 @@ decisions = st.builds(
 
 def outcome(marker_partition: int, rows: list[Decision]) -> PartitionOutcome:
     """Return the outcome of one markers partition."""
-    columns = {name: [getattr(each, name) for each in rows] for name in Decision._fields if name != "reason"}
-    decided = Decisions.from_columns(columns, [each.reason for each in rows])
-    return PartitionOutcome(marker_partition, Status(10, 2_000, 0, 4, None, {}), decided)
+    return PartitionOutcome(marker_partition, Status(10, 2_000, 0, 4, None, {}), decisions_of(rows))
 
 
 def due(marker_partition: int, row: Decision) -> DueDecision:

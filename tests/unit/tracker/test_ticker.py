@@ -189,7 +189,8 @@ def test_flooded_partition_gets_a_tick_or_two_until_its_batch_ends_and_as_many_b
     make_ticker: Callable[..., Ticker], log: Log, decided: int, in_flight: int, ticks: int
 ) -> None:
     """What is decided while it is sent is all in the next batch: a mass expiry must not become one batch of minutes."""
-    decisions = Decisions.from_columns({name: [0] * decided for name in DECISION_DTYPES}, [""] * decided)
+    columns = {**{name: [0, 0] for name in DECISION_DTYPES}, "message_count": [1, decided - 1]}
+    decisions = Decisions.from_columns(columns, ["", ""]) if decided else Decisions.empty()
     ticker = make_ticker(interval_ms=20)
     ticker.start()
     log.wait(PARTITIONS)

@@ -87,9 +87,9 @@ def test_forged_markers_are_counted_and_change_nothing() -> None:
     for marker_offset, value in enumerate(values):
         reader.read(marker_offset, 1_000 if marker_offset < len(forged) + 1 else 9_000, value)
     result = fold(PartitionState.empty(), reader.markers, Rules())
-    assert [(row.message_offset, row.tick_marker_offset) for row in result.decisions.rows()] == [(7, 5)]
+    assert [(row.message_offset, row.tick_marker_offset) for row in result.decisions.messages()] == [(7, 5)]
     assert (result.status.counters["untrusted"], result.status.rules) == (4, None)
-    assert ModelTracker().fold(reader.markers) == (result.decisions.rows(), result.status)
+    assert ModelTracker().fold(reader.markers) == (result.decisions.messages(), result.status)
 
 
 def test_key_of_a_queue_is_random_and_never_shown() -> None:
