@@ -49,7 +49,7 @@ def status(
             "next": tracker.positions.get(partition),
             "end": markers.end[partition],
             "needed": tracker.needed.get(partition),
-            "in_flight": len(view.state.in_flight),
+            "in_flight": view.state.in_flight.message_count,
             "unreadable": view.state.counters.unreadable,
             "signed_by": tracker.last_committers.get(partition, ""),
             "state": life.value,

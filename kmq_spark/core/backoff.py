@@ -53,12 +53,17 @@ class Backoff:
     max_ms: int = 60_000
     jitter: float = 0.0
 
+    @property
+    def has_jitter(self) -> bool:
+        """Whether two messages with the same delivery count may have different delays."""
+        return self.kind is not BackoffKind.NONE and self.jitter > 0
+
     def delays_ms(self, key: NDArray[np.int64], delivery_count: NDArray[np.int64]) -> NDArray[np.int64]:
         """
         Return the backoff of each message, which is added to its lease or to the delay of its release.
 
         Args:
-            key: Message keys, see `in_flight.message_keys`.
+            key: Message keys, see `in_flight.message_keys`; without jitter they do not matter.
             delivery_count: Number of deliveries of each message so far; a value below 1 counts as 1.
 
         Returns:

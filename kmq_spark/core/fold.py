@@ -4,11 +4,12 @@ Fold the markers of one markers partition into its state, and decide which messa
 Rule 1: only a TICK decides messages. Decisions therefore depend on the log, not on how it is split into batches.
 Rule 2: no system clock, no Kafka, no Spark. Time comes from the append times of the records (`core.clock`).
 Rule 3: an END with a lower offset than a TICK always takes effect before that TICK.
-Rule 4: a TICK that has nothing to decide costs one comparison. The table is only updated when a message may be due.
-Rule 5: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
-Rule 6: a TICK with the end offsets of the queue topic removes messages at or past the end whose last START is below
+Rule 4: the cost depends on the ranges in the markers and on the runs in the table, not on the messages they cover.
+Rule 5: a TICK that has nothing to decide costs one comparison. The table is only updated when a message may be due.
+Rule 6: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
+Rule 7: a TICK with the end offsets of the queue topic removes messages at or past the end whose last START is below
 `ends_as_of`.
-Rule 7: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
+Rule 8: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
 back in flight.
 
 Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`. Two differences: time only advances
@@ -26,10 +27,11 @@ import numpy as np
 from kmq_spark.core.clock import advanced
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
-from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight
+from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight, run_ends
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
-from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason, is_exhausted
+from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason
 from kmq_spark.core.resolve import resolve
+from kmq_spark.core.segments import cut_to_segments
 from kmq_spark.core.state import Counters, PartitionState, Status
 from kmq_spark.core.unconfirmed import confirm
 
@@ -56,12 +58,11 @@ __all__ = [
 
 _NEVER = 2**63 - 1
 
-MOST_EVENTS_BUFFERED = 500_000
+MOST_RANGES_BUFFERED = 500_000
 """
-Number of buffered events from which on the table is updated; the update takes about 100 bytes an event.
+Number of buffered ranges from which on the table is updated; the update takes about 200 bytes a range.
 
-A marker of 30 bytes may cover 100,000 messages, so limiting the number of markers would not limit memory. Decisions do
-not depend on this value.
+Decisions do not depend on this value.
 """
 
 
@@ -117,7 +118,7 @@ class _Folding:
     __slots__ = ("_buffer", "_earliest_ms", "_local_rules", "_rules", "decided", "state")
 
     def __init__(self, state: PartitionState, rules: Rules) -> None:
-        self.state = replace(state, counters=replace(state.counters))
+        self.state = replace(state, counters=replace(state.counters), ahead=list(state.ahead))
         self.decided: list[Decisions] = []
         self._local_rules = rules
         self._rules = rules.under(state.rules_log.in_force)
@@ -163,18 +164,22 @@ class _Folding:
             self._earliest_ms = REJECTED
         self._buffer.append(marker_offset, deadline_at_ms, marker)
         # An update copies columns of the whole table, so wait until the buffer has a quarter of the table's size.
-        if self._buffer.covered >= max(MOST_EVENTS_BUFFERED, len(state.in_flight) // 4):
+        if len(self._buffer) >= max(MOST_RANGES_BUFFERED, state.in_flight.run_count // 4):
             self.bring_up_to_date()
 
     def bring_up_to_date(self) -> None:
         """Apply the buffered markers to the table."""
         if not len(self._buffer):
             return
-        state, events = self.state, self._buffer.events()
-        if len(state.unconfirmed):
-            state.unconfirmed, events = confirm(state.unconfirmed, events, state.counters)
-        if len(events.key):
-            state.in_flight = resolve(state.in_flight, events, state.counters, self._rules)
+        state, waiting = self.state, self._buffer.events()
+        while len(waiting):
+            events, (in_flight, unconfirmed), taken = cut_to_segments(waiting, state.in_flight, state.unconfirmed)
+            if unconfirmed.run_count:
+                unconfirmed, events = confirm(unconfirmed, events, state.counters)
+            if len(events):
+                in_flight = resolve(in_flight, events, state.counters, self._rules)
+            state.in_flight, state.unconfirmed = in_flight.coalesced(), unconfirmed.coalesced()
+            waiting = waiting.take(slice(taken, None))
 
     def _change_rules(self, marker_offset: int, rules: QueueRules | None) -> None:
         """Apply the markers below this one under the old rules, then put the new rules in force."""
@@ -195,7 +200,7 @@ class _Folding:
             self._drop_nonexistent(np.array(marker.queue_ends, dtype=np.int64), marker.ends_as_of)
         if marker_offset < self._rules.decide_from_marker_offset:
             return
-        if len(state.unconfirmed) and state.decided_at < self._rules.decide_from_marker_offset:
+        if state.unconfirmed.run_count and state.decided_at < self._rules.decide_from_marker_offset:
             self._take_back()
         if self._earliest_ms >= state.clock_ms:
             return
@@ -213,16 +218,20 @@ class _Folding:
         before it wrote the START. A message that exists is therefore below the end.
         """
         self.bring_up_to_date()
-        state, columns = self.state, self.state.in_flight.columns
-        rows = np.flatnonzero(columns.start_marker_offset < ends_as_of)
-        queue_partition = columns.key[rows] >> KEY_BITS
-        end = np.full(len(rows), -1, dtype=np.int64)
+        state = self.state
+        # A partition whose end is unknown is listed with -1.
+        partitions = np.flatnonzero(queue_ends >= 0)
+        table = state.in_flight.split_at(run_ends(partitions << KEY_BITS, queue_ends[partitions]))
+        columns = table.columns
+        queue_partition = columns.key >> KEY_BITS
+        end = np.full(len(columns), -1, dtype=np.int64)
         is_listed = queue_partition < len(queue_ends)
         end[is_listed] = queue_ends[queue_partition[is_listed]]
-        rows = rows[(end >= 0) & (columns.key[rows] & MAX_MESSAGE_OFFSET >= end)]
+        is_past_end = (end >= 0) & (columns.key & MAX_MESSAGE_OFFSET >= end)
+        rows = np.flatnonzero(is_past_end & (columns.start_marker_offset < ends_as_of))
         if len(rows):
-            state.counters.nonexistent += len(rows)
-            state.in_flight = state.in_flight.without(rows)
+            state.counters.nonexistent += int(columns.count[rows].sum())
+            state.in_flight = table.without(rows).coalesced()
             self._earliest_ms = self._table_earliest_ms()
 
     def _take_back(self) -> None:
@@ -235,55 +244,64 @@ class _Folding:
         """
         self.bring_up_to_date()
         state, lost = self.state, self.state.unconfirmed
-        state.counters.started += len(lost)
+        state.counters.started += lost.message_count
         state.in_flight, state.unconfirmed = state.in_flight.merged(lost), InFlight()
         self._earliest_ms = self._table_earliest_ms()
 
     def _due_rows(self) -> NDArray[np.int64]:
-        """Return the rows that this TICK decides, sorted by deadline, then by key."""
-        limit = self._rules.max_decisions_per_tick
-        deadline_at_ms = self.state.in_flight.columns.deadline_at_ms
+        """
+        Return the rows that this TICK decides, sorted by deadline, then by key.
+
+        The run at which the limit is reached is split in the table.
+        """
+        limit, table = self._rules.max_decisions_per_tick, self.state.in_flight
+        deadline_at_ms = table.columns.deadline_at_ms
         rows = np.flatnonzero(deadline_at_ms < self.state.clock_ms)
         if len(rows) > limit:
             # Select before sorting: after an outage a million rows may be due.
             latest_ms = np.partition(deadline_at_ms[rows], limit - 1)[limit - 1]
             rows = rows[deadline_at_ms[rows] <= latest_ms]
         # The table is sorted by key and the sort is stable, so equal deadlines stay ordered by key.
-        return rows[np.argsort(deadline_at_ms[rows], kind="stable")][:limit]
+        rows = rows[np.argsort(deadline_at_ms[rows], kind="stable")]
+        ends = np.cumsum(table.columns.count[rows])
+        rows = rows[: int(np.searchsorted(ends, limit)) + 1]
+        excess = int(ends[len(rows) - 1]) - limit if len(rows) else 0
+        if excess > 0:
+            last = rows[-1]
+            cut = table.columns.key[last] + table.columns.count[last] - excess
+            self.state.in_flight = table.split_at(np.array([cut], dtype=np.uint64))
+            rows = rows + (rows > last)
+        return rows
 
     def _decide(self, rows: NDArray[np.int64], tick_marker_offset: int) -> Decisions:
         """Decide messages and move them from the table to the unconfirmed messages."""
         state, table = self.state, self.state.in_flight
         due = table.columns.take(rows)
-        reasons: list[str] = []
-        is_dead_letter = np.zeros(len(rows), dtype=np.bool_)
-        for row, (key, deadline_at_ms, delivery_count) in enumerate(
-            zip(due.key.tolist(), due.deadline_at_ms.tolist(), due.delivery_count.tolist(), strict=True)
-        ):
-            text = table.reasons.get(key, "")
-            is_rejected = deadline_at_ms == REJECTED
-            is_dead_letter[row] = is_rejected or is_exhausted(delivery_count, self._rules)
-            if is_rejected:
-                text = text or "rejected"
-            elif is_dead_letter[row]:
-                text = exhausted_reason(delivery_count, self._rules, text)
-            reasons.append(text)
-        dead_letters = int(np.count_nonzero(is_dead_letter))
+        is_rejected = due.deadline_at_ms == REJECTED
+        limit = self._rules.max_deliveries
+        is_dead_letter = is_rejected | ((due.delivery_count >= limit) & (limit > 0))
+        reasons = [table.texts[text] for text in due.text.tolist()]
+        for row in np.flatnonzero(is_dead_letter).tolist():
+            if is_rejected[row]:
+                reasons[row] = reasons[row] or "rejected"
+            else:
+                reasons[row] = exhausted_reason(int(due.delivery_count[row]), self._rules, reasons[row])
+        dead_letters, total = int(due.count[is_dead_letter].sum()), int(due.count.sum())
         state.counters.dead_lettered += dead_letters
-        state.counters.redelivered += len(rows) - dead_letters
+        state.counters.redelivered += total - dead_letters
         rows = np.sort(rows)
         state.unconfirmed = state.unconfirmed.merged(table.take(rows))
         state.in_flight, state.decided_at = table.without(rows), tick_marker_offset
         columns = {
             "queue_partition": due.key >> KEY_BITS,
             "message_offset": due.key & MAX_MESSAGE_OFFSET,
-            "message_count": np.ones(len(rows)),
+            "message_count": due.count,
             "delivery_count": due.delivery_count,
             "action": np.where(is_dead_letter, DecisionAction.DEAD_LETTER, DecisionAction.REDELIVER),
             "deadline_at_ms": state.on_brokers_clock(due.deadline_at_ms),
             "tick_marker_offset": np.full(len(rows), tick_marker_offset),
             "tick_at_ms": np.full(len(rows), state.appended_at_ms),
             "start_marker_offset": due.start_marker_offset,
-            "is_silent": ~due.given_back & (due.deadline_at_ms != REJECTED),
+            "is_silent": ~due.given_back & ~is_rejected,
         }
         return Decisions.from_columns(columns, reasons)

@@ -8,9 +8,12 @@ END EXPIRED counts as an END of the tracker: the tracker writes it in place of a
 directly after its START. Where expired messages are dead-lettered, END EXPIRED is a rejection.
 Rule 4: a delivery that was given back remains so until the next START. A later KEEPALIVE (a straggler) does not change
 that.
-Rule 5: no Python loop over events or over the events of one key; a key may have a hundred thousand of them when
-keep-alives pile up. Events are split into *leases*: one for each START, and one for the events before the first START
-of a key. Each value of a lease is a numpy reduction over its events.
+Rule 5: no Python loop over events or over the events of one segment; a segment may have a hundred thousand of them
+when keep-alives pile up. Events are split into *leases*: one for each START, and one for the events before the first
+START of a segment. Each value of a lease is a numpy reduction over its events.
+Rule 6: a segment (`core.segments`) stands for all of its messages: they have the same events and the same row in the
+table. Only the jitter of a backoff differs between them, so a segment whose deadline has jitter becomes one row a
+message.
 
 `testing/model.py` implements the same rules with a dict, one message at a time. Property tests compare the two.
 Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
@@ -18,12 +21,12 @@ Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from kmq_spark.core.in_flight import REJECTED, Columns, InFlight
+from kmq_spark.core.in_flight import REJECTED, Columns, InFlight, with_texts
 from kmq_spark.core.markers import MarkerType, Outcome, Release
 
 if TYPE_CHECKING:
@@ -46,21 +49,25 @@ class _Leases:
 
     Attributes:
         source: Index of each event's marker.
+        weight: Number of messages of each event.
         of_event: Index of each event's lease.
         first: Index of the first event of each lease.
         began: Whether a START opens the lease; otherwise it continues a lease in the table.
-        key: Message key of each lease.
-        row: Row of that message in the table; -1 if it is not in the table.
-        before: Standing of the message after the START that opens the lease; without a START, its standing in the
+        key: Key of the first message of each lease.
+        count: Number of messages of each lease.
+        row: Row of these messages in the table; -1 if they are not in the table.
+        before: Standing of the messages after the START that opens the lease; without a START, their standing in the
             table.
-        is_last: Whether this is the last lease of its message.
+        is_last: Whether this is the last lease of its messages.
     """
 
     source: NDArray[np.int64]
+    weight: NDArray[np.int64]
     of_event: NDArray[np.int64]
     first: NDArray[np.int64]
     began: NDArray[np.bool_]
     key: NDArray[np.int64]
+    count: NDArray[np.int64]
     row: NDArray[np.int64]
     before: NDArray[np.int8]
     is_last: NDArray[np.bool_]
@@ -84,14 +91,20 @@ class _Ends:
 
 class _Values(NamedTuple):
     """
-    Deadline, delivery count and `given_back` of each lease after its last event.
+    The values of each lease after its last event.
 
-    `failed_by` is the index of the KEEPALIVE FAILED that ended the delivery, -1 if there is none.
+    Attributes:
+        deadline_at_ms: Deadline without backoff.
+        delivery_count: Deliveries so far.
+        given_back: Whether a release or deferral ended the delivery.
+        backs_off: Whether backoff is added to the deadline.
+        failed_by: Index of the KEEPALIVE FAILED that ended the delivery; -1 if there is none.
     """
 
     deadline_at_ms: NDArray[np.int64]
     delivery_count: NDArray[np.int64]
     given_back: NDArray[np.bool_]
+    backs_off: NDArray[np.bool_]
     failed_by: NDArray[np.int64]
 
 
@@ -100,28 +113,39 @@ def resolve(table: InFlight, events: Events, counters: Counters, rules: Rules) -
     Apply events to the table.
 
     Args:
-        table: Table before the events.
-        events: At least one event, in log order; only START, KEEPALIVE and END.
+        table: Table before the events, split where a segment begins or ends.
+        events: At least one event, in log order, cut to segments; only START, KEEPALIVE and END.
         counters: Updated in place.
         rules: Rules in force.
 
     Returns:
-        The table after the events.
+        The table after the events; not coalesced.
     """
     leases = _leases_of(table, events)
     ends = _ends_of(leases, events, rules)
     _count_starts(leases, ends, counters)
     _count_ends(leases, ends, events, counters, rules)
     values = _lease_values(table, leases, ends, events, counters, rules=rules)
-    rows = _final_rows(table, leases, values, ends, events)
-    reasons = _final_reasons(table, leases, ends, events, values.failed_by)
-    return InFlight(rows, reasons)
+    texts, text = _final_texts(table, leases, ends, events, values.failed_by)
+    start_marker_offset = events.marker_offset[leases.source[leases.first]]
+    goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
+    start_marker_offset[goes_on] = table.columns.start_marker_offset[leases.row[goes_on]]
+    changed = Columns(
+        leases.key,
+        leases.count,
+        values.deadline_at_ms,
+        values.delivery_count,
+        start_marker_offset,
+        values.given_back,
+        text,
+    )
+    return InFlight(_final_rows(table.columns, leases, changed, values.backs_off, ends, rules=rules), texts)
 
 
 def _leases_of(table: InFlight, events: Events) -> _Leases:
     """Sort the events by key, in log order within a key, and split them into leases."""
     order = np.argsort(events.key, kind="stable")
-    key, source = events.key[order], events.source[order]
+    key, source, weight = events.key[order], events.source[order], events.count[order]
     is_new_key = np.ones(len(key), dtype=np.bool_)
     is_new_key[1:] = key[1:] != key[:-1]
     is_start = (events.type == MarkerType.START)[source]
@@ -137,7 +161,8 @@ def _leases_of(table: InFlight, events: Events) -> _Leases:
     before[goes_on] = _standing(table, row[goes_on])
     is_last = np.ones(len(first), dtype=np.bool_)
     is_last[:-1] = opens_key[1:]
-    return _Leases(source, np.cumsum(is_first) - 1, first, began, lease_key, row, before, is_last)
+    of_event = np.cumsum(is_first) - 1
+    return _Leases(source, weight, of_event, first, began, lease_key, weight[first], row, before, is_last)
 
 
 def _standing(table: InFlight, rows: NDArray[np.int64]) -> NDArray[np.int8]:
@@ -194,21 +219,23 @@ def _count_starts(leases: _Leases, ends: _Ends, counters: Counters) -> None:
     # If the batch has an earlier lease of the same message, its standing counts instead of that in the table.
     follows = np.flatnonzero((starts > 0) & ~leases.is_last[starts - 1])
     is_renewed[follows] = ends.after[starts[follows] - 1] != ABSENT
-    renewed = int(np.count_nonzero(is_renewed))
+    count = leases.count[starts]
+    renewed = int(count[is_renewed].sum())
     counters.renewed += renewed
-    counters.started += len(starts) - renewed
+    counters.started += int(count.sum()) - renewed
 
 
 def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters, rules: Rules) -> None:
     """Count ENDs: those with an effect by outcome, the others by writer."""
     count = len(leases.source)
     is_end = (events.type == MarkerType.END)[leases.source]
-    total = int(np.count_nonzero(is_end))
+    total = int(leases.weight[is_end].sum())
     if not total:
         return
-    by_tracker = int(np.count_nonzero(events.is_by_tracker()[leases.source]))
+    by_tracker = int(leases.weight[events.is_by_tracker()[leases.source]].sum())
     effective = np.concatenate((ends.end[ends.end < count], ends.settled[ends.settled < count]))
-    outcomes = np.bincount(events.outcome[leases.source[effective]], minlength=len(Outcome)).tolist()
+    weight, outcome = leases.weight[effective], events.outcome[leases.source[effective]]
+    outcomes = [int(weight[outcome == each].sum()) for each in Outcome]
     counters.acked += outcomes[Outcome.ACKED]
     counters.rejected += outcomes[Outcome.REJECTED]
     if rules.dead_letters_expired:
@@ -219,36 +246,66 @@ def _count_ends(leases: _Leases, ends: _Ends, events: Events, counters: Counters
     counters.dead_lettered += outcomes[Outcome.DEAD_LETTERED]
     confirmed = by_tracker - outcomes[Outcome.REDELIVERED] - outcomes[Outcome.DEAD_LETTERED]
     counters.end_confirmed += confirmed
-    counters.end_unknown += total - len(effective) - confirmed
+    counters.end_unknown += total - int(weight.sum()) - confirmed
 
 
-def _final_rows(table: InFlight, leases: _Leases, values: _Values, ends: _Ends, events: Events) -> Columns:
-    """Return the rows of the table after all events."""
+def _final_rows(
+    table: Columns,
+    leases: _Leases,
+    changed: Columns,
+    backs_off: NDArray[np.bool_],
+    ends: _Ends,
+    *,
+    rules: Rules,
+) -> Columns:
+    """
+    Return the rows of the table after all events.
+
+    Args:
+        table: Rows before the events.
+        leases: The leases.
+        changed: The row of each lease after its last event, without backoff.
+        backs_off: Whether backoff is added to the deadline of each lease.
+        ends: The effect of ENDs.
+        rules: Rules in force.
+    """
     is_known = leases.row >= 0
     stays = leases.is_last & (ends.after != ABSENT)
-    opened_by = leases.source[leases.first]
-    changed = Columns(
-        leases.key, values.deadline_at_ms, values.delivery_count, events.marker_offset[opened_by], values.given_back
-    )
-    columns = table.columns
-    updated = np.flatnonzero(stays & is_known)
+    # With jitter each message has a deadline of its own: such a run is replaced by one row a message.
+    is_replaced = backs_off & (leases.count > 1) & rules.backoff.has_jitter
+    updated = np.flatnonzero(stays & is_known & ~is_replaced)
+    columns = table
     if len(updated):
-        rows, new = leases.row[updated], changed.take(updated)
-        began = leases.began[updated]
+        rows = leases.row[updated]
+        new = _with_backoff(changed.take(updated), backs_off[updated], rules)
         columns = Columns(
             columns.key,
+            columns.count,
             _put(columns.deadline_at_ms, rows, new.deadline_at_ms),
             _put(columns.delivery_count, rows, new.delivery_count),
-            _put(columns.start_marker_offset, rows[began], new.start_marker_offset[began]),
+            _put(columns.start_marker_offset, rows, new.start_marker_offset),
             _put(columns.given_back, rows, new.given_back),
+            _put(columns.text, rows, new.text),
         )
-    gone = leases.row[leases.is_last & is_known & (ends.after == ABSENT)]
+    gone = leases.row[leases.is_last & is_known & (~stays | is_replaced)]
     if len(gone):
         is_kept = np.ones(len(columns), dtype=np.bool_)
         is_kept[gone] = False
         columns = columns.take(is_kept)
-    added = np.flatnonzero(stays & ~is_known)
-    return columns.merged(changed.take(added)) if len(added) else columns
+    added = np.flatnonzero(stays & (~is_known | is_replaced))
+    return columns.merged(_with_backoff(changed.take(added), backs_off[added], rules))
+
+
+def _with_backoff(rows: Columns, backs_off: NDArray[np.bool_], rules: Rules) -> Columns:
+    """Return the rows with backoff added to some deadlines; with jitter these become one row a message."""
+    if not rules.backoff.kind or not backs_off.any():
+        return rows
+    resting = rows.take(backs_off)
+    if rules.backoff.has_jitter:
+        resting = resting.messages()
+    delays_ms = rules.backoff.delays_ms(resting.key, resting.delivery_count)
+    resting = replace(resting, deadline_at_ms=resting.deadline_at_ms + delays_ms)
+    return rows.take(~backs_off).merged(resting)
 
 
 def _put(column: NDArray[_T], rows: NDArray[np.int64], values: NDArray[_T]) -> NDArray[_T]:
@@ -269,8 +326,8 @@ def _lease_values(
     # A deferral: no consumer holds the message, and the delivery does not count.
     given_back = leases.began & (events.never_handed_out[opened_by] != 0)
     delivery_count -= given_back
-    # Whether backoff is added to the deadline, which depends on the last marker that set it.
-    rests = leases.began & ~given_back
+    # This depends on the last marker that set the deadline.
+    backs_off = leases.began & ~given_back
     goes_on = np.flatnonzero(~leases.began & (leases.row >= 0))
     columns, row = table.columns, leases.row[goes_on]
     deadline_at_ms[goes_on] = columns.deadline_at_ms[row]
@@ -281,13 +338,14 @@ def _lease_values(
     if len(renewing):
         of_lease = leases.of_event[renewing]
         is_known = (leases.before[of_lease] == LEASED) & (renewing < ends.end[of_lease])
-        counters.kept_alive += int(np.count_nonzero(is_known))
-        counters.keepalive_unknown += int(np.count_nonzero(~is_known))
+        weight = leases.weight[renewing]
+        counters.kept_alive += int(weight[is_known].sum())
+        counters.keepalive_unknown += int(weight[~is_known].sum())
         of_lease, source = of_lease[is_known], leases.source[renewing[is_known]]
         # Events are in log order; when several values are assigned to one index, numpy keeps the last.
         deadline_at_ms[of_lease] = events.deadline_at_ms[source]
         is_uncounted, release = events.never_handed_out[source] != 0, events.release[source]
-        rests[of_lease] = ~is_uncounted & (release != Release.GIVEN_BACK)
+        backs_off[of_lease] = ~is_uncounted & (release != Release.GIVEN_BACK)
         given_back[of_lease[is_uncounted | (release != Release.RENEWED)]] = True
         has_failed = np.zeros(len(delivery_count), dtype=np.bool_)
         has_failed[of_lease] = ~is_uncounted & (release == Release.FAILED)
@@ -302,29 +360,33 @@ def _lease_values(
             # A last delivery that failed becomes a dead letter, so neither delay nor backoff applies.
             is_over = has_failed & (delivery_count >= rules.max_deliveries)
             deadline_at_ms[is_over] -= delay_ms[is_over]
-            rests &= ~is_over
-    if rules.backoff.kind:
-        rests = np.flatnonzero(rests)
-        deadline_at_ms[rests] += rules.backoff.delays_ms(leases.key[rests], delivery_count[rests])
+            backs_off &= ~is_over
     deadline_at_ms[ends.after == REFUSED] = REJECTED
-    return _Values(deadline_at_ms, delivery_count, given_back, failed_by)
+    backs_off &= ends.after == LEASED
+    return _Values(deadline_at_ms, delivery_count, given_back, backs_off, failed_by)
 
 
-def _final_reasons(
+def _final_texts(
     table: InFlight, leases: _Leases, ends: _Ends, events: Events, failed_by: NDArray[np.int64]
-) -> dict[int, str]:
-    """Return the reasons of rejected messages and the exception texts of failed ones, after all events."""
-    last = np.flatnonzero(leases.is_last)
-    failed = last[(ends.after[last] == LEASED) & (failed_by[last] >= 0)]
-    rejected = last[(ends.after[last] == REFUSED) & (ends.end[last] < len(leases.source))]
-    if not table.reasons and not len(rejected) and not len(failed):
-        return table.reasons
-    reasons = dict(table.reasons)
-    for key in leases.key[last[ends.after[last] != REFUSED]].tolist() if reasons else ():
-        reasons.pop(key, None)
-    source = leases.source[ends.end[rejected]].tolist()
-    reasons.update(zip(leases.key[rejected].tolist(), (events.reasons[marker] for marker in source), strict=True))
-    for key, marker in zip(leases.key[failed].tolist(), failed_by[failed].tolist(), strict=True):
-        if events.reasons[marker]:
-            reasons[key] = events.reasons[marker]
-    return reasons
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """
+    Return the texts of the table after all events, and the number of each lease's text.
+
+    A text is the reason of a rejected message or the exception of a failed delivery.
+    """
+    count = len(leases.source)
+    text = np.zeros(len(leases.key), dtype=np.int64)
+    is_refused, is_rejected_now = ends.after == REFUSED, ends.end < count
+    remains = np.flatnonzero(is_refused & ~is_rejected_now)
+    text[remains] = table.columns.text[leases.row[remains]]
+    # Index of the marker that brings a text; -1 for none.
+    brought_by = np.where(ends.after == LEASED, failed_by, -1)
+    rejected = np.flatnonzero(is_refused & is_rejected_now)
+    brought_by[rejected] = leases.source[ends.end[rejected]]
+    brings = np.flatnonzero(brought_by >= 0)
+    if not len(brings):
+        return table.texts, text
+    markers, place = np.unique(brought_by[brings], return_inverse=True)
+    texts, number = with_texts(table.texts, [events.reasons[marker] for marker in markers.tolist()])
+    text[brings] = number[place]
+    return texts, text

@@ -2,15 +2,13 @@
 The state of one markers partition that the fold keeps between batches, and its encoding.
 
 Rule 1: the encoding has a version. Bytes that do not fit are an error, never interpreted in another way.
-Rule 2: messages with adjacent offsets that were started together and not changed since are one run. A consumer that
-holds 500 consecutive messages takes as much space as one that holds a single message. Where no two offsets are
-adjacent, a message takes about one byte (`packing.py`).
+Rule 2: a run of messages is one row. A consumer that holds 500 consecutive messages takes as much space as one that
+holds a single message. Where no two offsets are adjacent, a message takes about one byte (`packing.py`).
 
 Layout, little-endian:
 1. magic, version, number of counters, CRC-32 of the rest;
 2. clock, append time of the last record, next marker offset, offset of the last TICK that decided, counters;
-3. the messages in flight: runs as packed columns, then the reasons of rejected messages and failed deliveries, each
-   text once;
+3. the messages in flight: packed columns, then the reasons of rejected messages and failed deliveries, each text once;
 4. the unconfirmed messages, in the same way;
 5. the queue's rules, each with the marker offset from which it is in force;
 6. how far the clock was ahead, each value with the marker offset from which it applies.
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.events import LoggedMarker
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _RULES_COUNT = struct.Struct("<I")
@@ -193,7 +191,7 @@ class PartitionState:
     decided_at: int = -1
     rules_log: RulesLog = field(default_factory=RulesLog)
     appended_at_ms: int = 0
-    ahead: tuple[tuple[int, int], ...] = ()
+    ahead: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def empty(cls, rules: QueueRules | None = None) -> PartitionState:
@@ -220,13 +218,13 @@ class PartitionState:
             timed = (each[:2] for each in markers if each[1] >= 0)
             appended_at_ms = min(timed, default=(0, 0))[1]
         state.clock_ms, state.appended_at_ms = appended_at_ms + clock.ahead_ms, appended_at_ms
-        state.ahead = ((BEFORE_ALL, clock.ahead_ms),) if clock.ahead_ms else ()
+        state.ahead = [(BEFORE_ALL, clock.ahead_ms)] if clock.ahead_ms else []
         return state
 
     def note_ahead(self, marker_offset: int) -> None:
         """Record how far the clock is ahead at a marker, if that changed."""
         if self.behind_ms != (self.ahead[-1][1] if self.ahead else 0):
-            self.ahead = (*self.ahead, (marker_offset, self.behind_ms))
+            self.ahead.append((marker_offset, self.behind_ms))
 
     def _ahead_at(self, marker_offset: int) -> int:
         return next((ahead_ms for offset, ahead_ms in reversed(self.ahead) if offset <= marker_offset), 0)
@@ -243,8 +241,8 @@ class PartitionState:
         self.rules_log = self.rules_log.needed_from(needed)
         if self.ahead:
             ahead_ms = self._ahead_at(needed)
-            first = ((BEFORE_ALL, ahead_ms),) if ahead_ms else ()
-            self.ahead = (*first, *(change for change in self.ahead if change[0] > needed))
+            first = [(BEFORE_ALL, ahead_ms)] if ahead_ms else []
+            self.ahead = first + [change for change in self.ahead if change[0] > needed]
 
     @property
     def behind_ms(self) -> int:
@@ -267,14 +265,14 @@ class PartitionState:
         return Status(
             next_marker_offset=self.next_marker_offset,
             clock_ms=self.clock_ms,
-            in_flight=len(self.in_flight),
+            in_flight=self.in_flight.message_count,
             needed_marker_offset=needed,
             next_deadline_at_ms=deadline_at_ms,
             counters=self.counters.to_dict(),
             rules=self.rules_log.in_force,
             needed_rules=self.rules_log.at(needed),
             behind_ms=self.behind_ms,
-            unconfirmed=len(self.unconfirmed),
+            unconfirmed=self.unconfirmed.message_count,
             needed_ahead_ms=self._ahead_at(needed),
         )
 
@@ -329,35 +327,22 @@ class PartitionState:
 
 
 def _pieces_of(table: InFlight) -> list[bytes | memoryview]:
-    """Encode a table: its runs, then its reasons."""
+    """Encode a table: its columns, then its texts."""
+    *columns, text = table.columns.arrays()
+    # Only the texts in use, in the order in which the rows use them, so that equal states have equal bytes.
+    rows = np.flatnonzero(text)
+    used, first, place = np.unique(text[rows], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(used), dtype=np.int64)
+    number[order] = np.arange(1, len(used) + 1)
+    numbers = np.zeros(len(text), dtype=np.int64)
+    numbers[rows] = number[place]
+    texts = [table.texts[each].encode() for each in used[order].tolist()]
     pieces: list[bytes | memoryview] = []
-    for column in _runs_of(table.columns):
-        pieces += pack_column(column)
-    # Sorted by key, so that equal states have equal bytes, whatever the order in which the reasons were added.
-    keys = sorted(table.reasons)
-    # Each text once: when a service that the handlers call is down, all of them raise the same exception.
-    number_of = {text: number for number, text in enumerate(dict.fromkeys(table.reasons[key] for key in keys))}
-    texts = [text.encode() for text in number_of]
-    pieces += pack_column(np.array(keys, dtype=np.int64))
-    pieces += pack_column(np.array([number_of[table.reasons[key]] for key in keys], dtype=np.int64))
+    for column in (*columns, numbers):
+        pieces += pack_column(column.astype(np.int64, copy=False))
     pieces += pack_column(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
     return pieces + texts
-
-
-def _runs_of(columns: Columns) -> list[NDArray[np.int64]]:
-    """Return runs: length and first row of adjacent rows whose keys increase by 1 and whose other columns are equal."""
-    key, deadline = columns.key, columns.deadline_at_ms
-    if not len(key):
-        return [key] * 6
-    is_first = np.ones(len(key), dtype=np.bool_)
-    is_first[1:] = key[1:] - key[:-1] != 1
-    for column in (deadline, columns.delivery_count, columns.start_marker_offset, columns.given_back):
-        is_first[1:] |= column[1:] != column[:-1]
-    first = np.flatnonzero(is_first)
-    rows = columns.take(first) if len(first) < len(key) else columns
-    lengths = np.diff(first, append=len(key))
-    given_back = rows.given_back.astype(np.int64)
-    return [lengths, rows.key, rows.deadline_at_ms, rows.delivery_count, rows.start_marker_offset, given_back]
 
 
 def _pieces_of_rules(log: RulesLog) -> list[bytes]:
@@ -370,7 +355,7 @@ def _pieces_of_rules(log: RulesLog) -> list[bytes]:
     return pieces
 
 
-def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, tuple[tuple[int, int], ...]]:
+def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, list[tuple[int, int]]]:
     """Decode messages in flight, unconfirmed messages, rules and clock changes; they must fill *view* exactly."""
     in_flight, at = _table_of(view, at)
     unconfirmed, at = _table_of(view, at)
@@ -386,33 +371,27 @@ def _parts_of(view: memoryview, at: int) -> tuple[InFlight, InFlight, RulesLog, 
     aheads_ms, at = unpack_column(view, at)
     if at != len(view):
         raise StateError(f"length differs: got {len(view)} bytes, {at} expected")
-    ahead = tuple(zip(offsets.tolist(), aheads_ms.tolist(), strict=True))
+    ahead = list(zip(offsets.tolist(), aheads_ms.tolist(), strict=True))
     return in_flight, unconfirmed, RulesLog(tuple(changes)), ahead
 
 
 def _table_of(view: memoryview, at: int) -> tuple[InFlight, int]:
     """Decode a table; return it and the position after it."""
     columns = []
-    for _ in range(9):
+    for _ in range(8):
         column, at = unpack_column(view, at)
         columns.append(column)
-    lengths, key, *others, flags, reason_keys, reason_numbers, reason_lengths = columns
-    if any(len(column) != len(lengths) for column in (key, *others, flags)) or len(reason_keys) != len(reason_numbers):
-        raise StateError(f"columns of unequal length: got {[len(column) for column in columns]!r}")
-    given_back = flags.astype(np.bool_)
-    if np.any(lengths != 1):
-        ends = np.cumsum(lengths)
-        within = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
-        key = np.repeat(key, lengths) + within
-        others = [np.repeat(column, lengths) for column in others]
-        given_back = np.repeat(given_back, lengths)
-    texts = []
-    for length in reason_lengths.tolist():
+    *rows, text_lengths = columns
+    key, count, deadline_at_ms, delivery_count, start_marker_offset, given_back, text = rows
+    if any(len(column) != len(key) for column in rows):
+        raise StateError(f"columns of unequal length: got {[len(column) for column in rows]!r}")
+    if len(key) and int(count.min()) < 1:
+        raise StateError(f"run without messages: got count {int(count.min())}, minimum 1")
+    texts = [""]
+    for length in text_lengths.tolist():
         texts.append(str(view[at : at + length], "utf-8"))
         at += length
-    if len(reason_numbers) and not 0 <= reason_numbers.min() <= reason_numbers.max() < len(texts):
-        raise StateError(f"reasons contradict each other: got number {reason_numbers.max()} of {len(texts)} texts")
-    reasons = {key: texts[number] for key, number in zip(reason_keys.tolist(), reason_numbers.tolist(), strict=True)}
-    deadline_at_ms, delivery_count, start_marker_offset = others
-    rows = Columns(key, deadline_at_ms, delivery_count, start_marker_offset, given_back)
-    return InFlight(rows, reasons), at
+    if len(text) and not 0 <= text.min() <= text.max() < len(texts):
+        raise StateError(f"texts contradict their rows: got number {text.max()} of {len(texts)} texts")
+    table = Columns(key, count, deadline_at_ms, delivery_count, start_marker_offset, given_back.astype(np.bool_), text)
+    return InFlight(table, tuple(texts)), at

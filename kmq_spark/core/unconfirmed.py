@@ -11,7 +11,6 @@ Rule 3: the complete leases are kept, so that a decision that was never carried 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +31,7 @@ def confirm(unconfirmed: InFlight, events: Events, counters: Counters) -> tuple[
 
     Args:
         unconfirmed: Unconfirmed messages before the events.
-        events: Events in log order.
+        events: Events in log order, cut to segments of this table (`core.segments`).
         counters: Updated in place.
 
     Returns:
@@ -49,19 +48,19 @@ def confirm(unconfirmed: InFlight, events: Events, counters: Counters) -> tuple[
     is_expired = (events.type == MarkerType.END) & (events.outcome == Outcome.EXPIRED)
     confirms = by_tracker | is_expired[source]
     # Index of the first confirming event of each row; the number of events where there is none.
-    confirmed_at = np.full(len(unconfirmed), len(events.key), dtype=np.int64)
+    confirmed_at = np.full(unconfirmed.run_count, len(events), dtype=np.int64)
     np.minimum.at(confirmed_at, row[confirms], found[confirms])
     is_taken = found <= confirmed_at[row]
-    _count(events.type[source[is_taken]], by_tracker[is_taken], counters)
-    is_left = np.ones(len(events.key), dtype=np.bool_)
+    _add(events.type[source[is_taken]], events.count[found[is_taken]], by_tracker[is_taken], counters)
+    is_left = np.ones(len(events), dtype=np.bool_)
     is_left[found[is_taken]] = False
-    left = replace(events, key=events.key[is_left], source=events.source[is_left])
-    return unconfirmed.without(np.flatnonzero(confirmed_at < len(events.key))), left
+    return unconfirmed.without(np.flatnonzero(confirmed_at < len(events))), events.take(is_left)
 
 
-def _count(types: NDArray[np.int64], by_tracker: NDArray[np.bool_], counters: Counters) -> None:
-    confirmed = int(np.count_nonzero(by_tracker))
-    counters.renewed += int(np.count_nonzero(types == MarkerType.START))
-    counters.keepalive_unknown += int(np.count_nonzero(types == MarkerType.KEEPALIVE))
+def _add(types: NDArray[np.int64], count: NDArray[np.int64], by_tracker: NDArray[np.bool_], counters: Counters) -> None:
+    """Count the messages of these events."""
+    confirmed = int(count[by_tracker].sum())
+    counters.renewed += int(count[types == MarkerType.START].sum())
+    counters.keepalive_unknown += int(count[types == MarkerType.KEEPALIVE].sum())
     counters.end_confirmed += confirmed
-    counters.end_unknown += int(np.count_nonzero(types == MarkerType.END)) - confirmed
+    counters.end_unknown += int(count[types == MarkerType.END].sum()) - confirmed

@@ -443,7 +443,7 @@ def _stuck_workers(facts: QueueFacts) -> Iterator[Finding]:
 
 
 def _too_many_in_flight(facts: QueueFacts) -> Iterator[Finding]:
-    full = {partition: len(view.state.in_flight) for partition, view in facts.views.items()}
+    full = {partition: view.state.in_flight.message_count for partition, view in facts.views.items()}
     full = {partition: count for partition, count in full.items() if count > facts.max_in_flight}
     if full:
         places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:MAX_LISTED])

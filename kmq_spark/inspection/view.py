@@ -105,9 +105,10 @@ class MarkersView:
 
     def messages(self) -> Iterator[HeldMessage]:
         """Yield every message in flight, ordered by queue partition and offset."""
-        columns = self.state.in_flight.columns
+        columns = self.state.in_flight.columns.messages()
+        deadlines_ms = self.state.on_brokers_clock(columns.deadline_at_ms).tolist()
         for key, deadline_at_ms, delivery_count, start in zip(
-            columns.key.tolist(), self._deadlines_ms().tolist(), columns.delivery_count.tolist(),
+            columns.key.tolist(), deadlines_ms, columns.delivery_count.tolist(),
             columns.start_marker_offset.tolist(), strict=True,
         ):  # fmt: skip
             known = self._starts.get(start)
@@ -127,7 +128,9 @@ class MarkersView:
         deadline.
         """
         columns = self.state.in_flight.columns
-        starts, place, counts = np.unique(columns.start_marker_offset, return_inverse=True, return_counts=True)
+        starts, place = np.unique(columns.start_marker_offset, return_inverse=True)
+        counts = np.zeros(len(starts), dtype=np.int64)
+        np.add.at(counts, place, columns.count)
         earliest = np.full(len(starts), 2**63 - 1, dtype=np.int64)
         np.minimum.at(earliest, place, self._deadlines_ms())
         for start, count, deadline_at_ms in zip(starts.tolist(), counts.tolist(), earliest.tolist(), strict=True):
@@ -136,7 +139,8 @@ class MarkersView:
     def overdue(self, before_ms: int) -> int:
         """Return the number of messages whose deadline is before an instant (epoch milliseconds, broker clock)."""
         deadline_at_ms = self._deadlines_ms()
-        return int(np.count_nonzero((deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)))
+        is_overdue = (deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)
+        return int(self.state.in_flight.columns.count[is_overdue].sum())
 
     def due_without_tick_since_ms(self) -> int | None:
         """Return the earliest deadline in flight that has passed without a later TICK; None if there is none."""
@@ -146,7 +150,7 @@ class MarkersView:
         return int(without_tick.min()) if len(without_tick) else None
 
     def _deadlines_ms(self) -> NDArray[np.int64]:
-        """Return the deadlines in flight on the broker's clock."""
+        """Return the deadline of each run in flight on the broker's clock."""
         return self.state.on_brokers_clock(self.state.in_flight.columns.deadline_at_ms)
 
     def _note_marker(self, offset: int, appended_at_ms: int, marker: Marker) -> None:
@@ -164,7 +168,7 @@ class MarkersView:
 
     def _remove_unneeded_starts(self) -> None:
         """Remove STARTs without messages in flight."""
-        if len(self._starts) <= len(self.state.in_flight) + STARTS_SLACK:
+        if len(self._starts) <= self.state.in_flight.run_count + STARTS_SLACK:
             return
         needed = set(np.unique(self.state.in_flight.columns.start_marker_offset).tolist())
         self._starts = {offset: start for offset, start in self._starts.items() if offset in needed}

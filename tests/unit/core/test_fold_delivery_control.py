@@ -211,7 +211,7 @@ def test_end_of_an_expired_message_by_an_earlier_tracker_takes_it_out() -> None:
     expired = end(outcome=Outcome.EXPIRED)
     for between in ((), (end(outcome=Outcome.REJECTED, reason="bad"),), (keep_alive(),)):
         result = folded(start(), tick(9_000), *between, expired, rules=Rules(decide_from_marker_offset=9))
-        assert (result.status.in_flight, result.state.in_flight.reasons) == (0, {})
+        assert (result.status.in_flight, result.state.in_flight.reasons()) == (0, {})
 
 
 @pytest.mark.parametrize("kind", BackoffKind)
@@ -262,3 +262,13 @@ def test_doubling_stops_at_the_longest_delay_however_many_deliveries_there_were(
     backoff = Backoff(BackoffKind.EXPONENTIAL, 1, 10**9)
     delays = backoff.delays_ms(np.arange(5), np.array([1, 10, 11, 31, 2**31 - 1]))
     assert delays.tolist() == [1, 512, 1_024, 10**9, 10**9]
+
+
+def test_jitter_gives_each_message_of_a_run_a_deadline_and_nothing_else_of_its_own() -> None:
+    """START, KEEPALIVE and rules come in three batches; the messages keep the START that began their lease."""
+    jittery = Rules(backoff=Backoff(BackoffKind.CONSTANT, initial_ms=1_000, max_ms=1_000, jitter=1.0))
+    leased = folded(start(count=5), rules=jittery).state
+    columns = folded(keep_alive(count=3, at_ms=2_000), state=leased, rules=jittery).state.in_flight.columns
+    assert columns.count.tolist() == [1] * 5
+    assert columns.start_marker_offset.tolist() == [0] * 5
+    assert len(set(columns.deadline_at_ms.tolist())) == 5

@@ -35,5 +35,5 @@ def test_table_brought_up_to_date_within_a_batch_is_what_it_is_at_its_end(monkey
     """How many messages are gathered before is a matter of memory, not of rules."""
     markers = log(start(0, count=90), end(5, count=3), keep_alive(10, count=40), start(3, count=4, delivery_count=2))
     whole = fold(PartitionState.empty(), markers, Rules()).state.to_bytes()
-    monkeypatch.setattr("kmq_spark.core.fold.MOST_EVENTS_BUFFERED", 1)
+    monkeypatch.setattr("kmq_spark.core.fold.MOST_RANGES_BUFFERED", 1)
     assert fold(PartitionState.empty(), markers, Rules()).state.to_bytes() == whole

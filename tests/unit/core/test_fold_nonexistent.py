@@ -12,7 +12,9 @@ from kmq_spark.testing import end, log, start, tick
 
 def in_flight(result: FoldResult) -> list[tuple[int, int]]:
     """Return partition and offset of each message in flight."""
-    return [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in result.state.in_flight.columns.key.tolist()]
+    return [
+        (key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in result.state.in_flight.columns.messages().key.tolist()
+    ]
 
 
 def test_100_000_messages_that_do_not_exist_leave_whatever_their_instant() -> None:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kmq_spark.core.backoff import Backoff, BackoffKind
@@ -29,7 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LEASES = st.sampled_from([0, 5, 30, 100])
-# Up to three messages from one of four places, in one of two queue partitions; now and then elsewhere, far apart.
+
+
+def ascending(gaps_and_counts: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ranges with these gaps between them; a gap of 0 makes neighbours."""
+    ranges, end = [], 0
+    for gap, count in gaps_and_counts:
+        ranges.append((end + gap, count))
+        end += gap + count
+    return tuple(ranges)
+
+
+# Up to three messages from one of four places, in one of two queue partitions; now and then elsewhere, far apart; or
+# several ranges of up to 20 messages, which overlap those of other markers in every way.
 COVERED = st.fixed_dictionaries(
     {
         "ranges": st.one_of(
@@ -38,6 +51,7 @@ COVERED = st.fixed_dictionaries(
             st.tuples(
                 st.tuples(st.integers(0, 3), st.just(2)), st.tuples(st.sampled_from([30, 2**47]), st.integers(1, 40))
             ),
+            st.lists(st.tuples(st.integers(0, 6), st.integers(1, 20)), min_size=1, max_size=4).map(ascending),
         ),
         "queue_partition": st.sampled_from([0, 0, 0, 1, 1, 1, 2, 32_767]),
     }
@@ -119,7 +133,7 @@ RULES = st.builds(
     backoff=BACKOFFS,
     dead_letters_expired=st.booleans(),
     max_deliveries=st.sampled_from([0, 1, 3]),
-    max_decisions_per_tick=st.sampled_from([1, 2, 100]),
+    max_decisions_per_tick=st.sampled_from([1, 2, 7, 100]),
     decide_from_marker_offset=st.sampled_from([0, 0, 15]),
 )
 CUTS = st.lists(st.integers(0, 40), max_size=4)
@@ -160,9 +174,11 @@ def test_packed_fold_is_the_model(
         assert expected_decisions == result.decisions.messages()
         assert expected_status == result.status
         state = PartitionState.from_bytes(result.state.to_bytes())
-    on_their_way = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in state.unconfirmed.columns.key.tolist()}
+    on_their_way = {
+        (key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in state.unconfirmed.columns.messages().key.tolist()
+    }
     assert on_their_way == model.unconfirmed.keys()
-    columns = state.in_flight.columns
+    columns = state.in_flight.columns.messages()
     ids = [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in columns.key.tolist()]
     values = zip(
         columns.deadline_at_ms.tolist(), columns.delivery_count.tolist(), columns.given_back.tolist(), strict=True
@@ -171,8 +187,8 @@ def test_packed_fold_is_the_model(
     assert dict(zip(ids, values, strict=True)) == {
         message_id: (lease.deadline_at_ms, lease.delivery_count, lease.given_back) for message_id, lease in leases
     }
-    reasons = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET): text for key, text in state.in_flight.reasons.items()}
-    assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.is_rejected or lease.reason}
+    reasons = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET): text for key, text in state.in_flight.reasons().items()}
+    assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.reason}
 
 
 @given(logs(), CUTS, RULES)
@@ -182,6 +198,31 @@ def test_log_cut_into_any_batches_gives_the_same(markers: list[LoggedMarker], cu
     decisions, state = folded(batches(markers, cuts), rules)
     assert expected_decisions == decisions
     assert_same_state(expected_state, state)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(logs(), RULES, st.integers(1, 9), st.integers(1, 9))
+def test_table_brought_up_to_date_in_small_steps_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, markers: list[LoggedMarker], rules: Rules, ranges: int, rows: int
+) -> None:
+    """How much is gathered, and how much is cut in one pass, are matters of memory, not of rules."""
+    expected_decisions, expected_state = folded([markers], rules)
+    with monkeypatch.context() as patched:
+        patched.setattr("kmq_spark.core.fold.MOST_RANGES_BUFFERED", ranges)
+        patched.setattr("kmq_spark.core.segments.MOST_ROWS", rows)
+        decisions, state = folded([markers], rules)
+    assert expected_decisions == decisions
+    assert_same_state(expected_state, state)
+
+
+@given(logs(), RULES)
+def test_no_two_runs_of_a_table_could_be_one(markers: list[LoggedMarker], rules: Rules) -> None:
+    """Every message has one row at most, and neighbours with the same values share theirs."""
+    _, state = folded([markers], rules)
+    for table in (state.in_flight, state.unconfirmed):
+        single = table.columns.messages()
+        assert len(np.unique(single.key)) == len(single)
+        assert len(single.coalesced()) == table.run_count
 
 
 @given(logs(), st.randoms(use_true_random=False), RULES)
@@ -212,7 +253,7 @@ def test_every_started_message_is_in_flight_or_ended_or_decided(markers: list[Lo
     _, state = folded([markers], rules)
     counters = state.counters
     gone = counters.acked + counters.expired + counters.redelivered + counters.dead_lettered + counters.nonexistent
-    assert counters.started == len(state.in_flight) + gone
+    assert counters.started == state.in_flight.message_count + gone
 
 
 @given(logs())

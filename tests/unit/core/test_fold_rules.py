@@ -125,7 +125,7 @@ def test_old_copy_that_is_started_while_its_redelivery_is_on_its_way_is_not_rede
     for meanwhile in ((), (keep_alive(at_ms=11_050),), (end(),), (end(outcome=Outcome.REJECTED, reason="bad"),)):
         state = PartitionState.from_bytes(before.state.to_bytes())
         result = folded(again, *meanwhile, tick(900_000), end(outcome=Outcome.REDELIVERED), tick(), state=state)
-        assert (len(result.decisions), result.status.in_flight, len(result.state.unconfirmed)) == (0, 0, 0)
+        assert (len(result.decisions), result.status.in_flight, result.state.unconfirmed.message_count) == (0, 0, 0)
         counters = counted(result)
         assert (counters["started"], counters["renewed"], counters["end_confirmed"]) == (1, 1, 1)
 
@@ -210,9 +210,9 @@ def test_start_clears_a_rejection() -> None:
     """Another consumer has started it; a new rejection has its own reason."""
     rejection = end(outcome=Outcome.REJECTED, reason="bad")
     again = folded(start(), rejection, start(at_ms=4_000))
-    assert (again.state.in_flight.reasons, again.status.next_deadline_at_ms) == ({}, 9_000)  # 4_000 + 5_000
+    assert (again.state.in_flight.reasons(), again.status.next_deadline_at_ms) == ({}, 9_000)  # 4_000 + 5_000
     before = folded(start(), rejection)
-    assert folded(start(at_ms=4_000), state=before.state).state.in_flight.reasons == {}
+    assert folded(start(at_ms=4_000), state=before.state).state.in_flight.reasons() == {}
     assert counted(folded(start(at_ms=4_000), state=before.state)) == {"started": 1, "rejected": 1, "renewed": 1}
 
 
@@ -230,7 +230,7 @@ def test_end_of_an_earlier_tracker_takes_the_message_out(outcome: Outcome) -> No
     rejected = folded(start(), end(outcome=Outcome.REJECTED), tick(), end(outcome=outcome), decide_from_marker_offset=4)
     for result in (leased, rejected):
         assert (len(result.decisions), result.status.in_flight) == (0, 0)
-        assert result.state.in_flight.reasons == {}
+        assert result.state.in_flight.reasons() == {}
     assert counted(leased) == {"started": 1, outcome.name.lower(): 1, "ticks": 1}
     assert counted(rejected) == {"started": 1, "rejected": 1, outcome.name.lower(): 1, "ticks": 1}
 

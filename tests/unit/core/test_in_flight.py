@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,9 +14,25 @@ from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, Offs
 
 
 def columns(*keys: int) -> Columns:
-    """Return rows that differ in every column."""
+    """Return runs of one message that differ in every column."""
     key = np.array(keys, dtype=np.int64)
-    return Columns(key, key * 10, key * 100, key * 1_000, key % 2 == 1)
+    return Columns(key, np.ones_like(key), key * 10, key * 100, key * 1_000, key % 2 == 1, key * 0)
+
+
+def runs(*rows: tuple[int, int, int]) -> Columns:
+    """Return runs: first message, number of messages, deadline."""
+    key, count, deadline_at_ms = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return Columns(key, count, deadline_at_ms, key * 0, key * 0, key < 0, key * 0)
+
+
+def rows_of(columns: Columns) -> list[tuple[int, int, int]]:
+    """Return the rows of `runs`."""
+    return list(zip(columns.key.tolist(), columns.count.tolist(), columns.deadline_at_ms.tolist(), strict=True))
+
+
+def cuts(*keys: int) -> np.ndarray:
+    """Return keys at which runs are split."""
+    return np.array(keys, dtype=np.uint64)
 
 
 def test_ranges_cover_runs_of_offsets() -> None:
@@ -63,11 +80,69 @@ def test_messages_are_found_by_key() -> None:
 
 def test_table_without_rows_keeps_reasons_of_the_others() -> None:
     """Reasons go with their messages."""
-    table = InFlight(columns(3, 5, 9), {3: "no such order", 9: "bad amount"})
+    with_texts = replace(columns(3, 5, 9), text=np.array([1, 0, 2]))
+    table = InFlight(with_texts, ("", "no such order", "bad amount"))
     rest = table.without(np.array([0], dtype=np.int64))
     assert rest.columns.key.tolist() == [5, 9]
-    assert rest.reasons == {9: "bad amount"}
+    assert rest.reasons() == {9: "bad amount"}
     assert table.without(np.empty(0, dtype=np.int64)) is table
+
+
+def test_merged_tables_keep_the_texts_of_both() -> None:
+    """Each table numbers its texts by itself."""
+    one = InFlight(replace(columns(3, 5), text=np.array([1, 2])), ("", "bad", "worse"))
+    other = InFlight(replace(columns(4, 9), text=np.array([1, 0])), ("", "worse"))
+    assert one.merged(other).reasons() == {3: "bad", 4: "worse", 5: "worse"}
+    assert other.merged(one).reasons() == {3: "bad", 4: "worse", 5: "worse"}
+
+
+def test_run_is_split_at_the_cuts_within_it() -> None:
+    """A cut at the edge of a run, or in a gap, changes nothing."""
+    table = runs((10, 5, 1), (20, 3, 2))
+    assert rows_of(table.split_at(cuts(11, 13, 21))) == [
+        (10, 1, 1), (11, 2, 1), (13, 2, 1), (20, 1, 2), (21, 2, 2),
+    ]  # fmt: skip
+    for at in (9, 10, 15, 17, 20, 23, 99):
+        assert table.split_at(cuts(at)) is table
+    assert len(runs().split_at(cuts(1))) == 0
+
+
+def test_last_message_of_all_can_be_cut_off() -> None:
+    """The key after it is no int64."""
+    last = 2**63 - 1
+    assert rows_of(runs((last - 2, 3, 1)).split_at(cuts(last, last + 1))) == [(last - 2, 2, 1), (last, 1, 1)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 1)), min_size=1),
+    st.sets(st.integers(0, 99)),
+)
+def test_split_runs_hold_the_same_messages_and_coalesce_again(rows: list[tuple[int, int, int]], at: set[int]) -> None:
+    """Wherever the cuts lie."""
+    end, placed = 0, []
+    for gap, count, deadline_at_ms in rows:
+        placed.append((end + gap, count, deadline_at_ms))
+        end += gap + count
+    table = runs(*placed)
+    split = table.split_at(cuts(*sorted(at)))
+    assert rows_of(split.messages()) == rows_of(table.messages())
+    assert rows_of(split.coalesced()) == rows_of(table.coalesced())
+    assert not set(at) & {key + i for key, count, _ in rows_of(split) for i in range(1, count)}
+
+
+def test_neighbours_with_equal_values_become_one_run() -> None:
+    """Not over a gap, not with another deadline, and not from one queue partition into the next."""
+    end = MAX_MESSAGE_OFFSET + 1
+    table = runs((1, 2, 7), (3, 1, 7), (4, 2, 8), (7, 1, 8), (end - 1, 1, 8), (end, 1, 8))
+    assert rows_of(table.coalesced()) == [(1, 3, 7), (4, 2, 8), (7, 1, 8), (end - 1, 1, 8), (end, 1, 8)]
+
+
+def test_runs_in_an_area_are_found_once() -> None:
+    """A run that reaches into two areas, and one that an area lies within."""
+    table = runs((10, 5, 1), (20, 10, 2), (40, 1, 3))
+    assert table.rows_within(cuts(12, 14, 22), cuts(13, 21, 25)).tolist() == [0, 1]
+    assert table.rows_within(cuts(15), cuts(20)).tolist() == []
+    assert table.rows_within(cuts(0), cuts(99)).tolist() == [0, 1, 2]
 
 
 def test_empty_table_has_no_deadline_and_needs_no_marker() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kmq_spark.core import packing
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import PartitionState, Rules, Status, fold
-from kmq_spark.core.in_flight import Columns, InFlight
+from kmq_spark.core.in_flight import Columns, InFlight, with_texts
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.core.packing import pack_column, unpack_column
@@ -30,9 +30,10 @@ HEAD = struct.Struct("<4sHHI")
 def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = None) -> PartitionState:
     """Return a state of these rows: key, deadline, delivery count, START."""
     columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
-    given_back = columns[2] % 2 == 1
+    key, given_back = columns[0], columns[2] % 2 == 1
+    texts, number = with_texts(("",), [(reasons or {}).get(each, "") for each in key.tolist()])
     return PartitionState(
-        InFlight(Columns(columns[0], columns[1], columns[2], columns[3], given_back), reasons or {}),
+        InFlight(Columns(key, np.ones_like(key), columns[1], columns[2], columns[3], given_back, number), texts),
         5_000,
         42,
         Counters(started=3, unreadable=1),
@@ -41,14 +42,18 @@ def state_of(*rows: tuple[int, int, int, int], reasons: dict[int, str] | None = 
 
 def rows_of(state: PartitionState) -> list[list[int]]:
     """Return the rows of a state."""
-    columns = state.in_flight.columns
-    named = (
-        columns.key, columns.deadline_at_ms, columns.delivery_count, columns.start_marker_offset, columns.given_back,
-    )  # fmt: skip
-    return [column.tolist() for column in named]
+    return [column.tolist() for column in state.in_flight.columns.arrays()[:-1]]
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 6) -> bytes:
+def one(value: int) -> bytes:
+    """Return a packed column of one value."""
+    return struct.pack("<qqq", 1, 0, value)
+
+
+COLUMN_OF_ONE = one(0)
+
+
+def sealed(counter_count: int, rest: bytes, version: int = 7) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -58,17 +63,19 @@ def sealed(counter_count: int, rest: bytes, version: int = 6) -> bytes:
         st.tuples(st.integers(0, 2**63 - 1), st.integers(-1, 2**48), st.integers(0, 2**31 - 1), st.integers(0, 2**62)),
         unique_by=lambda row: row[0],
     ),
-    st.dictionaries(st.integers(0, 2**63 - 1), st.text(max_size=20), max_size=5),
+    st.lists(st.text(max_size=20), max_size=5),
 )
-def test_state_survives_its_bytes(rows: list[tuple[int, int, int, int]], reasons: dict[int, str]) -> None:
+def test_state_survives_its_bytes(rows: list[tuple[int, int, int, int]], texts: list[str]) -> None:
     """Whatever is in flight, wherever it lies."""
+    reasons = {row[0]: text for row, text in zip(rows, texts, strict=False) if text}
     state = state_of(*rows, reasons=reasons)
-    state.unconfirmed, state.decided_at = state_of(*rows[::2], reasons={7: "☃"}).in_flight, 41
+    snowy = {row[0]: "☃" for row in rows[:1]}
+    state.unconfirmed, state.decided_at = state_of(*rows[::2], reasons=snowy).in_flight, 41
     again = PartitionState.from_bytes(state.to_bytes())
     assert rows_of(state) == rows_of(again)
-    assert reasons == again.in_flight.reasons
-    assert (again.unconfirmed.columns.key.tolist(), again.unconfirmed.reasons, again.decided_at) == (
-        sorted(key for key, *_ in rows[::2]), {7: "☃"}, 41,
+    assert reasons == again.in_flight.reasons()
+    assert (again.unconfirmed.columns.key.tolist(), again.unconfirmed.reasons(), again.decided_at) == (
+        sorted(key for key, *_ in rows[::2]), snowy, 41,
     )  # fmt: skip
     assert state.status() == again.status()
 
@@ -85,14 +92,14 @@ def test_state_can_be_folded_on_after_reading() -> None:
     before = fold(PartitionState.empty(), log(start(count=10)), Rules()).state
     again = PartitionState.from_bytes(before.to_bytes())
     after = fold(again, log(end(8, count=2), first=1), Rules()).state
-    assert (len(again.in_flight), len(after.in_flight)) == (10, 8)
+    assert (again.in_flight.message_count, after.in_flight.message_count) == (10, 8)
 
 
 def test_rejection_survives_a_restart_with_its_reason() -> None:
     """The dead letter contains the reason, whichever tracker writes it."""
     rejected = log(start(), end(outcome=Outcome.REJECTED, reason="no such order ☃"))
     state = PartitionState.from_bytes(fold(PartitionState.empty(), rejected, Rules()).state.to_bytes())
-    assert list(state.in_flight.reasons.values()) == ["no such order ☃"]
+    assert list(state.in_flight.reasons().values()) == ["no such order ☃"]
 
 
 OWN_RULES = QueueRules(3, 7, Backoff(BackoffKind.EXPONENTIAL, 200, 9_000, 0.25), dead_letters_expired=True)
@@ -152,24 +159,21 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 6 with up to 16"),
-        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 6 with up to 16"),
-        (sealed(99, bytes(400)), "version 6 with 99 counters, this build reads version 6 with up to 16"),
+        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 7 with up to 16"),
+        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 7 with up to 16"),
+        (sealed(99, bytes(400)), "version 7 with 99 counters, this build reads version 7 with up to 16"),
         (sealed(15, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(32)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", -2, 0, 0)), "non-negative"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 1, 0, 0) + bytes(8 * 24)), "columns of unequal length"),
-        (sealed(0, bytes(32 + 20 * 24 + 4) + b"x"), "length differs: got 517 bytes, 516 expected"),
-        # No rows; a reason of key 7 that is the first of no texts, and the second of one.
+        (sealed(0, bytes(32 + 18 * 24 + 4) + b"x"), "length differs: got 469 bytes, 468 expected"),
+        (sealed(0, bytes(32) + COLUMN_OF_ONE * 8), "run without messages: got count 0, minimum 1"),
+        # One run, whose text is the third of the empty one and another.
         (
-            sealed(0, bytes(32 + 6 * 24) + struct.pack("<9q", 1, 0, 7, 1, 0, 0, 0, 0, 0)),
-            "reasons contradict each other: got number 0 of 0 texts",
-        ),
-        (
-            sealed(0, bytes(32 + 6 * 24) + struct.pack("<9q", 1, 0, 7, 1, 0, 1, 1, 0, 1) + b"x"),
-            "reasons contradict each other: got number 1 of 1 texts",
+            sealed(0, bytes(32) + COLUMN_OF_ONE + one(1) + COLUMN_OF_ONE * 4 + one(2) + one(1) + b"x"),
+            "texts contradict their rows: got number 2 of 2 texts",
         ),
     ],
 )
@@ -199,7 +203,7 @@ def test_state_with_fewer_counters_reads_the_new_ones_as_zero() -> None:
     """Counters are added at the end."""
     # clock, append time of the last record, next marker offset, last TICK that decided, started, renewed
     numbers = struct.pack("<qqqqqq", 5_000, 4_000, 42, -1, 3, 1)
-    state = PartitionState.from_bytes(sealed(2, numbers + bytes(20 * 24 + 4)))
+    state = PartitionState.from_bytes(sealed(2, numbers + bytes(18 * 24 + 4)))
     assert (state.clock_ms, state.appended_at_ms, state.next_marker_offset) == (5_000, 4_000, 42)
     assert Counters(started=3, renewed=1) == state.counters
 

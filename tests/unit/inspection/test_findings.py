@@ -113,7 +113,7 @@ def test_deadlines_are_reported_on_the_brokers_clock_after_it_was_set_back() -> 
 def test_looking_again_folds_only_what_is_new() -> None:
     view = view_of(start(5, 1_000))
     view.add([start(5, 1_000), LoggedMarker(6, 1_500, None)])
-    assert (len(view.state.in_flight), view.unreadable) == (3, [6])
+    assert (view.state.in_flight.message_count, view.unreadable) == (3, [6])
 
 
 def test_figures_count_what_is_deferred_apart() -> None:
