@@ -15,7 +15,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from bench.stage import PARTITIONS, Bench, markers_of, memory_mib, wait_until
+from bench.processes import memory_mib
+from bench.stage import PARTITIONS, Bench, markers_of, wait_until
 from kmq_spark.core.markers import Marker, MarkerType
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from confluent_kafka import Producer
 
-from bench.stage import Bench, every_lateness, markers_of, memory_mib, spread, wait_until
+from bench.processes import memory_mib
+from bench.stage import Bench, every_lateness, markers_of, spread, wait_until
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.wire.codec import encode_marker
 

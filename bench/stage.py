@@ -1,4 +1,4 @@
-"""What the benchmarks of the tracker share: a broker, a Spark session, a tracker in this process, and its memory."""
+"""What the benchmarks of the tracker share: a broker, a Spark session, a tracker in this process."""
 
 from __future__ import annotations
 
@@ -160,34 +160,6 @@ def every_lateness(tracker: QueueTracker) -> array[int]:
 def spread(values: Sequence[float] | npt.NDArray[np.int64]) -> dict[str, int]:
     """Return the median, the 99th percentile and the largest; nothing where there are no values."""
     return {name: int(np.percentile(values, share)) for name, share in _SHARES.items()} if len(values) else {}
-
-
-def memory_mib() -> dict[str, int]:
-    """Return the resident memory of this process, of the Spark JVM and of its Python workers, MiB, Linux only."""
-    found = {"driver_python": 0, "jvm": 0, "workers": 0}
-    own = Path("/proc/self").resolve().name
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command, mib = (folder / "cmdline").read_bytes(), resident_mib(folder)
-        except (OSError, IndexError):
-            continue
-        kind = _kind_of(command, is_own=folder.name == own)
-        if kind:
-            found[kind] += mib
-    return found
-
-
-def resident_mib(process: Path) -> int:
-    """Return the resident memory of a process, a folder of /proc, MiB; OSError or IndexError where it has ended."""
-    return int((process / "statm").read_text(encoding="ascii").split()[1]) * 4096 // 2**20
-
-
-def _kind_of(command: bytes, *, is_own: bool) -> str:
-    if is_own:
-        return "driver_python"
-    if b"org.apache.spark.deploy.SparkSubmit" in command:
-        return "jvm"
-    return "workers" if b"pyspark.daemon" in command else ""
 
 
 def wait_until(what: str, condition: Any, timeout_s: float = 180.0) -> float:  # noqa: ANN401  # a callable without arguments

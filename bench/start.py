@@ -21,12 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.processes import cpu_s
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import cache_directory, jar_paths
 from kmq_spark.spark.class_archive import build_archive
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main(rounds: int) -> dict[str, Any]:
@@ -68,28 +67,10 @@ def _start(servers: str, queue: str, environment: dict[str, str]) -> dict[str, f
                     f"the tracker did not get ready: got {event}\n{Path(folder, 'tracker.log').read_text('utf-8')}"
                 )
                 raise RuntimeError(message)
-            return {"ready_s": round(took_s, 2), "cpu_s": round(_cpu_s(tracker.pid), 2)}
+            return {"ready_s": round(took_s, 2), "cpu_s": round(cpu_s(tracker.pid), 2)}
         finally:
             tracker.terminate()
             tracker.communicate()
-
-
-def _cpu_s(process: int) -> float:
-    """Return the processor time of a process and of all that it started, seconds, Linux only."""
-    parents: dict[int, int] = {}
-    spent: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # After the name, which may contain spaces: state, parent, …; 11 to 14 are times, children's included.
-            fields = (folder / "stat").read_text("utf-8").rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(fields[1])
-        spent[int(folder.name)] = sum(map(int, fields[11:15]))
-    ours = {process}
-    while more := {child for child, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(spent.get(each, 0) for each in ours) / _TICKS_PER_S
 
 
 if __name__ == "__main__":
