@@ -1,8 +1,9 @@
 """
 One consumer of the throughput benchmark, in a process of its own: `python -m bench.contender KIND {settings as JSON}`.
 
-It reads a topic to its end and prints when it had the first and when the last message was done with, and how many.
-Each contender looks at every value, so that all pay for the same decoding.
+It reads a topic to its end, alone or with others, and prints when it had the first and when the last message was done
+with, how many, and the CPU that this process used for it. Each contender looks at every value, so that all pay for the
+same decoding.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from confluent_kafka import Consumer, ShareConsumer
 
 from kmq_spark import QueueConsumer
@@ -23,16 +25,17 @@ if TYPE_CHECKING:
 
     from kmq_spark import Message
 
-IDLE_S = 5.0
-"""A contender that got nothing for so long has read all there is, where it cannot know its part of it."""
+QUIET_S = 0.5
+"""
+Of several processes that have read all there is, one goes on until it got nothing for so long: some of what was counted
+may have been read twice, when they joined their group.
+"""
 
 STALLED_S = 30.0
-"""One that knows what there is waits longer: a pause is no end."""
-
-FIRST_S = 30.0
-"""How long the first message may take: groups are joined, share groups set up."""
+"""A contender gives up that got nothing for so long, and had not all."""
 
 BATCH = 2_000
+LEASE_MS = 30_000
 
 
 class Work(NamedTuple):
@@ -42,16 +45,22 @@ class Work(NamedTuple):
     topic: str
     group: str
     messages: int = 0
-    """All that there are for it; 0 where it is unknown, since several share them."""
+    """All that there are, for all its processes together."""
+    seconds: float = 0
+    """When to stop, from the first message on; 0 for not before the end."""
+    board: str = ""
+    """File with one count of messages for each process, 64 bits: so each knows what all have read."""
+    place: int = 0
+    """Of this process on the board."""
 
 
 class Tally:
     """Counts messages and bytes, and knows when the first and the last came."""
 
-    def __init__(self, expected: int = 0) -> None:
-        """Start with none; it is over with as many as are expected, if that is known."""
-        self._expected = expected
-        self._idle_s = STALLED_S if expected else IDLE_S
+    def __init__(self, work: Work) -> None:
+        """Start with none; it is over with all that there are, or after some seconds, where these are given."""
+        self._work = work
+        self._counts = np.memmap(work.board, np.int64, "r+")
         self.messages = self.bytes = 0
         self.first_s = self.last_s = 0.0
         self._began_s = time.monotonic()
@@ -62,6 +71,7 @@ class Tally:
         self.first_s = self.first_s or self.last_s
         self.messages += messages
         self.bytes += size
+        self._counts[self._work.place] = self.messages
 
     def begin(self) -> None:
         """Note that the first batch came, before it is worked on."""
@@ -69,11 +79,13 @@ class Tally:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done, or nothing came for a while."""
-        now = time.monotonic()
-        if self._expected and self.messages >= self._expected:
+        """Whether all is done, by whichever process, or nothing came for a while."""
+        now, seconds = time.monotonic(), self._work.seconds
+        if seconds and self.first_s and now - self.first_s >= seconds:
             return True
-        return now - self.last_s > self._idle_s if self.messages else now - self._began_s > FIRST_S
+        if self._counts.sum() >= self._work.messages:
+            return len(self._counts) == 1 or now - self.last_s >= QUIET_S
+        return now - max(self.last_s, self._began_s) > STALLED_S
 
 
 def of_group(work: Work) -> dict[str, Any]:
@@ -182,7 +194,7 @@ def run(work: Work, tally: Tally) -> None:
 
 def _ours(work: Work) -> QueueConsumer:
     return QueueConsumer(
-        work.topic, bootstrap_servers=work.bootstrap_servers, max_in_flight=100_000, lease_ms=60_000, prefetch=2
+        work.topic, bootstrap_servers=work.bootstrap_servers, max_in_flight=100_000, lease_ms=LEASE_MS, prefetch=2
     )
 
 
@@ -199,9 +211,14 @@ def main(kind: str, text: str) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
     work = Work(**values)
-    tally = Tally(work.messages)
+    tally = Tally(work)
+    # Not from the start of the process: what Python imports has nothing to do with the number of messages.
+    began_s = time.process_time()
     CONTENDERS[kind](work, tally)
-    result = {"messages": tally.messages, "bytes": tally.bytes, "first_s": tally.first_s, "last_s": tally.last_s}
+    result = {
+        "messages": tally.messages, "bytes": tally.bytes, "first_s": tally.first_s, "last_s": tally.last_s,
+        "cpu_s": time.process_time() - began_s,
+    }  # fmt: skip
     sys.stdout.write(json.dumps(result) + "\n")
 
 

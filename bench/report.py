@@ -1,18 +1,33 @@
-"""The results of the benchmarks as a table for people, and as a picture."""
+"""
+The results of the benchmarks as tables: all of them for bench/results.md, the main ones for docs/performance.md.
+
+Each table says when its figures were measured, because a run may measure some parts only. What no run has measured yet
+is left out.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bench.ratios import RATIOS, Case
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
 NAMES = {
     "plain": "plain `consume`",
     "share": "share consumer, explicit",
-    "ack": "ours, one `ack()` a message",
     "batch": "ours, one `ack()` a batch",
+    "ack": "ours, one `ack()` a message",
     "run": "ours, `run(handler)`",
+}
+
+CLASS_NAMES = {
+    "client": "client",
+    "broker": "broker",
+    "spark": "Spark's JVM and driver",
+    "workers": "Python workers",
+    "sum": "sum",
 }
 
 PRODUCER_NAMES = {
@@ -25,63 +40,148 @@ PRODUCER_NAMES = {
 
 LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}
 
+NONE = "\N{EN DASH}"
+"""In place of a figure that was not measured."""
 
-def _kinds(results: dict[str, Any]) -> list[str]:
-    """Return the contenders that every stored case has: a run may measure other parts only."""
-    return [kind for kind in NAMES if all(kind in case["per_s"] for case in results["throughput"])]
+BEGIN = "<!-- Written by bench/report.py from bench/results.json: `.venv/bin/python -m bench.run --render`. -->"
+END = "<!-- End of what bench/report.py writes. -->"
 
 
-def write_table(results: dict[str, Any], path: Path) -> str:
-    """Write the table as Markdown and return it."""
+def results_page(results: dict[str, Any]) -> str:
+    """Return bench/results.md: everything."""
     machines: dict[str, list[str]] = {}
     for part, machine in results["measured_on"].items():
         machines.setdefault(machine, []).append(part.replace("_", " "))
     lines = [f"{', '.join(parts)}: measured on {machine}." for machine, parts in machines.items()]
-    lines += ["", "By `make bench`. Thousands of messages a second, medians.", ""]
-    kinds = _kinds(results)
-    lines += ["| bytes | consumers | " + " | ".join([NAMES[kind] for kind in kinds]) + " |"]
-    lines += ["|---" * (2 + len(kinds)) + "|"]
+    lines += ["", "By `make bench`. Thousands of messages a second, medians.", "", *_throughput(results)]
+    lines += ["", *_ratios(results)]
+    lines += _cpu(results)
+    lines += _tracker(results)
+    lines += _latency(results["latency"])
+    lines += _producers(results["producers"])
+    lines += ["", *_table(("what", "measured", "on"), _others(results))]
+    lines += ["", *_table(("part", "took, s"), results["took_s"].items())] if results.get("took_s") else []
+    return "\n".join(lines) + "\n"
+
+
+def with_figures(page: str, results: dict[str, Any]) -> str:
+    """
+    Return docs/performance.md with the figures of these results.
+
+    Args:
+        page: The page as it is. What lies between `BEGIN` and `END` is replaced.
+        results: Those of results.json.
+
+    Raises:
+        ValueError: *page* does not have both lines.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        message = f"docs/performance.md has no place for the figures: it needs the lines {BEGIN!r} and {END!r}"
+        raise ValueError(message)
+    lines = ['Thousands of messages a second, medians. "Ours" is measured with the tracker running beside it.', ""]
+    lines += [*_throughput(results), "", *_ratios(results), *_cpu(results), ""]
+    lines += _table(("what", "measured", "on"), _others(results))
+    lines += ["", *_table(("cost of a tracker's batch", "measured", "on"), _costs(results))]
+    return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+
+
+def _day(machine: str) -> str:
+    """Return the date of `measured_on`."""
+    return machine.rpartition(", ")[2]
+
+
+def _throughput(results: dict[str, Any]) -> list[str]:
+    """Return the table of the rates; a contender that a case was measured without is a dash."""
+    cases = results["throughput"]
+    kinds = [kind for kind in NAMES if any(kind in case["per_s"] for case in cases)]
+    rows = [
+        (
+            f"{case['bytes']:,}",
+            case["consumers"],
+            *(f"{case['per_s'][kind]['median'] / 1000:,.0f}" if kind in case["per_s"] else NONE for kind in kinds),
+            _day(case["measured_on"]),
+        )
+        for case in cases
+    ]
+    return _table(("bytes", "processes", *(NAMES[kind] for kind in kinds), "on"), rows)
+
+
+def _ratios(results: dict[str, Any]) -> list[str]:
+    """Return the table of the ratios that the guard compares."""
+    days = {(case["bytes"], case["consumers"]): _day(case["measured_on"]) for case in results["throughput"]}
+    rows = []
+    for name, ratio in RATIOS.items():
+        if name in results["ratios"]:
+            what = f"{'CPU' if ratio.is_cpu else 'messages a second'}, {ratio.case}"
+            pair = f"{NAMES[ratio.of]}, to {NAMES[ratio.to]}: {what}"
+            goal = f"{'at most' if ratio.is_cpu else 'at least'} {ratio.goal}" if ratio.goal else NONE
+            day = days[ratio.bytes, ratio.consumers]
+            rows.append((f"`{name}`", pair, results["ratios"][name], goal, day))
+    return _table(("ratio", "of what", "measured", "goal", "on"), rows)
+
+
+def _cpu(results: dict[str, Any]) -> list[str]:
+    """Return the CPU a message of each case that has it, by contender and class of processes."""
+    lines = []
     for case in results["throughput"]:
-        rates = " | ".join(f"{case['per_s'][kind]['median'] / 1000:,.0f}" for kind in kinds)
-        lines.append(f"| {case['bytes']:,} | {case['consumers']} | {rates} |")
-    lines += ["", "| ratio, 100 bytes, one consumer | |", "|---|---|"]
-    lines += [f"| {name.replace('_', ' ')} | {ratio} |" for name, ratio in results["ratios"].items()]
-    lines += ["", "| in flight | lie | TICK, ms | events/s | MiB, driver, JVM and workers | state on disk, kB |"]
-    lines += ["|---|---|---|---|---|---|"]
-    lines += [
-        f"| {row['in_flight']:,} | {row['kind']} | {row['tick_ms']:,} | {row['events_per_s']:,} | {row['rss_mib']:,} | "
-        f"{row['state_bytes'] // 1000:,} |"
+        cpu = case.get("cpu_us_per_message")
+        if not cpu:
+            continue
+        this = Case(case["bytes"], case["consumers"])
+        lines += [
+            "",
+            f"CPU of the whole system, µs a message, {this}, {_day(case['measured_on'])}:",
+            "",
+        ]
+        rows = [
+            (NAMES[kind], *(f"{cpu[kind][name]:.2f}" if name in cpu[kind] else NONE for name in CLASS_NAMES))
+            for kind in NAMES
+            if kind in cpu
+        ]
+        lines += _table(("contender", *CLASS_NAMES.values()), rows)
+    return lines
+
+
+def _tracker(results: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            f"{row['in_flight']:,}", row["kind"], f"{row['tick_ms']:,}", f"{row['events_per_s']:,}",
+            f"{row['rss_mib']:,}", f"{row['state_bytes'] // 1000:,}",
+        )
         for row in results["tracker"]
-    ]
+    ]  # fmt: skip
+    head = ("in flight", "lie", "TICK, ms", "events/s", "MiB, driver, JVM and workers", "state on disk, kB")
     by_partitions = ", ".join(f"{count}: {ms} ms" for count, ms in results["tick_ms_by_partitions"].items())
-    lines += ["", f"A batch with a TICK in every markers partition, by their number: {by_partitions}."]
-    hand_over = results["latency"]
-    lines += ["", f"From `send` to the consumer's hands at {hand_over['per_s']:,} messages a second, ms:", ""]
-    lines += ["| | p50 | p95 | p99 | p95 as a multiple of plain |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {LATENCY_NAMES[kind]} | {spread['p50']} | {spread['p95']} | {spread['p99']} | "
-        f"{hand_over['p95_vs_plain'].get(kind, 1.0)} |"
-        for kind, spread in hand_over["ms"].items()
+    return [
+        "",
+        *_table(head, rows),
+        "",
+        f"A batch with a TICK in every markers partition, by their number: {by_partitions}.",
     ]
-    lines += _producers(results["producers"]) if "producers" in results else []
-    mass = results["mass_expiry"]
-    lines += ["", f"Mass expiry of {mass['messages']:,}: {mass['per_s']:,} a second, {mass['early']} early."]
-    for rate, late in results["lateness_by_rate"].items():
-        spread = late["lateness_ms"]
-        lines.append(f"Lateness at {rate}/s: p50 {spread['p50']}, p99 {spread['p99']}, max {spread['max']} ms.")
-    alone, same = (
-        ", ".join(f"{kind} {ratio}" for kind, ratio in results["poison"][name].items())
-        for name in ("ratios", "ratios_to_the_same_stream")
-    )
-    lines.append(f"Good messages with 20 % poison, as a share of their rate in the same stream without faults: {same};")
-    lines.append(f"of their rate alone, of which 0.8 is the most there can be: {alone}.")
-    text = "\n".join(lines) + "\n"
-    path.write_text(text)
-    return text
+
+
+def _latency(found: dict[str, Any]) -> list[str]:
+    rows = [
+        (LATENCY_NAMES[kind], spread["p50"], spread["p95"], spread["p99"], found["p95_vs_plain"].get(kind, 1.0))
+        for kind, spread in found["ms"].items()
+    ]
+    return [
+        "",
+        f"From `send` to the consumer's hands at {found['per_s']:,} messages a second, ms:",
+        "",
+        *_table(("consumer", "p50", "p95", "p99", "p95 as a multiple of plain"), rows),
+    ]
 
 
 def _producers(found: dict[str, Any]) -> list[str]:
-    """Return the table of the producers; results of before there was one have none."""
+    """Return the table of the producers."""
     latency = found["latency"]
     lines = [
         "",
@@ -96,42 +196,82 @@ def _producers(found: dict[str, Any]) -> list[str]:
         "|---" * (3 + 3 * len(found["throughput"])) + "|",
     ]
     for kind, name in PRODUCER_NAMES.items():
-        if kind not in latency["ms"]:  # older results
-            continue
         rates = " | ".join(f"{case['per_s'][kind] / 1000:,.0f}" for case in found["throughput"])
         shares = " | ".join(str(case["vs_plain"].get(kind, 1.0)) for case in found["throughput"])
-        spent = " | ".join(str(case.get("cpu_us", {}).get(kind, "-")) for case in found["throughput"])
+        spent = " | ".join(str(case["cpu_us"][kind]) for case in found["throughput"])
         late = f"{latency['ms'][kind]['p50']} | {latency['ms'][kind]['p95']}"
         lines.append(f"| {name} | {rates} | {shares} | {spent} | {late} |")
     return lines
 
 
-def write_picture(results: dict[str, Any], path: Path) -> None:
-    """Draw the rates of one consumer by size, and what a TICK costs by messages in flight."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415  # the tables need none
+def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what is one figure or a few: name, figures, date."""
+    days = {part: _day(machine) for part, machine in results["measured_on"].items()}
+    hand_over, mass = results["latency"], results["mass_expiry"]
+    folded, beside = mass["end_folded_ms"], mass["other_queue_lateness_ms"]
+    poison = results["poison"]["ratios_to_the_same_stream"]
+    p95 = "; ".join(f"{LATENCY_NAMES[kind]} {spread['p95']:.1f} ms" for kind, spread in hand_over["ms"].items())
+    rows = [(f"`send` to handler at {hand_over['per_s']:,} messages a second, 95th percentile", p95, days["latency"])]
+    for rate, late in results["lateness_by_rate"].items():
+        what = f"lateness of a redelivery after its deadline (broker's clock), {int(rate):,} expiries a second, warm"
+        spread = late["lateness_ms"]
+        figures = f"p50 {spread['p50']}, p99 {spread['p99']}, at most {spread['max']} ms; {late['early']} early"
+        rows.append((what, figures, days["lateness"]))
+    expiry = f"mass expiry: {mass['messages']:,} leases that run out at the same instant"
+    rows.append((expiry, f"{mass['per_s']:,} redelivered a second, {mass['early']} early", days["mass_expiry"]))
+    if folded:
+        figures = f"after {folded['p50'] / 1000:.1f} s (p50), {folded['max'] / 1000:.1f} s at most"
+        rows.append(("an END that is written during the mass expiry: folded", figures, days["mass_expiry"]))
+    if beside["before"] and beside["in_the_flood"]:
+        figures = f"p99 {beside['in_the_flood']['p99']} ms; {beside['before']['p99']} ms before the mass expiry"
+        rows.append(("lateness of another queue of the same application meanwhile", figures, days["mass_expiry"]))
+    if "tracker_busy" in results:
+        rate = f"{results['tracker_busy']['per_s']:,} messages a second"
+        what = f"the tracker beside a consumer at full speed ({rate}, leases of 30 s)"
+        rows.append((what, f"{results['tracker_busy_cores']} cores", days["busy"]))
+    figures = f"{poison['raises']} where handlers raise, {poison['silent']} where deliveries end silently"
+    rows.append(("good messages with 20 % poison, to the same stream without faults", figures, days["poison"]))
+    return rows
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    cases = [case for case in results["throughput"] if case["consumers"] == 1]
-    kinds = _kinds(results)
-    width = 0.8 / len(kinds)
-    for number, kind in enumerate(kinds):
-        places = [place + number * width for place in range(len(cases))]
-        left.bar(
-            places, [case["per_s"][kind]["median"] / 1000 for case in cases], width, label=NAMES[kind].replace("`", "")
-        )
-    left.set_xticks([place + 0.3 for place in range(len(cases))], [f"{case['bytes']:,} B" for case in cases])
-    left.set_ylabel("thousand messages a second")
-    left.set_title("one consumer process")
-    left.legend(frameon=False, fontsize="small")
-    for kind, style in (("runs", "o-"), ("scattered", "s--")):
-        rows = [row for row in results["tracker"] if row["kind"] == kind]
-        right.plot([row["in_flight"] for row in rows], [row["tick_ms"] for row in rows], style, label=kind)
-    right.set_xscale("log")
-    right.set_ylim(bottom=0)
-    right.set_xlabel("messages in flight")
-    right.set_ylabel("batch with a TICK, ms")
-    right.set_title("the tracker's batch")
-    right.legend(frameon=False, fontsize="small")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+
+def _costs(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the terms of the cost model."""
+    days = {part: _day(machine) for part, machine in results["measured_on"].items()}
+    ticks = results["tick_ms_by_partitions"]
+    by_partitions = ", ".join(f"{count}: {ms} ms" for count, ms in ticks.items())
+    (few, few_ms), *_, (many, many_ms) = ((int(count), ms) for count, ms in ticks.items())
+    each_ms = (many_ms - few_ms) / (many - few)
+    cores = int(results["measured_on"]["tracker"].split(", ")[1].removesuffix(" cores"))
+    rows = [
+        ("a TICK in each markers partition, by their number", by_partitions, days["tracker"]),
+        ("*fixed*, from the first and the last of these", f"{few_ms - few * each_ms:.0f} ms", days["tracker"]),
+        ("*partitions*, likewise", f"{each_ms:.1f} ms a markers partition on {cores} cores", days["tracker"]),
+        (
+            "predicted: *fixed* and *partitions* of 64 partitions on 16 cores",
+            f"{few_ms - few * each_ms + 64 * each_ms * cores / 16:.0f} ms",
+            "not measured",
+        ),
+    ]
+    for kind, lie in (("runs", "as consumers leave them"), ("scattered", "no two adjacent")):
+        those = [row for row in results["tracker"] if row["kind"] == kind]
+        counts, ms, gib, disk, events = (
+            " / ".join(texts)
+            for texts in zip(
+                *(
+                    (
+                        f"{row['in_flight']:,}", str(row["tick_ms"]), f"{row['rss_mib'] / 1024:.1f}",
+                        f"{row['state_bytes'] // 1000:,}", f"{row['events_per_s'] / 1e6:.1f}",
+                    )
+                    for row in those
+                ),
+                strict=True,
+            )
+        )  # fmt: skip
+        rows += [
+            (f"*in flight*: a TICK with {counts} messages, {lie}", f"{ms} ms", days["tracker"]),
+            ("the same: memory of driver, JVM and workers; state on disk", f"{gib} GiB; {disk} kB", days["tracker"]),
+            ("the same: million messages started or ended a second, beside them", events, days["tracker"]),
+        ]
+    redelivery = f"{1e6 / results['mass_expiry_per_s']:.0f} µs a message"
+    rows.append(("*redeliveries*, from the mass expiry", redelivery, days["mass_expiry"]))
+    return rows

@@ -1,12 +1,15 @@
 """
 Measure consumers beside each other, in one run, interleaved: plain consume, Kafka's share consumer, ours.
 
-    .venv/bin/python -m bench.throughput [--rounds 3] [--warm-up 2] [--sizes 100,1024,10240] [--consumers 1,4]
-        [--mib 600]
+    .venv/bin/python -m bench.throughput [--rounds 5] [--warm-up 1] [--cases 100x1,100x4,1024x1] [--mib 600]
 
-Every round gives each contender a topic of its own with the same messages, and a process of its own; our contenders
-have a tracker running beside them, which reads and folds what they write. Rates are only compared within a run. The
-first rounds do not count: broker and tracker are compiled in them, and either rate doubles meanwhile.
+A case is a size in bytes and a number of consumer processes. In each round, each contender reads the same number of
+messages, in a process of its own; the order changes from round to round. Ours read with a tracker beside them, which
+folds what they write; plain and share consumers have none. Rates are only compared within a run. The first rounds do
+not count: broker and tracker are compiled in them.
+
+CPU is that of a whole run: a client from its creation to its close; broker and tracker from before the clients start
+until all is read, and until the tracker has folded the last END. On Linux only.
 """
 
 from __future__ import annotations
@@ -17,9 +20,14 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from bench.processes import HAS_PROC, cpu_by_class
+from bench.ratios import Case, ratios
 from bench.share_groups import read_from_the_beginning
 from bench.stage import PARTITIONS, Bench, markers_of, wait_until
 from kmq_spark.core.markers import MarkerType
@@ -27,146 +35,210 @@ from kmq_spark.core.markers import MarkerType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.tracker.queue_tracker import QueueTracker
 
-KINDS = ("plain", "share", "ack", "batch", "run")
 OURS = frozenset({"ack", "batch", "run"})
+CASES = (Case(100, 1), Case(100, 4), Case(1_024, 1))
 MAX_MESSAGES = 2_000_000
-"""Of a topic: a run takes seconds then, and what starts with it, the tracker's query for one, is a small part of it."""
-WARM_UP_ROUNDS = 12
+"""Of a topic: a run takes seconds then, and what starts with it is a small part of it."""
+WARM_UP_FOLDS = 12
+"""Of a tracker in rounds that do not count; in others, whose JVM is warm, it folds once, so that its workers exist."""
 WARM_UP_MESSAGES = 40_000
 FAR_OFFSET = 1_000_000_000
 _numbers = itertools.count()
 
 
-def measure(
-    bench: Bench, *, rounds: int, warm_up: int, sizes: Sequence[int], consumers: Sequence[int], mib: int
-) -> dict[str, Any]:
-    """Return the rates of all contenders, by size and number of consumers, and the ratios of their medians."""
-    cases = []
-    for _ in range(warm_up):
-        count = _count(mib, sizes[0])
-        _say("warming up", {kind: _rate(bench, kind, count, sizes[0], consumers[0]) for kind in KINDS})
-    for size in sizes:
-        count = _count(mib, size)
-        for consumer_count in consumers:
-            rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
-            for _ in range(rounds):
-                for kind in KINDS:
-                    rates[kind].append(_rate(bench, kind, count, size, consumer_count))
-            cases.append({"bytes": size, "consumers": consumer_count, "messages": count, "per_s": _spread(rates)})
-            medians = {kind: statistics.median(found) for kind, found in rates.items()}
-            _say(f"{size} B, {consumer_count} consumer(s)", medians)
-    return {"cases": cases, "ratios": ratios(cases[0])}
+class Reading(NamedTuple):
+    """
+    What one contender did.
+
+    Attributes:
+        per_s: Messages a second, all its processes together.
+        cpu_us: CPU a message by class of processes and their `sum`, microseconds; nothing where there is no /proc.
+    """
+
+    per_s: float
+    cpu_us: dict[str, float]
 
 
-def ratios(case: dict[str, Any]) -> dict[str, float]:
-    """Return the ratios that the project promises, of one case's medians."""
-    median = {kind: spread["median"] for kind, spread in case["per_s"].items()}
-    return {
-        "ack_vs_share_consumer": round(median["ack"] / median["share"], 2),
-        "ack_vs_plain": round(median["ack"] / median["plain"], 2),
-        "batch_vs_share_consumer": round(median["batch"] / median["share"], 2),
-        "batch_vs_plain": round(median["batch"] / median["plain"], 2),
-        "run_vs_plain": round(median["run"] / median["plain"], 2),
-    }
+def measure(bench: Bench, *, rounds: int, warm_up: int, cases: Sequence[Case], mib: int) -> list[dict[str, Any]]:
+    """
+    Return the figures of each case: medians and extremes of the rates, medians of the CPU.
+
+    Args:
+        bench: Broker and Spark.
+        rounds: That count.
+        warm_up: Rounds of the first case that do not count.
+        cases: What is measured.
+        mib: Payload of a topic, at most `MAX_MESSAGES`.
+    """
+    if not HAS_PROC:
+        sys.stderr.write("no /proc on this system: CPU is left out\n")
+    for number in range(warm_up):
+        _say("warming up", _round(bench, cases[0], count_of(mib, cases[0].bytes), number, folds=WARM_UP_FOLDS))
+    found = []
+    for case in cases:
+        readings: dict[str, list[Reading]] = {kind: [] for kind in case.kinds}
+        for number in range(rounds):
+            this = _round(bench, case, count_of(mib, case.bytes), number)
+            _say(f"{case}, round {number + 1}", this)
+            for kind, reading in this.items():
+                readings[kind].append(reading)
+        found.append(
+            {
+                "bytes": case.bytes, "consumers": case.consumers, "messages": count_of(mib, case.bytes),
+                "rounds": rounds,
+                "per_s": {kind: _spread([each.per_s for each in rows]) for kind, rows in readings.items()},
+                "cpu_us_per_message": {
+                    kind: _medians([each.cpu_us for each in rows]) for kind, rows in readings.items() if rows[0].cpu_us
+                },
+            }
+        )  # fmt: skip
+    return found
 
 
-def group_of(topic: str) -> str:
-    """Return the consumer group of a contender."""
-    return f"{topic}-group"
-
-
-def _count(mib: int, size: int) -> int:
+def count_of(mib: int, size: int) -> int:
+    """Return how many messages of a size a topic has."""
     return min(MAX_MESSAGES, mib * 2**20 // size)
 
 
-def _spread(rates: dict[str, list[float]]) -> dict[str, dict[str, int]]:
-    return {
-        kind: {"median": round(statistics.median(found)), "least": round(min(found)), "most": round(max(found))}
-        for kind, found in rates.items()
-    }
-
-
-def _rate(bench: Bench, kind: str, count: int, size: int, consumer_count: int) -> float:
-    """Return messages by second of one contender, all its processes together."""
-    queue = bench.queue(f"throughput-{kind}-{next(_numbers)}")
-    if kind == "share":
-        read_from_the_beginning(bench.broker.bootstrap_servers, group_of(queue.queue))
-    bench.send(queue.queue_topic, count, size)
-    try:
-        if kind not in OURS:
-            return _run(bench, kind, queue.queue, count, consumer_count)
-        with bench.tracking(queue) as tracker:
-            _warm_up(bench, tracker, queue.markers_topic)
-            return _run(bench, kind, queue.queue, count, consumer_count)
-    finally:
-        bench.remove(queue)
-
-
-def _warm_up(bench: Bench, tracker: QueueTracker, markers_topic: str) -> None:
+def let_fold(bench: Bench, tracker: QueueTracker, markers_topic: str, times: int) -> None:
     """
-    Let the tracker fold for some seconds what a busy consumer writes: trackers run for weeks, their JVMs are warm.
+    Let a tracker fold what a busy consumer writes: trackers run for weeks, their JVMs and workers are warm.
 
     The messages are none that the topic has; each is acknowledged, so nothing is looked for.
     """
-    ended = 0
-    for number in range(WARM_UP_ROUNDS):
+    for number in range(times):
+        acked, first = acked_of(tracker), FAR_OFFSET + WARM_UP_MESSAGES * number
         for kind in (MarkerType.START, MarkerType.END):
             lease_ms = 60_000 if kind is MarkerType.START else 0
-            bench.write(markers_topic, markers_of(kind, WARM_UP_MESSAGES, lease_ms, first=FAR_OFFSET * (number + 1)))
-        ended += WARM_UP_MESSAGES
-        wait_until(
-            "the ENDs of the warm-up",
-            lambda most=ended: sum(each.counters["acked"] for each in tracker.stats.statuses.values()) >= most,
-        )
+            bench.write(markers_topic, markers_of(kind, WARM_UP_MESSAGES, lease_ms, first=first))
+        wait_until_folded(tracker, acked + WARM_UP_MESSAGES)
 
 
-def _run(bench: Bench, kind: str, topic: str, count: int, consumer_count: int) -> float:
-    work = {
-        "bootstrap_servers": bench.broker.bootstrap_servers, "topic": topic, "group": group_of(topic),
-        "messages": count if consumer_count == 1 else 0,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "bench.contender", kind, json.dumps(work)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(min(consumer_count, PARTITIONS))]
-    results = [json.loads(child.communicate()[0]) for child in children]
+def wait_until_folded(tracker: QueueTracker, acked: int) -> None:
+    """Wait until a tracker has counted so many acknowledged messages."""
+    wait_until(f"the END of {acked} messages in the tracker", lambda: acked_of(tracker) >= acked)
+
+
+def acked_of(tracker: QueueTracker) -> int:
+    """Return how many acknowledged messages a tracker has counted."""
+    return sum(status.counters["acked"] for status in list(tracker.stats.statuses.values()))
+
+
+def contend(kind: str, processes: int, **work: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # of contender.Work
+    """Run the processes of a contender and return what each printed."""
+    with tempfile.NamedTemporaryFile() as board:
+        np.zeros(processes, np.int64).tofile(board.name)
+        children = [_start(kind, work | {"board": board.name, "place": place}) for place in range(processes)]
+        outputs = [child.communicate()[0] for child in children]
+    if any(child.returncode for child in children):
+        message = f"{kind} ended with {[child.returncode for child in children]}; its error is above"
+        raise RuntimeError(message)
+    return [json.loads(output) for output in outputs]
+
+
+def _start(kind: str, work: dict[str, Any]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "bench.contender", kind, json.dumps(work)], stdout=subprocess.PIPE)
+
+
+def _round(bench: Bench, case: Case, count: int, number: int, *, folds: int = 1) -> dict[str, Reading]:
+    """Measure each contender once, in another order than in the round before."""
+    turned = [case.kinds[(number + place) % len(case.kinds)] for place in range(len(case.kinds))]
+    others, ours = ([kind for kind in turned if (kind in OURS) is is_ours] for is_ours in (False, True))
+    queue = bench.queue(f"throughput-{next(_numbers)}")
+    try:
+        # These two leave the messages there: each has a group of its own.
+        bench.send(queue.queue_topic, count, case.bytes)
+        found = {kind: _reading(bench, kind, queue, case, count=count) for kind in others}
+        if ours:
+            with bench.tracking(queue) as tracker:
+                let_fold(bench, tracker, queue.markers_topic, folds)
+                for place, kind in enumerate(ours):
+                    if place:
+                        bench.send(queue.queue_topic, count, case.bytes)
+                    found[kind] = _reading(bench, kind, queue, case, count=count, tracker=tracker)
+    finally:
+        bench.remove(queue)
+    return {kind: found[kind] for kind in case.kinds}
+
+
+def _reading(
+    bench: Bench, kind: str, queue: QueueTopics, case: Case, *, count: int, tracker: QueueTracker | None = None
+) -> Reading:
+    """Run one contender to the end of the topic."""
+    servers, group = bench.broker.bootstrap_servers, f"{queue.queue}-{kind}"
+    if kind == "share":
+        read_from_the_beginning(servers, group)
+    acked = acked_of(tracker) if tracker else 0
+    before = cpu_by_class(bench.broker.pid)
+    results = contend(
+        kind, min(case.consumers, PARTITIONS), bootstrap_servers=servers, topic=queue.queue, group=group,
+        messages=count,
+    )  # fmt: skip
     done = sum(result["messages"] for result in results)
     if done < count:
         message = f"{kind} got {done} of {count} messages"
         raise RuntimeError(message)
+    if tracker:
+        wait_until_folded(tracker, acked + count)
+    spent = {name: value - before[name] for name, value in cpu_by_class(bench.broker.pid).items()}
     working = [result for result in results if result["messages"]]
     seconds = max(result["last_s"] for result in working) - min(result["first_s"] for result in working)
-    return float(done / seconds)
+    client_s = sum(result["cpu_s"] for result in results)
+    return Reading(done / seconds, _cpu_us(spent, client_s, done, has_tracker=tracker is not None))
 
 
-def _say(what: str, rates: dict[str, float]) -> None:
-    per_s = "  ".join(f"{kind} {rate:,.0f}" for kind, rate in rates.items())
+def _cpu_us(spent: dict[str, float], client_s: float, messages: int, *, has_tracker: bool) -> dict[str, float]:
+    """Return the CPU a message by class; without a tracker Spark only waits, and does not count."""
+    if not spent:
+        return {}
+    seconds = {"client": client_s, "broker": spent["broker"]}
+    if has_tracker:
+        seconds |= {"spark": spent["driver"] + spent["jvm"], "workers": spent["workers"]}
+    return {name: 1e6 * value / messages for name, value in (seconds | {"sum": sum(seconds.values())}).items()}
+
+
+def _spread(rates: Sequence[float]) -> dict[str, int]:
+    return {"median": round(statistics.median(rates)), "least": round(min(rates)), "most": round(max(rates))}
+
+
+def _medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(row[name] for row in rows), 2) for name in rows[0]}
+
+
+def _say(what: str, readings: dict[str, Reading]) -> None:
+    per_s = "  ".join(
+        f"{kind} {reading.per_s:,.0f}/s" + (f" {reading.cpu_us['sum']:.2f} µs" if reading.cpu_us else "")
+        for kind, reading in readings.items()
+    )
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {what}: {per_s}\n")
+
+
+def cases_of(text: str) -> list[Case]:
+    """Return the cases that an argument such as `100x1,1024x4` names."""
+    try:
+        return [Case(int(size), int(consumers)) for size, consumers in (part.split("x") for part in text.split(","))]
+    except ValueError as error:
+        message = f"a case is bytes x processes, such as 100x4: got {text}"
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.throughput")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=2, help="rounds of the first case that do not count")
-    parser.add_argument("--sizes", default="100,1024,10240")
-    parser.add_argument("--consumers", default="1,4")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds of the first case that do not count")
+    parser.add_argument("--cases", type=cases_of, default=list(CASES), help="bytes x processes, such as 100x1,100x4")
     parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most two million messages")
     options = parser.parse_args()
     bench = Bench()
     try:
-        sizes, consumers = ([int(part) for part in text.split(",")] for text in (options.sizes, options.consumers))
-        result = measure(
-            bench,
-            rounds=options.rounds,
-            warm_up=options.warm_up,
-            sizes=sizes,
-            consumers=consumers,
-            mib=options.mib,
-        )
+        result = measure(bench, rounds=options.rounds, warm_up=options.warm_up, cases=options.cases, mib=options.mib)
     finally:
         bench.close()
-    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.write(json.dumps({"cases": result, "ratios": ratios(result)}) + "\n")
 
 
 if __name__ == "__main__":
