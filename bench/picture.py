@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.report import NAMES
+from bench.report import NAMES, day_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,30 +13,33 @@ CPU_CLASSES = {"client": "client", "broker": "broker", "spark": "Spark's JVM and
 
 
 def write_picture(results: dict[str, Any], path: Path) -> None:
-    """Draw the rates by case, the CPU a message by class of processes, and a TICK by messages in flight."""
+    """Draw the newest rates by case, the CPU a message by class of processes, and a TICK by messages in flight."""
     from matplotlib import pyplot as plt  # noqa: PLC0415  # the tables need none
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    _draw_rates(left, results["throughput"])
-    _draw_cpu(middle, results.get("cpu_us_per_message", {}))
-    _draw_ticks(right, results["tracker"])
-    for axes in (left, middle, right):
+    newest = max(day_of(case) for case in results["throughput"])
+    cpu = results.get("cpu_us_per_message", {})
+    count = 3 if cpu else 2
+    figure, panels = plt.subplots(1, count, figsize=(5 * count, 4.4), layout="constrained")
+    _draw_rates(panels[0], [case for case in results["throughput"] if day_of(case) == newest])
+    if cpu:
+        _draw_cpu(panels[1], cpu)
+    _draw_ticks(panels[-1], results["tracker"])
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
 def _draw_rates(axes: Any, cases: list[dict[str, Any]]) -> None:  # noqa: ANN401  # of matplotlib
-    """Draw a group of bars for each case; a contender that a case lacks leaves a gap."""
-    kinds = [kind for kind in NAMES if any(kind in case["per_s"] for case in cases)]
+    """Draw a group of bars for each case."""
+    kinds = [kind for kind in NAMES if all(kind in case["per_s"] for case in cases)]
     width = 0.84 / len(kinds)
     for number, kind in enumerate(kinds):
-        has_it = [(place, case["per_s"][kind]) for place, case in enumerate(cases) if kind in case["per_s"]]
         axes.bar(
-            [place + (number - (len(kinds) - 1) / 2) * width for place, _ in has_it],
-            [spread["median"] / 1000 for _, spread in has_it],
+            [place + (number - (len(kinds) - 1) / 2) * width for place in range(len(cases))],
+            [case["per_s"][kind]["median"] / 1000 for case in cases],
             width,
-            label=_plain(kind),
+            label=NAMES[kind].replace("`", ""),
         )
     axes.set_xticks(range(len(cases)), [f"{case['bytes']:,} B\n{case['consumers']} proc." for case in cases])
     axes.set_ylabel("thousand messages a second")
@@ -55,10 +58,7 @@ def _draw_cpu(axes: Any, cpu: dict[str, dict[str, float]]) -> None:  # noqa: ANN
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set_ylabel("CPU a message, µs")
     axes.set_title("CPU of the whole system, 100 B, one process")
-    if kinds:
-        axes.legend(frameon=False, fontsize="small", loc="upper left")
-    else:
-        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
 
 
 def _draw_ticks(axes: Any, rows: list[dict[str, Any]]) -> None:  # noqa: ANN401  # of matplotlib
@@ -71,7 +71,3 @@ def _draw_ticks(axes: Any, rows: list[dict[str, Any]]) -> None:  # noqa: ANN401 
     axes.set_ylabel("batch with a TICK, ms")
     axes.set_title("the tracker's batch")
     axes.legend(frameon=False, fontsize="small")
-
-
-def _plain(kind: str) -> str:
-    return NAMES[kind].replace("`", "")

@@ -87,6 +87,11 @@ def with_figures(page: str, results: dict[str, Any]) -> str:
     return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}"
 
 
+def day_of(case: dict[str, Any]) -> str:
+    """Return the date on which a case of the throughput was measured."""
+    return _day(case["measured_on"])
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
@@ -106,7 +111,7 @@ def _throughput(results: dict[str, Any]) -> list[str]:
             f"{case['bytes']:,}",
             case["consumers"],
             *(f"{case['per_s'][kind]['median'] / 1000:,.0f}" if kind in case["per_s"] else NONE for kind in kinds),
-            _day(case["measured_on"]),
+            day_of(case),
         )
         for case in cases
     ]
@@ -115,7 +120,7 @@ def _throughput(results: dict[str, Any]) -> list[str]:
 
 def _ratios(results: dict[str, Any]) -> list[str]:
     """Return the table of the ratios that the guard compares."""
-    days = {(case["bytes"], case["consumers"]): _day(case["measured_on"]) for case in results["throughput"]}
+    days = {(case["bytes"], case["consumers"]): day_of(case) for case in results["throughput"]}
     rows = []
     for name, ratio in RATIOS.items():
         if name in results["ratios"]:
@@ -137,7 +142,7 @@ def _cpu(results: dict[str, Any]) -> list[str]:
         this = Case(case["bytes"], case["consumers"])
         lines += [
             "",
-            f"CPU of the whole system, µs a message, {this}, {_day(case['measured_on'])}:",
+            f"CPU of the whole system, µs a message, {this}, {day_of(case)}:",
             "",
         ]
         rows = [
