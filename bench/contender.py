@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 QUIET_S = 0.5
 """
-Of several processes that have read all there is, one goes on until it got nothing for so long: some of what was counted
-may have been read twice, when they joined their group.
+When as many were read as there are, a contender goes on until it got nothing for so long: some may have been read
+twice, when its processes joined their group.
 """
 
 STALLED_S = 30.0
@@ -84,7 +84,7 @@ class Tally:
         if seconds and self.first_s and now - self.first_s >= seconds:
             return True
         if self._counts.sum() >= self._work.messages:
-            return len(self._counts) == 1 or now - self.last_s >= QUIET_S
+            return now - self.last_s >= QUIET_S
         return now - max(self.last_s, self._began_s) > STALLED_S
 
 
