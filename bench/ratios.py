@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -110,10 +109,26 @@ def cases_for(names: Iterable[str]) -> list[Case]:
     return [Case(*case, tuple(kind for kind in KINDS if kind in kinds)) for case, kinds in needed.items()]
 
 
-def merged(before: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases of an earlier run, each replaced by the new one of the same size and number, if there is one."""
-    by_case = {(case["consumers"], case["bytes"]): case for case in itertools.chain(before, new)}
-    return [by_case[key] for key in sorted(by_case)]
+def together(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return stored results with those of the parts, and of the cases of the throughput, that were measured anew.
+
+    The ratios, and the CPU of the main case, are made from the cases. Each ratio compares contenders of one case, so of
+    one run.
+
+    Args:
+        before: results.json as it is.
+        new: What a run measured.
+    """
+    found = {**before, **new}
+    for name in ("measured_on", "took_s"):
+        found[name] = before.get(name, {}) | new.get(name, {})
+    by_case = {(case["consumers"], case["bytes"]): case for case in (*before["throughput"], *new.get("throughput", ()))}
+    found["throughput"] = [by_case[key] for key in sorted(by_case)]
+    found["ratios"] = ratios(found["throughput"])
+    if cpu := by_case.get((1, 100), {}).get("cpu_us_per_message"):
+        found["cpu_us_per_message"] = cpu
+    return found
 
 
 def _median(case: Mapping[str, Any], kind: str, *, is_cpu: bool) -> float:

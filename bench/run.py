@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import busy, in_flight, latency, lateness, mass_expiry, poison, producer, throughput
 from bench.picture import write_picture
-from bench.ratios import RATIOS, Case, cases_for, merged, ratios
+from bench.ratios import RATIOS, Case, cases_for, ratios, together
 from bench.report import results_page, with_figures
 from bench.stage import Bench
 
@@ -240,19 +240,6 @@ def measure(parts: Sequence[str], sizes: Sizes) -> dict[str, Any]:
     for case in found.get("throughput", []):
         case["measured_on"] = machine
     return {"measured_on": dict.fromkeys(parts, machine), "took_s": took_s, **found}
-
-
-def together(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return stored results with those of the parts and cases that were measured anew.
-
-    The ratios and the CPU are made from the cases: each compares contenders of one case, so of one run.
-    """
-    dates_and_times = {name: before.get(name, {}) | new.get(name, {}) for name in ("measured_on", "took_s")}
-    cases = merged(before["throughput"], new.get("throughput", []))
-    main_case = next(case for case in cases if (case["bytes"], case["consumers"]) == (100, 1))
-    cpu = {"cpu_us_per_message": cpu} if (cpu := main_case.get("cpu_us_per_message")) else {}
-    return before | new | dates_and_times | {"ratios": ratios(cases), **cpu, "throughput": cases}
 
 
 def guard() -> int:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 OURS = frozenset({"ack", "batch", "run"})
 CASES = (Case(100, 1), Case(100, 4), Case(1_024, 1))
-MAX_MESSAGES = 2_000_000
+MAX_MESSAGES = 1_500_000
 """Of a topic: a run takes seconds then, and what starts with it is a small part of it."""
 WARM_UP_FOLDS = 12
 """Of a tracker in rounds that do not count; in others, whose JVM is warm, it folds once, so that its workers exist."""
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=1, help="rounds of the first case that do not count")
     parser.add_argument("--cases", type=cases_of, default=list(CASES), help="bytes x processes, such as 100x1,100x4")
-    parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most two million messages")
+    parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most 1.5 million messages")
     options = parser.parse_args()
     bench = Bench()
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bench.ratios import KINDS, RATIOS, Case, Ratio, cases_for, merged, ratios
+from typing import Any
+
+from bench.ratios import KINDS, RATIOS, Case, Ratio, cases_for, ratios, together
 
 
-def case_of(size: int, consumers: int, **medians: tuple[int, float]) -> dict[str, object]:
+def case_of(size: int, consumers: int, **medians: tuple[int, float]) -> dict[str, Any]:
     """Return a case as results.json has it: each contender's messages a second and its CPU a message."""
     return {
         "bytes": size,
@@ -62,7 +64,28 @@ def test_the_guard_measures_no_contender_that_its_ratios_do_not_need() -> None:
     ]
 
 
-def test_a_new_case_replaces_the_stored_one_alone() -> None:
-    before = [case_of(100, 1, ack=(1, 1.0)), case_of(10_240, 1, ack=(2, 1.0)), case_of(100, 4, ack=(3, 1.0))]
-    new = case_of(100, 1, ack=(9, 1.0))
-    assert merged(before, [new]) == [new, before[1], before[2]]
+def test_a_run_of_some_parts_keeps_the_others() -> None:
+    before: dict[str, Any] = {
+        "measured_on": {"throughput": "then", "latency": "then"},
+        "took_s": {"latency": 7},
+        "latency": "measured then",
+        "throughput": [
+            case_of(100, 1, share=(500, 2.0), ack=(400, 4.0)),
+            case_of(10_240, 1, share=(50, 2.0)),
+            case_of(100, 4, share=(900, 2.0), batch=(450, 9.0)),
+        ],
+        "ratios": {"ack_vs_share_consumer": 0.8, "batch_vs_share_consumer_four": 0.5},
+    }
+    new: dict[str, Any] = {
+        "measured_on": {"throughput": "now"},
+        "took_s": {"throughput": 9},
+        "throughput": [case_of(100, 1, share=(500, 2.0), ack=(600, 3.0))],
+    }
+    assert together(before, new) == {
+        "measured_on": {"throughput": "now", "latency": "then"},
+        "took_s": {"throughput": 9, "latency": 7},
+        "latency": "measured then",
+        "throughput": [new["throughput"][0], *before["throughput"][1:]],
+        "ratios": {"ack_vs_share_consumer": 1.2, "batch_vs_share_consumer_four": 0.5},
+        "cpu_us_per_message": {"share": {"client": 0.1, "sum": 2.0}, "ack": {"client": 0.1, "sum": 3.0}},
+    }
