@@ -3,7 +3,8 @@ Measure what the tracker costs with many messages in flight: a TICK, a million e
 
     .venv/bin/python -m bench.in_flight [in flight ...]
 
-The whole way is measured: Kafka source, Python worker, state store, foreachBatch. `scattered`: no two messages are
+The whole way is measured: Kafka source, Python worker, state store, foreachBatch. The queue topic has all the messages,
+empty ones: a tracker drops what it does not have. `scattered`: no two messages are
 neighbours, the gaps between them are of 1 to 4 by chance; else they lie in runs, as a consumer leaves them.
 """
 
@@ -36,10 +37,12 @@ def tick_ms_by_partitions(bench: Bench, counts: Sequence[int]) -> dict[str, int]
     found = {}
     for partitions in counts:
         queue = bench.queue(f"flight-of-{partitions}", partitions)
+        bench.send(queue.queue_topic, partitions, 0, partitions)
         with bench.tracking(queue, rest_ms=0) as tracker:
             bench.write(queue.markers_topic, markers_of(MarkerType.START, partitions, HOUR_MS, partitions=partitions))
             wait_until("the START markers", lambda tracker=tracker, most=partitions: _in_flight(tracker) >= most)
-            ticks = [_tick_ms(bench, queue.markers_topic, partitions) for _ in range(TICKS)]
+            key = bench.key(queue, partitions)
+            ticks = [_tick_ms(bench, queue.markers_topic, key, partitions) for _ in range(TICKS)]
         found[str(partitions)] = round(statistics.median(ticks))
     return found
 
@@ -48,13 +51,22 @@ def measure(bench: Bench, in_flight: int, *, scattered: bool) -> dict[str, Any]:
     """Return the figures for so many messages in flight."""
     kind = "scattered" if scattered else "runs"
     queue = bench.queue(f"flight-{in_flight}-{kind}")
+    gap = WIDEST_GAP if scattered else 1
+    # All must exist: a tracker drops what the queue topic does not have.
+    bench.send(queue.queue_topic, in_flight * gap + EVENTS // 2, 0)
     with bench.tracking(queue, max_markers_per_batch=1_000_000, rest_ms=0) as tracker:
-        gap = WIDEST_GAP if scattered else 1
         bench.write(queue.markers_topic, markers_of(MarkerType.START, in_flight, HOUR_MS, gap=gap))
         wait_until("the START markers", lambda: _in_flight(tracker) >= in_flight // PARTITIONS * PARTITIONS)
-        tick_ms = statistics.median(_tick_ms(bench, queue.markers_topic) for _ in range(TICKS))
+        key = bench.key(queue)
+        tick_ms = statistics.median(_tick_ms(bench, queue.markers_topic, key) for _ in range(TICKS))
         memory = memory_mib()
-        events_per_s = _events_per_s(bench, tracker, queue.markers_topic, first=in_flight * gap)
+        still = _in_flight(tracker)
+        events_per_s = _events_per_s(bench, tracker, queue.markers_topic, first=in_flight * gap // PARTITIONS)
+    if still < in_flight // PARTITIONS * PARTITIONS:
+        message = f"the tracker has {still} of {in_flight} messages in flight after the TICKs; the figures are of less"
+        raise RuntimeError(message)
+    state_bytes = _state_bytes(bench, queue.queue)
+    bench.remove(queue)
     return {
         "in_flight": in_flight,
         "kind": kind,
@@ -62,7 +74,7 @@ def measure(bench: Bench, in_flight: int, *, scattered: bool) -> dict[str, Any]:
         "events_per_s": round(events_per_s),
         "rss_mib": sum(memory.values()),
         "rss": memory,
-        "state_bytes": _state_bytes(bench, queue.queue),
+        "state_bytes": state_bytes,
     }
 
 
@@ -75,10 +87,10 @@ def _progress(bench: Bench) -> Any:  # noqa: ANN401  # of PySpark
     return query.lastProgress
 
 
-def _tick_ms(bench: Bench, topic: str, partitions: int = PARTITIONS) -> float:
+def _tick_ms(bench: Bench, topic: str, key: bytes, partitions: int = PARTITIONS) -> float:
     """Write a TICK to every partition and return how long the batch took that read them."""
     before = _progress(bench).batchId
-    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(partitions)))
+    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(partitions)), key)
     wait_until("a batch with TICKs", lambda: _progress(bench).batchId > before and _progress(bench).numInputRows > 0)
     return float(_progress(bench).durationMs["triggerExecution"])
 

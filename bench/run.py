@@ -191,7 +191,7 @@ PARTS = {
     ),
     "tracker": Part(
         lambda sizes: f"up to {max(sizes.in_flight):,} messages in flight, up to {max(sizes.partitions)} partitions",
-        lambda sizes: 40 * len(sizes.in_flight) + 20 * len(sizes.partitions),
+        lambda sizes: 40 * len(sizes.in_flight) + 20 * len(sizes.partitions) + 6 * sum(sizes.in_flight) / 1e6,
         measure=_tracker,
     ),
     "lateness": Part(

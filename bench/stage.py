@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 import time
@@ -11,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import load_settings
 from kmq_spark.core.in_flight import ranges_of
 from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.kafka.positions import TrackerPositions
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.spark.session import build_session, session_settings
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 MESSAGE_BYTES = 200
 PARTITIONS = 4
 _SHARES = {"p50": 50, "p99": 99, "max": 100}
+QUEUED, QUEUED_KIB = 250_000, 131_072
+"""Messages, and KiB of them, that a sender gives to its client before it waits."""
+SENT_AT_ONCE = 10_000
 PER_MARKER = 500
 """Messages that one marker covers, as a busy consumer's do."""
 
@@ -90,27 +96,44 @@ class Bench:
 
     def send(self, topic: str, count: int, size: int = MESSAGE_BYTES, partitions: int = PARTITIONS) -> None:
         """Send plain messages, evenly over the partitions, and wait for them."""
-        value = bytes(size)
-        self._write(
-            topic,
-            ((value, number % partitions) for number in range(count)),
-            {
-                "linger.ms": 20, "batch.size": 500_000,
-                "queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 262_144,
-            },
-        )  # fmt: skip
-
-    def write(self, topic: str, markers: Iterable[Marker]) -> None:
-        """Write markers, each to the partition of its messages, and wait for them."""
-        records = ((encode_marker(marker), marker.queue_partition) for marker in markers)
-        self._write(topic, records, {"linger.ms": 5})
-
-    def _write(self, topic: str, records: Iterable[tuple[bytes, int]], config: dict[str, Any]) -> None:
-        """Write values, each to its partition; RuntimeError where one of them did not arrive."""
         refused: list[str] = []
         producer = Producer(
             {
-                "bootstrap.servers": self.broker.bootstrap_servers, **config,
+                "bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 20, "batch.size": 500_000,
+                "queue.buffering.max.messages": 2 * QUEUED, "queue.buffering.max.kbytes": 2 * QUEUED_KIB,
+                "delivery.report.only.error": True, "on_delivery": lambda error, _: refused.append(error.str()),
+            }
+        )  # fmt: skip
+        most = min(QUEUED, QUEUED_KIB * 1024 // max(size, 1))
+        value = bytes(size)
+        for partition, at in itertools.product(range(partitions), range(0, count, SENT_AT_ONCE * partitions)):
+            left = (count - at - partition + partitions - 1) // partitions
+            messages = [{"value": value}] * min(SENT_AT_ONCE, left)
+            while len(producer) > most:
+                producer.poll(0.02)
+            producer.produce_batch(topic, messages, partition=partition)
+        producer.flush()
+        self._check_all_arrived(topic, refused)
+
+    def key(self, queue: QueueTopics, partitions: int = PARTITIONS) -> bytes:
+        """Return the key with which the queue's trackers sign: a tracker ignores a TICK without a signature."""
+        servers: dict[str, Any] = {"bootstrap.servers": self.broker.bootstrap_servers}
+        consumer = Consumer({**servers, "group.id": queue.tracker_group, "enable.auto.commit": False})
+        try:
+            admin = AdminClient(servers)
+            return TrackerPositions(consumer, admin, queue.markers_topic, partitions, 30_000).resume_point().key
+        finally:
+            consumer.close()
+
+    def write(self, topic: str, markers: Iterable[Marker], key: bytes = b"") -> None:
+        """Write markers, each to the partition of its messages, signed where there is a key, and wait for them."""
+        records = (
+            (signed(encode_marker(marker), marker.queue_partition, key), marker.queue_partition) for marker in markers
+        )
+        refused: list[str] = []
+        producer = Producer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 5,
                 "delivery.report.only.error": True, "on_delivery": lambda error, _: refused.append(error.str()),
             }
         )  # fmt: skip
@@ -122,6 +145,11 @@ class Bench:
                 except BufferError:
                     producer.poll(0.1)
         producer.flush()
+        self._check_all_arrived(topic, refused)
+
+    @staticmethod
+    def _check_all_arrived(topic: str, refused: Sequence[str]) -> None:
+        """Raise RuntimeError where records did not arrive."""
         if refused:
             message = f"{len(refused)} records for {topic} did not arrive: got {refused[0]}; measure again"
             raise RuntimeError(message)

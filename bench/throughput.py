@@ -107,13 +107,13 @@ def let_fold(bench: Bench, tracker: QueueTracker, markers_topic: str, times: int
     """
     Let a tracker fold what a busy consumer writes: trackers run for weeks, their JVMs and workers are warm.
 
-    The messages are none that the topic has; each is acknowledged, so nothing is looked for.
+    The messages are none that the topic has; each is acknowledged at once, so nothing is looked for.
     """
     for number in range(times):
         acked, first = acked_of(tracker), FAR_OFFSET + WARM_UP_MESSAGES * number
-        for kind in (MarkerType.START, MarkerType.END):
-            lease_ms = 60_000 if kind is MarkerType.START else 0
-            bench.write(markers_topic, markers_of(kind, WARM_UP_MESSAGES, lease_ms, first=first))
+        starts = markers_of(MarkerType.START, WARM_UP_MESSAGES, 60_000, first=first)
+        ends = markers_of(MarkerType.END, WARM_UP_MESSAGES, first=first)
+        bench.write(markers_topic, itertools.chain.from_iterable(zip(starts, ends, strict=True)))
         wait_until_folded(tracker, acked + WARM_UP_MESSAGES)
 
 
