@@ -4,8 +4,8 @@ Measure what the tracker costs with many messages in flight: a TICK, a million e
     .venv/bin/python -m bench.in_flight [in flight ...]
 
 The whole way is measured: Kafka source, Python worker, state store, foreachBatch. The queue topic has all the messages,
-empty ones: a tracker drops what it does not have. `scattered`: no two messages are neighbours, the gaps between them are
-of 1 to 4 by chance; else they lie in runs, as a consumer leaves them.
+empty ones: a tracker drops what it does not have. `scattered`: no two messages are neighbours, the gaps between them
+are of 1 to 4 by chance; else they lie in runs, as a consumer leaves them.
 """
 
 from __future__ import annotations
