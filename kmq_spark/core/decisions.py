@@ -112,9 +112,8 @@ class Decisions:
     def messages(self) -> list[Decision]:
         """Return one `Decision` a message, in order."""
         run = np.repeat(np.arange(len(self)), self.message_count)
-        first_of_run = np.cumsum(self.message_count, dtype=np.int64) - self.message_count
         columns = {name: getattr(self, name)[run] for name in DECISION_DTYPES}
-        columns["message_offset"] += np.arange(len(run)) - first_of_run[run]
+        columns["message_offset"] = unrolled(self.message_offset, self.message_count)
         values = {name: column.tolist() for name, column in columns.items()}
         values["action"] = map(DecisionAction, values["action"])
         values["reason"] = map(self.reasons.__getitem__, run.tolist())
@@ -130,3 +129,9 @@ DECISION_DTYPES: dict[str, np.dtype[Any]] = {
     "is_silent": np.dtype(np.bool_),
 }
 """The columns of `Decisions`, in field order, and their types."""
+
+
+def unrolled(first: NDArray[np.int64], count: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the message offsets of runs, one run after the other: *count* offsets from *first* on for each."""
+    begin = np.cumsum(count, dtype=np.int64) - count
+    return np.repeat(first - begin, count) + np.arange(count.sum(dtype=np.int64))

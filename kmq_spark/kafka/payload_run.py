@@ -25,11 +25,13 @@ class PayloadSlice(NamedTuple):
         partition: Partition of these offsets.
         first: Index of the first one among the wanted offsets of the partition.
         messages: One entry for each offset, in order; None if the message is gone.
+        is_past_end: Whether the offsets are at or past the end of the topic, so that there never was such a message.
     """
 
     partition: int
     first: int
     messages: list[Message | None]
+    is_past_end: bool = False
 
 
 class WantedOffsets:
@@ -52,7 +54,7 @@ class WantedOffsets:
         """Start with nothing read."""
         self.topic = topic
         self.partition = partition
-        self.offsets = [int(offset) for offset in offsets]
+        self.offsets = list(offsets)
         self.cursor = 0
         self.read_to = self.offsets[0]
         self.committed_end = 0
@@ -117,4 +119,4 @@ class WantedOffsets:
         beyond = len(self.offsets) - known
         del self.offsets[known:]
         if beyond:
-            yield PayloadSlice(self.partition, known, [None] * beyond)
+            yield PayloadSlice(self.partition, known, [None] * beyond, is_past_end=True)

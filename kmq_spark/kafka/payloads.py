@@ -78,7 +78,6 @@ class PayloadReader:
         )
         self._config = dict(config)
         self._uncommitted: Consumer | None = None
-        self._ends: dict[int, int] = {}
         self._topic = topic
         self._timeout_s = timeout_ms / 1000
 
@@ -87,10 +86,6 @@ class PayloadReader:
         self._consumer.close()
         if self._uncommitted is not None:
             self._uncommitted.close()
-
-    def is_past_end(self, partition: int, offset: int) -> bool:
-        """Return whether an offset was at or past the end of its partition during the last read."""
-        return offset >= self._ends.get(partition, offset + 1)
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Payload]:
         """
@@ -106,9 +101,9 @@ class PayloadReader:
         Raises:
             KafkaClientError: As `read_slices`.
         """
-        for partition, first, messages in self.read_slices(wanted):
-            for index, message in enumerate(messages, first):
-                yield Payload(partition, wanted[partition][index], message)
+        for found in self.read_slices(wanted):
+            for index, message in enumerate(found.messages, found.first):
+                yield Payload(found.partition, wanted[found.partition][index], message)
 
     def read_slices(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[PayloadSlice]:
         """
@@ -124,7 +119,6 @@ class PayloadReader:
             KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, for example because all
                 remaining messages are hidden by an open transaction.
         """
-        self._ends.clear()
         pending = {
             partition: WantedOffsets(self._topic, partition, offsets)
             for partition, offsets in wanted.items()
@@ -199,8 +193,7 @@ class PayloadReader:
             first, each.committed_end = self._bounds(self._consumer, each.partition)
             yield from each.drop_below(first)
             if not each.is_done and each.offsets[-1] >= each.committed_end:
-                end = self._ends[each.partition] = self._log_end(each.partition, each.offsets[-1])
-                yield from each.drop_from(end)
+                yield from each.drop_from(self._log_end(each.partition, each.offsets[-1]))
 
     def _log_end(self, partition: int, wanted: int) -> int:
         """Return the high watermark of a partition. Read it twice if *wanted* is at or past it."""

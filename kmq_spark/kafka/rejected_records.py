@@ -20,7 +20,7 @@ class RejectedRecords:
     The rejections in one transaction, over all its attempts.
 
     Attributes:
-        total_count: Number of rejections.
+        total_count: Number of rejections, of known and of unknown messages.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,10 @@ class RejectedRecords:
         while count < MAX_REJECTIONS and size_bytes >= self._smallest_bytes.get(count, size_bytes + 1):
             count += 1
         return count
+
+    def note_unknown(self) -> None:
+        """Record that the broker rejected one of several messages that share a callback: the next attempt finds it."""
+        self.total_count += 1
 
     def note(self, index: int, size_bytes: int, before: int) -> None:
         """Record that the broker rejected a message that had been rejected *before* times."""

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     Record = OutgoingRecord | tuple[str, int, bytes | None, bytes | None, Headers]
     OnDelivery = Callable[[KafkaError | None, Message], None]
-    OnEachDelivery = Callable[[int, KafkaError | None, Message], None]
 
 logger = logging.getLogger(__name__)
 
@@ -148,23 +147,27 @@ class TransactionalProducer:
         )
         self._producer.poll(0)
 
-    def send_all(self, records: Iterable[Record | None], on_delivery: OnEachDelivery) -> None:
+    def send_all(self, records: Iterable[tuple[Record, OnDelivery]]) -> None:
         """
         Add many records to the open transaction. Only the *work* of `run` may call this.
 
         Args:
-            records: Records to write; None is skipped. The next record is requested only after the client took the last
-                one.
-            on_delivery: Called with the index among *records* and the delivery report of each record that is not None,
-                in this thread, before `run` returns.
+            records: Records to write, each with the callback for its delivery report, which is called in this thread,
+                before `run` returns. Neighbours best share a callback: a new one costs more than a record. The next
+                record is requested only after the client took the last one.
 
         Raises:
             KafkaException: The client rejects a record; `run` handles this error.
         """
-        report = self._note_failure_and_call_with_index
-        for number, record in enumerate(records):
-            if record is not None:
-                self._produce(record, partial(report, on_delivery, number))
+        produce, latest, report = self._producer.produce, None, None
+        for number, (record, on_delivery) in enumerate(records):
+            if on_delivery is not latest:
+                latest, report = on_delivery, partial(self._note_failure_and_call, on_delivery)
+            topic, partition, key, value, headers = record
+            try:
+                produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
+            except (BufferError, KafkaException):
+                self._produce(record, report)
             if number % POLL_EACH == 0:
                 # Each poll releases and takes the GIL: do not poll once a record.
                 self._producer.poll(0)
@@ -379,13 +382,6 @@ class TransactionalProducer:
         if error is not None and self._failed is None:
             self._failed = error
         on_delivery(error, record)
-
-    def _note_failure_and_call_with_index(
-        self, on_delivery: OnEachDelivery, number: int, error: KafkaError | None, record: Message
-    ) -> None:
-        if error is not None and self._failed is None:
-            self._failed = error
-        on_delivery(number, error, record)
 
     def _tracker_failpoint(self, name: str) -> None:
         if self._role == "tracker":

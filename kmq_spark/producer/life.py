@@ -300,7 +300,8 @@ class _Work:
         self._places.clear()
         self._attempts += 1
         if self._attempts > 1 or self._has_callbacks:
-            transactions.send_all(self._records(), self._on_report)
+            records = enumerate(self._records())
+            transactions.send_all((record, partial(self._on_report, number)) for number, record in records)
         else:
             self._send_unreported(transactions)
         for letter in self._letters:

@@ -81,6 +81,14 @@ _LARGEST_SEQUENCE = 2**62
 _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
 """Headers that are not copied to a redelivered copy: the delay is over, and the limit is written with its new value."""
 
+_OF_DELIVERIES = frozenset(
+    {
+        *(DELIVERY_COUNT, ATTEMPTS_MS, ORIGIN, PREVIOUS, FIRST_SENT_MS, SILENT_COUNT, MAX_DELIVERIES, LAST_ERROR),
+        *(GROUP, DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
+    }
+)
+"""Headers that a redelivery reads or changes. A message of a plain producer has none of them."""
+
 _ENDS_WITH_DEATH = frozenset(
     {
         # Counts and times start again.
@@ -289,6 +297,66 @@ def redelivery_headers(
             if name not in _ENDS_WITH_DELIVERY or (is_early and name == NOT_BEFORE_MS)
         ]
     return _replaced(given, ours)
+
+
+class CommonHeaders:
+    """
+    What the first copies of a run of messages have in common in their headers, made once.
+
+    Args:
+        delivery_count: As for `redelivery_headers`, and so are the others.
+        queue_partition: Queue partition of the messages.
+        is_silent: Whether the lease ran out without a release.
+        group: Group that the copies are intended for.
+        max_deliveries: The queue's delivery limit.
+        last_error: Exception text of the delivery.
+    """
+
+    def __init__(
+        self,
+        *,
+        delivery_count: int,
+        queue_partition: int,
+        is_silent: bool = False,
+        group: str = "",
+        max_deliveries: int = 0,
+        last_error: str = "",
+    ) -> None:
+        """Make the headers that no message changes."""
+        common = redelivery_headers(
+            None, delivery_count=delivery_count, queue_partition=queue_partition, message_offset=0, sent_at_ms=-1,
+            is_silent=is_silent, group=group, max_deliveries=max_deliveries, last_error=last_error,
+        )  # fmt: skip
+        own = (ORIGIN, PREVIOUS)
+        self._before = [header for header in common if header[0] == DELIVERY_COUNT]
+        self._after = [header for header in common if header[0] not in (DELIVERY_COUNT, *own)]
+        self._queue_partition = queue_partition
+        self._sent_at_ms = -1
+        self._times: Headers = []
+
+    def of_copy(self, headers: Headers | None, message_offset: int, sent_at_ms: int) -> Headers | None:
+        """
+        Return what `redelivery_headers` returns for a message that has no header of an earlier delivery.
+
+        Args:
+            headers: Headers of the message, as the Kafka client returns them.
+            message_offset: Offset of the message.
+            sent_at_ms: Append time of the message, epoch milliseconds; negative if unknown.
+
+        Returns:
+            The headers of the copy; None if the message has a header that a redelivery reads or changes.
+        """
+        for name, _ in headers or ():
+            if name in _OF_DELIVERIES:
+                return None
+        if sent_at_ms != self._sent_at_ms:  # messages of one produce batch have the same append time
+            sent_at = b"%d" % sent_at_ms
+            self._sent_at_ms = sent_at_ms
+            self._times = [(FIRST_SENT_MS, sent_at), (ATTEMPTS_MS, sent_at)] if sent_at_ms >= 0 else []
+        place = b"%d:%d" % (self._queue_partition, message_offset)
+        return [
+            *(headers or ()), *self._before, (ORIGIN, place), (PREVIOUS, place), *self._times, *self._after
+        ]  # fmt: skip
 
 
 def dead_letter_headers(

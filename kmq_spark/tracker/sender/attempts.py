@@ -3,19 +3,21 @@ One attempt at a transaction of redeliveries: the records that it sends, and the
 
 Rule 1: The result of an aborted attempt is discarded. Only the broker's rejections are kept, in `RejectedRecords`, for
 the next attempt.
-Rule 2: One step per message, and no objects that are not needed: when very many leases end at once, most of the time is
-spent here.
+Rule 2: What the messages of a run have in common is made once a run, their callback included. When very many leases end
+at once, most of the time is spent here, one step a message.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 
 from kmq_spark.core.markers import Outcome
 from kmq_spark.failpoints import failpoint
-from kmq_spark.tracker.sender.records import final_decision, outgoing_record
+from kmq_spark.tracker.sender.due_decisions import size_of
+from kmq_spark.tracker.sender.records import Ends, common_headers, final_decision, outgoing_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,85 +26,138 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.queue_topics import QueueTopics
-    from kmq_spark.kafka.records import OutgoingRecord
     from kmq_spark.kafka.rejected_records import RejectedRecords
-    from kmq_spark.tracker.sender.due_decisions import DueDecision
-    from kmq_spark.tracker.sender.records import DecidedMessage
+    from kmq_spark.kafka.transaction import OnDelivery, Record
+    from kmq_spark.tracker.sender.due_decisions import DueRun
+    from kmq_spark.wire.headers import CommonHeaders
 
 
 class Attempt:
     """
-    An attempt to send these messages.
+    An attempt to carry out these decisions.
 
     Args:
-        messages: Decisions with their payloads.
+        runs: Decisions with their payloads.
         rejected_records: Records that the broker rejected in earlier attempts; this attempt adds to them.
         topics: Topics of the queue.
         rules: Rules of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
 
     Attributes:
-        decisions: The final decision on each message; each of them gets an END.
+        ends: The ENDs of the final decisions, complete after `records`.
+        redelivered: Messages sent to the queue topic again.
         expired: Messages dropped because their TTL had expired.
         nonexistent: Decisions dropped because the queue topic has no message at their offset.
-        dead_lettered: Dead letters that the broker has acknowledged.
+        dead_lettered: Messages sent to the dead-letter topic.
         lateness_ms: Lateness of each redelivered message that the broker has acknowledged, milliseconds: append time
             minus deadline.
     """
 
     def __init__(
         self,
-        messages: Sequence[DecidedMessage],
+        runs: Sequence[DueRun],
         rejected_records: RejectedRecords,
         topics: QueueTopics,
         rules: Rules,
         dead_letter_partitions: int,
     ) -> None:
         """Store the arguments; `records` yields what to send."""
-        self._messages = messages
+        self._runs = runs
         self._rejected_records = rejected_records
         self._topics = topics
         self._rules = rules
         self._dead_letter_partitions = dead_letter_partitions
         self._rejection_counts: dict[int, int] = {}
-        self.decisions: list[DueDecision] = []
+        self._headers: dict[tuple[int, int, Outcome, str, bool], CommonHeaders | None] = {}
+        self.ends = Ends()
+        self.redelivered = 0
         self.expired = 0
         self.nonexistent = 0
         self.dead_lettered = 0
         self.lateness_ms: list[int] = []
 
-    def records(self) -> Iterator[OutgoingRecord | None]:
+    def records(self) -> Iterator[tuple[Record, OnDelivery]]:
         """
-        Yield one record per message, lazily; None for a message that is dropped.
+        Yield the records to send, lazily, each with the callback for its delivery report.
 
-        Dropped are messages whose TTL has expired, and offsets that the queue topic does not have.
+        There is no record for a message whose TTL has expired, or for an offset that the queue topic does not have.
         """
-        topics, rules, is_any_rejected = self._topics, self._rules, self._rejected_records.total_count > 0
-        for index, decided in enumerate(self._messages):
-            rejection_count = 0
-            if is_any_rejected and (rejection_count := self._rejected_records.rejection_count(index, decided.size)):
-                self._rejection_counts[index] = rejection_count
-            final = final_decision(decided, rejection_count, topics, rules)
-            outcome = final.decision.outcome
-            self.decisions.append(final.decision)
-            if outcome is Outcome.EXPIRED:
-                if final.message is None:
-                    self.nonexistent += 1
-                else:
-                    self.expired += 1
-                yield None
-                continue
-            yield outgoing_record(final, topics, self._dead_letter_partitions, rules.max_deliveries)
-            failpoint("tracker.message-sent" if outcome is Outcome.REDELIVERED else "tracker.dead-letter-sent")
+        index = 0
+        for run in self._runs:
+            yield from self._records_of(run, index)
+            index += len(run.messages)
 
-    def on_delivery(self, index: int, error: KafkaError | None, record: Message) -> None:
-        """Handle the delivery report of a message's record."""
-        if error is not None:
-            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self._rejected_records.note(index, self._messages[index].size, self._rejection_counts.get(index, 0))
+    def _records_of(self, run: DueRun, index: int) -> Iterator[tuple[Record, OnDelivery]]:
+        """Yield the records of a run; *index* is that of its first message in the transaction."""
+        # After a rejection each message has a callback of its own, which finds the rejected one.
+        headers = None if self._rejected_records.total_count else self._common_headers(run)
+        if headers is None:
+            for place in range(len(run.messages)):
+                yield from self._records_of_one(run.part(place, place + 1), index + place)
             return
-        decision = self.decisions[index]
-        if decision.outcome is Outcome.REDELIVERED:
-            self.lateness_ms.append(record.timestamp()[1] - decision.deadline_at_ms)
+        on_delivery = partial(self._on_copy, run.deadline_at_ms)
+        topic, partition, begin = self._topics.queue_topic, run.queue_partition, 0
+        for place, message in enumerate(run.messages):
+            copy = None
+            if message is not None:
+                given, sent_at_ms = message.headers(), message.timestamp()[1]
+                copy = headers.of_copy(given, run.message_offset + place, sent_at_ms)  # type: ignore[arg-type]  # as in `headers_of`
+            if message is not None and copy is not None:
+                # The same queue partition as before: the partition count may have changed, and the key may map
+                # elsewhere now.
+                yield (topic, partition, message.key(), message.value(), copy), on_delivery
+                failpoint("tracker.message-sent")
+            else:
+                self._note_redelivered(run.part(begin, place))
+                begin = place + 1
+                yield from self._records_of_one(run.part(place, begin), index + place)
+        self._note_redelivered(run.part(begin, len(run.messages)))
+
+    def _common_headers(self, run: DueRun) -> CommonHeaders | None:
+        """Return what `common_headers` returns; runs often differ only in offset and deadline."""
+        facts = run.queue_partition, run.delivery_count, run.outcome, run.reason, run.is_silent
+        if facts not in self._headers:
+            self._headers[facts] = common_headers(run, self._topics, self._rules)
+        return self._headers[facts]
+
+    def _note_redelivered(self, run: DueRun) -> None:
+        self.redelivered += len(run.messages)
+        self.ends.add(run)
+
+    def _records_of_one(self, run: DueRun, index: int) -> Iterator[tuple[Record, OnDelivery]]:
+        """Yield the record of a message whose headers, or whose absence, may change the decision."""
+        rejection_count = 0
+        if self._rejected_records.total_count and (
+            rejection_count := self._rejected_records.rejection_count(index, size_of(run.messages[0]))
+        ):
+            self._rejection_counts[index] = rejection_count
+        final = final_decision(run, rejection_count, self._topics, self._rules)
+        if final.outcome is Outcome.REDELIVERED:
+            self._note_redelivered(final)
         else:
-            self.dead_lettered += 1
+            self.ends.add(final)
+        if final.outcome is Outcome.EXPIRED:
+            if final.messages[0] is None:
+                self.nonexistent += 1
+            else:
+                self.expired += 1
+            return
+        self.dead_lettered += final.is_dead_letter
+        record = outgoing_record(final, self._topics, self._dead_letter_partitions, self._rules.max_deliveries)
+        yield record, partial(self._on_one, run, index, is_copy=not final.is_dead_letter)
+        failpoint("tracker.dead-letter-sent" if final.is_dead_letter else "tracker.message-sent")
+
+    def _on_copy(self, deadline_at_ms: int, error: KafkaError | None, record: Message) -> None:
+        """Handle the delivery report of any copy of a run; a report does not say of which message."""
+        if error is None:
+            self.lateness_ms.append(record.timestamp()[1] - deadline_at_ms)
+        elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._rejected_records.note_unknown()
+
+    def _on_one(self, run: DueRun, index: int, error: KafkaError | None, record: Message, *, is_copy: bool) -> None:
+        """Handle the delivery report of the record of one message."""
+        if error is None:
+            if is_copy:
+                self.lateness_ms.append(record.timestamp()[1] - run.deadline_at_ms)
+        elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._rejected_records.note(index, size_of(run.messages[0]), self._rejection_counts.get(index, 0))

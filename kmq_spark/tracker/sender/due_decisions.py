@@ -1,50 +1,63 @@
 """
 The decisions of one batch, in the order in which their payloads are read.
 
-Rule 1: Decisions stay in columns until their payloads are read: a million decisions must not be a million objects at
-the same time.
-Rule 2: If a batch contains two decisions on one message, its payload is read once, and both are carried out. The log
-contains the END of the first decision between them, so the second is about a new lease (`core/unconfirmed.py`).
+Rule 1: Decisions stay in runs until their payloads are read: a million decisions must not be a million objects.
+Rule 2: If a batch contains two decisions on one message, its payload is read once, and both are carried out, in their
+order. The log contains the END of the first decision between them, so the second is about a new lease
+(`core/unconfirmed.py`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kmq_spark.core.decisions import unrolled
 from kmq_spark.core.in_flight import REJECTED
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import DecisionAction
+from kmq_spark.kafka.records import headers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
+
+    from confluent_kafka import Message
+    from numpy.typing import NDArray
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.payload_run import PayloadSlice
+    from kmq_spark.tracker.sender.limits import SenderLimits
 
 _OUTCOMES = {
     DecisionAction.REDELIVER.value: Outcome.REDELIVERED,
     DecisionAction.DEAD_LETTER.value: Outcome.DEAD_LETTERED,
 }
 
-_COLUMNS = ("queue_partition", "message_offset", "delivery_count", "deadline_at_ms", "tick_at_ms", "is_silent")
+_COLUMNS = (
+    "queue_partition", "message_offset", "message_count", "delivery_count", "action", "deadline_at_ms", "tick_at_ms",
+    "is_silent",
+)  # fmt: skip
 
 
-class DueDecision(NamedTuple):
+class DueRun(NamedTuple):
     """
-    One decision, ready to be carried out.
+    Decisions on messages with consecutive offsets, with the payloads: what one transaction carries out.
 
     Attributes:
-        marker_partition: Markers partition of the message's START; the END is written to the same one.
-        queue_partition: Queue partition of the message.
-        message_offset: Offset of the message in that partition.
+        marker_partition: Markers partition of the messages' START; the END is written to the same one.
+        queue_partition: Queue partition of the messages.
+        message_offset: Offset of the first message in that partition.
         delivery_count: Deliveries so far.
         outcome: REDELIVERED, DEAD_LETTERED or EXPIRED. For EXPIRED only the END is sent.
-        reason: For a dead letter, its reason. For a redelivery, the error of the delivery that failed; empty for none.
-        deadline_at_ms: Deadline of the lease, epoch milliseconds, broker clock at the deciding TICK; `REJECTED` for a
-            rejected message.
+        reason: For dead letters, their reason. For redeliveries, the error of the delivery that failed; empty for none.
+        deadline_at_ms: Deadline of the lease, epoch milliseconds, broker clock at the deciding TICK; `REJECTED` for
+            rejected messages.
         tick_at_ms: Append time of the deciding TICK, epoch milliseconds, broker clock.
         is_silent: Whether the delivery ended silently: its lease ran out without a release, rejection or deferral.
+        messages: The messages, in order of their offsets; None for one that the queue topic does not have.
     """
 
     marker_partition: int
@@ -54,90 +67,144 @@ class DueDecision(NamedTuple):
     outcome: Outcome
     reason: str
     deadline_at_ms: int
-    tick_at_ms: int = 0
-    is_silent: bool = False
+    tick_at_ms: int
+    is_silent: bool
+    messages: Sequence[Message | None]
+
+    def part(self, first: int, end: int) -> DueRun:
+        """Return the run of `messages[first:end]`."""
+        if first == 0 and end == len(self.messages):
+            return self
+        return self._replace(message_offset=self.message_offset + first, messages=self.messages[first:end])
 
     @property
     def is_dead_letter(self) -> bool:
-        """Whether a dead letter is to be written."""
+        """Whether dead letters are to be written."""
         return self.outcome is Outcome.DEAD_LETTERED
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the fold dead-lettered the message because it reached the delivery limit, not because of a reject."""
+        """Whether the fold dead-lettered the messages at the delivery limit, not because of a reject."""
         return self.is_dead_letter and self.deadline_at_ms != REJECTED
+
+
+class _Partition(NamedTuple):
+    """
+    The runs of one queue partition, by first offset.
+
+    Attributes:
+        rows: Row of each run among all decisions; it is smaller for the earlier of two decisions on one message.
+        first: Offset of the first message of each run.
+        end: Offset after the last message of each run.
+        largest_end: Largest `end` of this run and those before it: runs may overlap.
+        wanted: Offsets of all messages, ascending, without repeats.
+    """
+
+    rows: NDArray[np.int64]
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    largest_end: NDArray[np.int64]
+    wanted: NDArray[np.int64]
 
 
 class DueDecisions:
     """
-    The decisions of a batch, sorted by queue partition and message offset.
+    The decisions of a batch, by queue partition and message offset.
 
     Args:
         outcomes: One per markers partition.
     """
 
     def __init__(self, outcomes: Sequence[PartitionOutcome]) -> None:
-        """Sort the columns. `on_messages` creates the objects."""
+        """Sort the runs. `with_payloads` creates the objects."""
         decided = [outcome for outcome in outcomes if len(outcome.decisions)]
-        columns = {
+        self._columns = {
             name: np.concatenate([getattr(each.decisions, name) for each in decided] or [np.empty(0, np.int64)])
-            for name in (*_COLUMNS, "action")
+            for name in _COLUMNS
         }
-        marker_partition = np.repeat(
+        self._marker_partition = np.repeat(
             np.array([each.marker_partition for each in decided], np.int64), [len(each.decisions) for each in decided]
         )
-        reasons = [reason for each in decided for reason in each.decisions.reasons]
-        message_count = np.concatenate([each.decisions.message_count for each in decided] or [np.empty(0, np.int32)])
-        run = np.repeat(np.arange(len(reasons)), message_count)
-        first_of_run = np.cumsum(message_count, dtype=np.int64) - message_count
-        columns = {name: column[run] for name, column in columns.items()}
-        columns["message_offset"] += np.arange(len(run)) - first_of_run[run]
-        marker_partition, reasons = marker_partition[run], [reasons[each] for each in run.tolist()]
-        order = np.lexsort((columns["message_offset"], columns["queue_partition"]))
-        self._columns = {name: column[order] for name, column in columns.items()}
-        self._marker_partition = marker_partition[order]
-        self._reasons = [reasons[row] for row in order.tolist()] if any(reasons) else [""] * len(reasons)
-        queue_partition, message_offset = self._columns["queue_partition"], self._columns["message_offset"]
-        is_first = np.ones(len(order), np.bool_)
-        is_first[1:] = (np.diff(queue_partition) != 0) | (np.diff(message_offset) != 0)
-        # The row of the first decision on each message; then the number of rows.
-        self._rows = np.append(np.flatnonzero(is_first), len(order))
-        partitions, first = np.unique(queue_partition[self._rows[:-1]], return_index=True)
-        self._first_message = dict(zip(partitions.tolist(), first.tolist(), strict=True))
-
-    def __len__(self) -> int:
-        """Return the number of decisions."""
-        return len(self._reasons)
-
-    def message_offsets(self) -> dict[int, list[int]]:
-        """Return the message offsets by queue partition, ascending, without duplicates."""
-        offsets = self._columns["message_offset"][self._rows[:-1]]
-        ends = [*self._first_message.values(), len(offsets)][1:]
-        return {
-            partition: offsets[first:end].tolist()
-            for (partition, first), end in zip(self._first_message.items(), ends, strict=True)
+        self._reasons = [reason for each in decided for reason in each.decisions.reasons]
+        queue_partition = self._columns["queue_partition"]
+        self._partitions = {
+            partition: self._partition(np.flatnonzero(queue_partition == partition))
+            for partition in np.unique(queue_partition).tolist()
         }
 
-    def on_messages(self, queue_partition: int, first: int, count: int) -> Iterator[tuple[int, DueDecision]]:
+    def __len__(self) -> int:
+        """Return the number of decisions: of messages, and one that was decided twice counts twice."""
+        return int(self._columns["message_count"].sum(dtype=np.int64))
+
+    def _partition(self, rows: NDArray[np.int64]) -> _Partition:
+        rows = rows[np.argsort(self._columns["message_offset"][rows], kind="stable")]
+        first, count = self._columns["message_offset"][rows], self._columns["message_count"][rows]
+        end = first + count
+        largest_end = np.maximum.accumulate(end)
+        wanted = unrolled(first, count)
+        if (first[1:] < largest_end[:-1]).any():
+            wanted = np.unique(wanted)
+        return _Partition(rows, first, end, largest_end, wanted)
+
+    def message_offsets(self) -> dict[int, list[int]]:
+        """Return the message offsets by queue partition, ascending, without repeats."""
+        return {number: partition.wanted.tolist() for number, partition in self._partitions.items()}
+
+    def with_payloads(self, payloads: PayloadSlice) -> Iterator[DueRun]:
         """
-        Yield the decisions on consecutive messages of `message_offsets`.
+        Yield the decisions on consecutive messages of `message_offsets`, each run cut to these messages.
 
         Args:
-            queue_partition: Queue partition of the messages.
-            first: Index of the first message in `message_offsets()[queue_partition]`.
-            count: Number of messages.
-
-        Yields:
-            Index of the message among these *count*, from 0 on, and a decision on it.
+            payloads: Some of the payloads that were asked for with `message_offsets`.
         """
-        begin = self._first_message[queue_partition] + first
-        rows = self._rows[begin : begin + count + 1]
-        which = np.repeat(np.arange(count), np.diff(rows)).tolist()
-        part = slice(int(rows[0]), int(rows[-1]))
-        partitions, offsets, counts, *rest = (self._columns[name][part].tolist() for name in _COLUMNS)
-        outcomes = map(_OUTCOMES.__getitem__, self._columns["action"][part].tolist())
-        markers, reasons = self._marker_partition[part].tolist(), self._reasons[part]
-        decisions = map(
-            DueDecision._make, zip(markers, partitions, offsets, counts, outcomes, reasons, *rest, strict=True)
+        mine = self._partitions[payloads.partition]
+        offsets = mine.wanted[payloads.first : payloads.first + len(payloads.messages)]
+        near = slice(
+            int(np.searchsorted(mine.largest_end, offsets[0], "right")),
+            int(np.searchsorted(mine.first, offsets[-1], "right")),
         )
-        return zip(which, decisions, strict=True)
+        rows, first, end = mine.rows[near], mine.first[near], mine.end[near]
+        # All messages of a run are wanted, so those that are here are neighbours among the wanted ones.
+        begins, ends = np.searchsorted(offsets, np.maximum(first, offsets[0])), np.searchsorted(offsets, end)
+        found = np.flatnonzero(begins < ends)
+        found = found[np.argsort(rows[found])]
+        rows, begins, ends = rows[found], begins[found], ends[found]
+        columns = [self._columns[name][rows].tolist() for name in _COLUMNS[3:]]
+        markers, firsts = self._marker_partition[rows].tolist(), offsets[begins].tolist()
+        facts = zip(rows.tolist(), markers, firsts, begins.tolist(), ends.tolist(), *columns, strict=True)
+        for row, marker_partition, offset, begin, until, count, action, deadline_at_ms, tick_at_ms, is_silent in facts:
+            yield DueRun(
+                marker_partition, payloads.partition, offset, count,
+                Outcome.EXPIRED if payloads.is_past_end else _OUTCOMES[action], self._reasons[row],
+                deadline_at_ms, tick_at_ms, is_silent, payloads.messages[begin:until],
+            )  # fmt: skip
+
+
+def in_chunks(runs: Iterable[DueRun], limits: SenderLimits) -> Generator[list[DueRun]]:
+    """Yield the runs in chunks of one transaction each, and cut a run where its chunk is full."""
+    chunk: list[DueRun] = []
+    left_count, left_bytes = limits.max_transaction_messages, limits.max_transaction_bytes
+    for whole in runs:
+        run: DueRun | None = whole
+        while run is not None:
+            sizes = list(accumulate(map(size_of, run.messages[:left_count])))
+            # The message that reaches the limit is the last one of its chunk.
+            taken = min(bisect_left(sizes, left_bytes) + 1, len(sizes))
+            chunk.append(run.part(0, taken))
+            run = run.part(taken, len(run.messages)) if taken < len(run.messages) else None
+            left_count, left_bytes = left_count - taken, left_bytes - sizes[taken - 1]
+            if left_count <= 0 or left_bytes <= 0:
+                yield chunk
+                chunk, left_count, left_bytes = [], limits.max_transaction_messages, limits.max_transaction_bytes
+    if chunk:
+        yield chunk
+
+
+def size_of(message: Message | None) -> int:
+    """Return the bytes of key, value and headers of a message; 0 for None."""
+    if message is None:
+        return 0
+    size = len(message.key() or b"") + len(message.value() or b"")
+    for name, value in headers_of(message):
+        size += len(name) + len(value or b"")
+    return size

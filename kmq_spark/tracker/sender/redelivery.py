@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.errors import FencedError, KmqError
 from kmq_spark.failpoints import failpoint
@@ -38,22 +37,22 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.tracker.producer import TrackerProducer
 from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
-from kmq_spark.tracker.sender.due_decisions import DueDecisions
+from kmq_spark.tracker.sender.due_decisions import DueDecisions, in_chunks
 from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.marker_warnings import MarkerWarnings
 from kmq_spark.tracker.sender.positions import SenderPositions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
-from kmq_spark.tracker.sender.records import DecidedMessage, end_records
 from kmq_spark.tracker.sender.sent import Sent
 from kmq_spark.tracker.sender.set_aside import ChunkLimits, SetAside
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.tracker.consumer_positions import ConsumerPositions
+    from kmq_spark.tracker.sender.due_decisions import DueRun
 
 logger = logging.getLogger(__name__)
 
@@ -227,9 +226,9 @@ class RedeliverySender:
         left = len(decisions)
         # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
         # threads of their own.
-        with closing(one_ahead(self._chunks(decisions))) as chunks:
+        with closing(one_ahead(in_chunks(self._due_runs(decisions), self._limits))) as chunks:
             for chunk in chunks:
-                left -= len(chunk)
+                left -= sum(len(run.messages) for run in chunk)
                 if not left:
                     break
                 self._transact(chunk, [], [], sent)
@@ -328,38 +327,25 @@ class RedeliverySender:
             sent.nonexistent += self._marker_warnings.new_nonexistent(outcome)
             self._rules.observe(outcome)
 
-    def _chunks(self, decisions: DueDecisions) -> Generator[list[DecidedMessage]]:
-        """Read the payloads of all decisions, and yield both in chunks of one transaction each."""
-        wanted = decisions.message_offsets()
-        chunk: list[DecidedMessage] = []
-        size = 0
-        for partition, first, messages in self._payloads.read_slices(wanted) if wanted else ():
-            for which, decision in decisions.on_messages(partition, first, len(messages)):
-                message = messages[which]
-                if message is None and self._payloads.is_past_end(partition, decision.message_offset):
-                    decision = decision._replace(outcome=Outcome.EXPIRED)  # noqa: PLW2901  # the same decision with its final outcome
-                decided = DecidedMessage(decision, message)
-                chunk.append(decided)
-                size += decided.size
-                if len(chunk) >= self._limits.max_transaction_messages or size >= self._limits.max_transaction_bytes:
-                    yield chunk
-                    chunk, size = [], 0
-        if chunk:
-            yield chunk
+    def _due_runs(self, decisions: DueDecisions) -> Iterator[DueRun]:
+        """Read the payloads of all decisions, and yield both."""
+        if len(decisions):
+            for payloads in self._payloads.read_slices(decisions.message_offsets()):
+                yield from decisions.with_payloads(payloads)
 
     def _transact(
-        self, messages: list[DecidedMessage], other_records: list[OutgoingRecord], partitions: list[int], sent: Sent
+        self, runs: list[DueRun], other_records: list[OutgoingRecord], partitions: list[int], sent: Sent
     ) -> None:
-        """Send messages with their ENDs, other records and the positions of *partitions* in one transaction."""
+        """Send what runs need with their ENDs, other records and the positions of *partitions* in one transaction."""
         rejected_records = RejectedRecords()
-        attempt = Attempt(messages, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
+        attempt = Attempt(runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
 
         def work() -> None:
             nonlocal attempt
-            attempt = Attempt(messages, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
+            attempt = Attempt(runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
             producer, key = self._producer.current, self._positions.key
-            producer.send_all(attempt.records(), attempt.on_delivery)
-            for record in (*other_records, *end_records(attempt.decisions, self.topics, self.tracker_id, key)):
+            producer.send_all(attempt.records())
+            for record in (*other_records, *attempt.ends.records(self.topics, self.tracker_id, key)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 
@@ -380,7 +366,7 @@ class RedeliverySender:
         self._positions.note_committed(committing)
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
-        sent.redelivered += len(attempt.lateness_ms)
+        sent.redelivered += attempt.redelivered
         sent.expired += attempt.expired
         sent.nonexistent += attempt.nonexistent
         sent.dead_lettered += attempt.dead_lettered

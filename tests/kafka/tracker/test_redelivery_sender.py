@@ -26,7 +26,7 @@ from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.wire.codec import decode_marker
-from kmq_spark.wire.headers import DLQ_MESSAGE, ORIGIN
+from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN
 from tests.kafka.conftest import read_all
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ class Place:
         for sender in self._senders:
             sender.close()
 
-    def send(self, *values: bytes, partition: int = 0) -> list[int]:
+    def send(
+        self, *values: bytes, partition: int = 0, headers: Sequence[tuple[str, bytes]] = (("app", b"x"),)
+    ) -> list[int]:
         """Write messages as a plain producer does, any size; return their offsets."""
         offsets: list[int] = []
         client = Producer(
@@ -78,7 +80,7 @@ class Place:
         )
         for value in values:
             client.produce(
-                self.layout.topics.queue_topic, value, key=b"k", partition=partition, headers=[("app", b"x")],
+                self.layout.topics.queue_topic, value, key=b"k", partition=partition, headers=list(headers),
                 on_delivery=lambda error, record: offsets.append(record.offset() or 0) if error is None else None,
             )  # fmt: skip
             client.flush(10)
@@ -129,12 +131,13 @@ def outcome(
     needed_offset: int = 4,
     partition: int = 0,
     unreadable: Sequence[int] = (),
+    message_counts: Sequence[int] = (),
 ) -> PartitionOutcome:
     """Return the outcome of one markers partition."""
     return PartitionOutcome(
         partition,
         Status(next_offset, 2_000, 0, needed_offset, None, {}),
-        decisions_of(decisions),
+        decisions_of(decisions, message_counts),
         tuple(UnreadableRecord(offset, "cannot read marker: nonsense") for offset in unreadable),
     )
 
@@ -198,6 +201,50 @@ def test_large_payloads_are_cut_by_their_bytes(place: Place) -> None:
     offsets = place.send(*(b"x" * 1_000 for _ in range(9)))
     place.sender(max_transaction_bytes=2_500).deliver([outcome(due(*offsets))])
     assert [sum(each.count for each in end.ranges) for end in place.ends()] == [3, 3, 3]
+
+
+def test_run_of_decisions_is_cut_where_a_transaction_is_full(place: Place) -> None:
+    """By messages and by bytes; the ENDs show where the transactions begin."""
+    first, *_ = place.send(*(b"%d" % number for number in range(25)))
+    batch = [outcome(due(first), message_counts=[25])]
+    assert place.sender(max_transaction_messages=10).deliver(batch).redelivered == 25
+    assert [record.value() for record in place.messages()] == [b"%d" % number for number in range(25)]
+    assert [end.ranges for end in place.ends()] == [((0, 10),), ((10, 10),), ((20, 5),)]
+    first, *_ = place.send(*(b"x" * 1_000 for _ in range(9)))
+    place.sender(max_transaction_bytes=2_500).deliver([outcome(due(first), message_counts=[9])])
+    assert [end.ranges for end in place.ends()[3:]] == [((first + at, 3),) for at in (0, 3, 6)]
+
+
+def test_messages_of_a_run_that_are_gone_or_expired_do_not_hold_up_the_others(place: Place) -> None:
+    """Retention removed the first two, and the time to live of one is over."""
+    first, second, third = place.send(b"gone", b"gone too", b"kept")
+    place.send(b"expired", headers=[("kmq-expires-at-ms", b"1999")])  # the TICK is at 2_000
+    place.send(b"last")
+    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(place.layout.topics.queue_topic, 0, third)]).values():
+        future.result(10)
+    sent = place.sender().deliver([outcome(due(first), message_counts=[5])])
+    assert [record.value() for record in place.messages()] == [b"kept", b"last"]
+    assert [reason_of(letter).partition(" is ")[0][-3:] for letter in place.dead_letters()] == [
+        f"]@{gone}" for gone in (first, second)
+    ]
+    assert (sent.redelivered, sent.dead_lettered, sent.expired, len(sent.lateness_ms)) == (2, 2, 1, 2)
+    found = sorted((place_.first, place_.count, end.outcome) for end in place.ends() for place_ in end.ranges)
+    assert found == [
+        (0, 1, Outcome.DEAD_LETTERED), (1, 1, Outcome.DEAD_LETTERED), (2, 1, Outcome.REDELIVERED),
+        (3, 1, Outcome.EXPIRED), (4, 1, Outcome.REDELIVERED),
+    ]  # fmt: skip
+
+
+def test_second_decision_on_a_message_of_a_run_is_carried_out_too_and_has_its_end(place: Place) -> None:
+    first, *_ = place.send(b"0", b"1", b"2")
+    second = due(first + 1)[0]._replace(delivery_count=2)
+    sent = place.sender().deliver([outcome([*due(first), second], message_counts=[3, 1])])
+    assert sent.redelivered == 4
+    assert [(record.value(), dict(record.headers() or [])[DELIVERY_COUNT]) for record in place.messages()] == [
+        (b"0", b"1"), (b"1", b"1"), (b"2", b"1"), (b"1", b"2"),
+    ]  # fmt: skip
+    assert [end.ranges for end in place.ends()] == [((first, 3),), ((first + 1, 1),)]
 
 
 def test_newer_tracker_shuts_the_older_one_out(place: Place) -> None:

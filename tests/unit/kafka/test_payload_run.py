@@ -27,8 +27,8 @@ def reported(wanted: list[int], slices: Iterable[PayloadSlice]) -> list[tuple[in
     """Return the reports: each wanted offset, and the offset of its record or None if it is gone."""
     return [
         (wanted[index], None if message is None else message.offset())
-        for _, first, messages in slices
-        for index, message in enumerate(messages, first)
+        for found in slices
+        for index, message in enumerate(found.messages, found.first)
     ]
 
 

@@ -1,7 +1,8 @@
-"""Many records of one transaction, on librdkafka's mock broker: each is reported once, by its number."""
+"""Many records of one transaction, on librdkafka's mock broker: each is reported once, to its callback."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from confluent_kafka import KafkaError
+
+    from kmq_spark.kafka.transaction import OnDelivery
 
 TOPIC = "orders"
 
@@ -40,24 +43,28 @@ def record(number: int, size: int = 10) -> OutgoingRecord:
     return OutgoingRecord(TOPIC, number % 4, b"%d" % number, bytes(size), [("n", b"%d" % number)])
 
 
-def test_each_record_is_reported_once_by_its_number_before_the_commit(producer: TransactionalProducer) -> None:
-    """And one that is not to be sent keeps its number: what comes after it is not taken for it."""
-    count = 3 * POLL_EACH
-    reported: dict[int, bytes | None] = {}
+def test_each_record_is_reported_once_to_its_callback_before_the_commit(producer: TransactionalProducer) -> None:
+    """Neighbours share a callback."""
+    count, shared = 3 * POLL_EACH, 7
+    reported: dict[int, list[bytes | None]] = {}
     sent_before: list[int] = []
 
-    def records() -> Iterator[OutgoingRecord | None]:
+    def records() -> Iterator[tuple[OutgoingRecord, OnDelivery]]:
         for number in range(count):
-            yield None if number % 7 == 3 else record(number)
+            if number % shared == 0:
+                callback = partial(on_delivery, number)
+            yield record(number), callback
             sent_before.append(number)
 
-    def on_delivery(number: int, error: KafkaError | None, message: Message) -> None:
+    def on_delivery(first: int, error: KafkaError | None, message: Message) -> None:
         assert error is None
-        assert number not in reported
-        reported[number] = message.key()
+        reported.setdefault(first, []).append(message.key())
 
-    producer.run(lambda: producer.send_all(records(), on_delivery), [], None)
-    assert reported == {number: b"%d" % number for number in range(count) if number % 7 != 3}
+    producer.run(lambda: producer.send_all(records()), [], None)
+    assert {first: sorted(keys, key=lambda key: int(key or b"")) for first, keys in reported.items()} == {
+        first: [b"%d" % number for number in range(first, min(first + shared, count))]
+        for first in range(0, count, shared)
+    }
     assert sent_before == list(range(count))
 
 
@@ -67,19 +74,19 @@ def test_record_that_the_client_refuses_aborts_all_of_the_attempt(
     """Every attempt begins from the first record; what was sent before the refusal is not committed."""
     monkeypatch.setattr("kmq_spark.kafka.transaction.FIRST_BACKOFF_S", 0.001)
     attempts: list[int] = []
-    delivered: list[int] = []
+    delivered: list[bytes | None] = []
 
-    def on_delivery(number: int, error: KafkaError | None, _: Message) -> None:
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
         if error is None:
-            delivered.append(number)
+            delivered.append(message.key())
 
     def work() -> None:
         attempts.append(1)
-        producer.send_all((record(number, 20_000 if number == 5 else 10) for number in range(9)), on_delivery)
+        producer.send_all((record(number, 20_000 if number == 5 else 10), on_delivery) for number in range(9))
 
     with pytest.raises(KafkaClientError, match="MSG_SIZE_TOO_LARGE"):
         producer.run(work, [], None)
     assert len(attempts) == ATTEMPTS
     delivered.clear()
-    producer.run(lambda: producer.send_all([record(1)], on_delivery), [], None)
-    assert delivered == [0]  # it continues with other records
+    producer.run(lambda: producer.send_all([(record(1), on_delivery)]), [], None)
+    assert delivered == [b"1"]  # it continues with other records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,12 +14,12 @@ from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.payloads import Payload
 from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.rejected_records import RejectedRecords
-from kmq_spark.tracker.sender.due_decisions import DueDecision
+from kmq_spark.tracker.sender.due_decisions import DueRun
 from kmq_spark.tracker.sender.records import (
     UNREADABLE_BYTES,
-    DecidedMessage,
-    end_records,
+    Ends,
     final_decision,
     outgoing_record,
     unreadable_record,
@@ -90,12 +90,26 @@ def due(
     delivery_count: int = 2,
     tick_at_ms: int = 5_100,
     is_silent: bool = False,
-) -> DueDecision:
-    """Return a decision on message 3:*message_offset* after its second delivery."""
+    messages: Sequence[Message | None] = (None,),
+) -> DueRun:
+    """Return decisions on messages from 3:*message_offset* on after their second delivery."""
     outcome = Outcome.DEAD_LETTERED if is_dead_letter else Outcome.REDELIVERED
-    return DueDecision(
-        marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent
+    return DueRun(
+        marker_partition, 3, message_offset, delivery_count, outcome, reason, 5_000, tick_at_ms, is_silent, messages
     )
+
+
+def decided(decision: DueRun, payload: Message | None) -> DueRun:
+    """Return the decision on one message with its payload."""
+    return decision._replace(messages=[payload])
+
+
+def ends_of(runs: Iterable[DueRun]) -> list[OutgoingRecord]:
+    """Return the ENDs of final decisions."""
+    ends = Ends()
+    for run in runs:
+        ends.add(run)
+    return list(ends.records(TOPICS, "tracker-1"))
 
 
 def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes | None]:
@@ -104,9 +118,9 @@ def headers_of(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes |
 
 
 def test_copy_keeps_the_last_exception_until_a_newer_one_replaces_it() -> None:
-    first = outgoing_record(DecidedMessage(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
-    silent = outgoing_record(DecidedMessage(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
-    newer = outgoing_record(DecidedMessage(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
+    first = outgoing_record(decided(due(reason="TimeoutError: no answer"), message()), TOPICS, 4)
+    silent = outgoing_record(decided(due(is_silent=True), message(headers=first.headers)), TOPICS, 4)
+    newer = outgoing_record(decided(due(reason="KeyError: 'id'"), message(headers=silent.headers)), TOPICS, 4)
     found = [headers_of(each.headers).get(LAST_ERROR) for each in (first, silent, newer)]
     assert found == [b"TimeoutError: no answer", b"TimeoutError: no answer", b"KeyError: 'id'"]
 
@@ -124,14 +138,14 @@ def test_dead_letter_whose_last_delivery_had_no_text_names_the_exception_before(
 ) -> None:
     dead = due(is_dead_letter=True, reason=reason)._replace(deadline_at_ms=deadline_at_ms)
     settled = final_decision(
-        DecidedMessage(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3)
+        decided(dead, message(headers=[(LAST_ERROR, b"OSError: disk")])), 0, TOPICS, Rules(max_deliveries=3)
     )
-    assert settled.decision.reason == (expected or reason)
+    assert settled.reason == (expected or reason)
 
 
 def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
     foreign = [("a", b"1"), ("a", None), ("b", b"\xff")]
-    record = outgoing_record(DecidedMessage(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
+    record = outgoing_record(decided(due(), message(b"\x00v", b"\xffk", foreign)), TOPICS, 4)
     assert (record.topic, record.partition, record.key, record.value) == ("orders", 3, b"\xffk", b"\x00v")
     assert record.headers[:3] == foreign
     assert headers_of(record.headers)[DELIVERY_COUNT] == b"2"
@@ -139,13 +153,13 @@ def test_redelivered_message_keeps_its_bytes_and_its_partition() -> None:
 
 
 def test_message_without_key_value_and_headers_stays_without() -> None:
-    record = outgoing_record(DecidedMessage(due(), message(None, None)), TOPICS, 4)
+    record = outgoing_record(decided(due(), message(None, None)), TOPICS, 4)
     assert (record.key, record.value) == (None, None)
 
 
 def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
     """The dead-letter topic may have fewer partitions than the queue."""
-    record = outgoing_record(DecidedMessage(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
+    record = outgoing_record(decided(due(is_dead_letter=True, reason="no account"), message()), TOPICS, 2)
     assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"v")
     found = headers_of(record.headers)
     assert (found[DLQ_TOPIC], found[DLQ_OFFSET], found[DLQ_GROUP]) == (b"orders", b"7", b"kmq.orders")
@@ -153,34 +167,32 @@ def test_dead_letter_goes_where_there_is_a_partition_for_it() -> None:
 
 
 def test_record_that_was_not_refused_is_as_decided() -> None:
-    item = DecidedMessage(due(), message())
+    item = decided(due(), message())
     assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_payload_that_is_gone_becomes_dead_letter_with_that_reason() -> None:
-    settled = final_decision(DecidedMessage(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
-    assert (settled.decision.is_dead_letter, settled.message) == (True, None)
-    assert settled.decision.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
+    settled = final_decision(decided(due(reason="rejected: bad"), None), 0, TOPICS, RULES)
+    assert (settled.is_dead_letter, settled.messages[0]) == (True, None)
+    assert settled.reason.startswith("rejected: bad; payload gone: orders[3]@7 is not in the topic")
     record = outgoing_record(settled, TOPICS, 4)
     assert (record.topic, record.key, record.value) == ("orders.dlq", None, None)
 
 
 def test_refused_item_becomes_dead_letter_and_refused_again_one_without_payload() -> None:
-    item = DecidedMessage(due(), message(b"large"))
+    item = decided(due(), message(b"large"))
     once, twice = final_decision(item, 1, TOPICS, RULES), final_decision(item, 2, TOPICS, RULES)
-    assert (once.decision.is_dead_letter, once.message) == (True, item.message)
-    assert (twice.decision.is_dead_letter, twice.message) == (True, None)
-    assert twice.decision.reason.endswith("so the payload stays at orders[3]@7")
-    assert twice.decision.reason.startswith(once.decision.reason)
+    assert (once.is_dead_letter, once.messages[0]) == (True, item.messages[0])
+    assert (twice.is_dead_letter, twice.messages[0]) == (True, None)
+    assert twice.reason.endswith("so the payload stays at orders[3]@7")
+    assert twice.reason.startswith(once.reason)
 
 
 def copy_of(
-    due_: DueDecision, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
+    due_: DueRun, headers: list[Any], topics: QueueTopics = TOPICS, max_deliveries: int = 0
 ) -> dict[str, bytes | None]:
     """Return the headers of the copy that follows a decision."""
-    return headers_of(
-        outgoing_record(DecidedMessage(due_, message(headers=headers)), topics, 4, max_deliveries).headers
-    )
+    return headers_of(outgoing_record(decided(due_, message(headers=headers)), topics, 4, max_deliveries).headers)
 
 
 def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
@@ -234,10 +246,8 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
     """Not a millisecond early; and it is the queue that says what becomes of it."""
     dropping, keeping = RULES, replace(RULES, dead_letters_expired=True)
 
-    def settled(at_ms: int, rules: Rules, refused: int = 0) -> DueDecision:
-        return final_decision(
-            DecidedMessage(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules
-        ).decision
+    def settled(at_ms: int, rules: Rules, refused: int = 0) -> DueRun:
+        return final_decision(decided(due(tick_at_ms=at_ms), message(headers=headers)), refused, TOPICS, rules)
 
     assert settled(expires_at_ms - 1, dropping).outcome is Outcome.REDELIVERED
     assert settled(expires_at_ms, dropping).outcome is Outcome.EXPIRED
@@ -251,24 +261,24 @@ def test_message_whose_time_is_over_at_the_tick_is_dropped_or_dead_lettered(
 
 
 def test_rejected_message_is_a_dead_letter_though_its_time_is_over() -> None:
-    item = DecidedMessage(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
+    item = decided(due(is_dead_letter=True, reason="bad"), message(headers=[(TTL_MS, b"1")]))
     assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_time_to_live_that_cannot_be_read_is_none() -> None:
     for value in (b"", b"-1", b"soon", None, b"9" * 30):
-        item = DecidedMessage(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
+        item = decided(due(tick_at_ms=10**15), message(headers=[(TTL_MS, value)]))
         assert final_decision(item, 0, TOPICS, RULES) == item
 
 
 def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
     """kafka-mq-go's: else a Go worker's poison would be delivered without end."""
 
-    def settled(header: bytes, *, is_silent: bool = True) -> DueDecision:
+    def settled(header: bytes, *, is_silent: bool = True) -> DueRun:
         headers = [(DELIVERY_COUNT, header)]
         return final_decision(
-            DecidedMessage(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES
-        ).decision
+            decided(due(delivery_count=1, is_silent=is_silent), message(headers=headers)), 0, TOPICS, RULES
+        )
 
     assert (settled(b"3").outcome, settled(b"3").delivery_count) == (Outcome.REDELIVERED, 4)
     assert (settled(b"4").outcome, settled(b"4").reason) == (Outcome.DEAD_LETTERED, "delivery limit reached: 5 of 5")
@@ -281,14 +291,8 @@ def test_start_without_a_count_is_counted_by_the_messages_header() -> None:
 
 def test_expired_message_has_an_end_with_expired() -> None:
     expired = due()._replace(outcome=Outcome.EXPIRED)
-    (record,) = end_records([expired], TOPICS, "tracker-1")
+    (record,) = ends_of([expired])
     assert decode_marker(record.value).outcome is Outcome.EXPIRED
-
-
-def test_size_counts_key_value_and_headers() -> None:
-    assert DecidedMessage(due(), message(b"12345", b"123", [("ab", b"1"), ("c", None)])).size == 5 + 3 + 3 + 1
-    assert DecidedMessage(due(), message(None, None)).size == 0
-    assert DecidedMessage(due(), None).size == 0
 
 
 def test_ends_are_as_few_as_their_ranges_allow() -> None:
@@ -296,7 +300,7 @@ def test_ends_are_as_few_as_their_ranges_allow() -> None:
     dues = [due(offset) for offset in (9, 7, 8, 20)]
     dues += [due(1, is_dead_letter=True, reason="a"), due(2, is_dead_letter=True, reason="b")]
     dues += [due(30, marker_partition=0)]
-    records = list(end_records(dues, TOPICS, "tracker-1"))
+    records = ends_of(dues)
     ends = [(record.partition, decode_marker(record.value)) for record in records]
     assert {record.topic for record in records} == {"orders.markers"}
     assert [(partition, end.outcome, end.reason, end.ranges) for partition, end in ends] == [
@@ -312,7 +316,7 @@ def test_ends_are_as_few_as_their_ranges_allow() -> None:
 @given(st.sets(st.integers(0, 5_000), max_size=300))
 def test_every_decided_message_has_exactly_one_end(message_offsets: set[int]) -> None:
     ended: list[int] = []
-    for record in end_records((due(offset) for offset in message_offsets), TOPICS, "tracker-1"):
+    for record in ends_of([due(offset) for offset in message_offsets]):
         for first, count in decode_marker(record.value).ranges:
             ended += range(first, first + count)
     assert sorted(ended) == sorted(message_offsets)

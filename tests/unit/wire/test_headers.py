@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from kmq_spark.wire.headers import (
     MAX_ATTEMPTS_KEPT,
     ORIGIN,
     PREVIOUS,
+    CommonHeaders,
     Headers,
     dead_letter_headers,
     delivery_count_of,
@@ -86,6 +89,40 @@ def test_first_redelivery_is_the_same_where_a_count_cannot_be_read(
         for given_headers in (headers, [*headers, (DELIVERY_COUNT, None)])
     )  # fmt: skip
     assert first == other
+
+
+@given(
+    headers=st.none() | st.lists(st.sampled_from([*FOREIGN, ("kmq-queue", b"eu"), ("kmq-producer", b"p")]), max_size=4),
+    given=st.fixed_dictionaries(
+        {
+            "is_silent": st.booleans(), "max_deliveries": st.sampled_from([0, 5]),
+            "group": st.sampled_from(["", "billing"]), "last_error": st.sampled_from(["", "KeyError: 'id'"]),
+        }
+    ),
+    sent=st.lists(st.tuples(st.integers(0, 2**40), st.sampled_from([-1, 0, 1_000, 1_001])), min_size=1, max_size=5),
+)  # fmt: skip
+def test_headers_that_a_run_has_in_common_are_those_of_each_message(
+    headers: Headers | None, given: dict[str, Any], sent: list[tuple[int, int]]
+) -> None:
+    common = CommonHeaders(delivery_count=2, queue_partition=3, **given)
+    for offset, sent_at_ms in sent:
+        expected = redelivery_headers(
+            headers, delivery_count=2, queue_partition=3, message_offset=offset, sent_at_ms=sent_at_ms, **given
+        )
+        assert common.of_copy(headers, offset, sent_at_ms) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kmq-delivery-count", "kmq-attempts-ms", "kmq-origin", "kmq-previous", "kmq-first-sent-ms"),
+        *("kmq-silent-count", "kmq-max-deliveries", "kmq-last-error", "kmq-group", "kmq-delay-ms"),
+        *("kmq-not-before-ms", "kmq-ttl-ms", "kmq-expires-at-ms"),
+    ],
+)
+def test_message_with_a_header_that_a_redelivery_reads_has_nothing_in_common(name: str) -> None:
+    common = CommonHeaders(delivery_count=2, queue_partition=3)
+    assert common.of_copy([("a", b"1"), (name, None)], 7, 1_000) is None
 
 
 def test_foreign_headers_are_kept_with_order_repeats_and_nulls() -> None:

@@ -1,0 +1,162 @@
+"""An attempt at a transaction: a run of decisions is carried out exactly as its messages one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmq_spark.core.markers import Outcome
+from kmq_spark.core.policy import Rules
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.rejected_records import RejectedRecords
+from kmq_spark.tracker.sender.attempts import Attempt
+from kmq_spark.tracker.sender.due_decisions import DueRun
+from kmq_spark.wire.codec import decode_marker
+from kmq_spark.wire.headers import (
+    DELAY_MS,
+    DELIVERY_COUNT,
+    EXPIRES_AT_MS,
+    LAST_ERROR,
+    ORIGIN,
+    PRODUCER,
+    SILENT_COUNT,
+    TTL_MS,
+    Headers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kmq_spark.kafka.records import OutgoingRecord
+    from kmq_spark.kafka.transaction import OnDelivery, Record
+
+TOPICS, BILLING = QueueTopics("orders"), QueueTopics("orders", "billing")
+APPENDED_AT_MS = 1_000
+
+HEADERS = st.lists(
+    st.sampled_from(
+        [
+            ("app", b"x"), ("app", None), (PRODUCER, b"p"), (DELIVERY_COUNT, b"2"), (DELIVERY_COUNT, None),
+            (ORIGIN, b"3:1"), (SILENT_COUNT, b"1"), (TTL_MS, b"1"), (TTL_MS, b"soon"), (EXPIRES_AT_MS, b"9999999"),
+            (LAST_ERROR, b"OSError: disk"), (DELAY_MS, b"5"),
+        ]
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+def message(headers: Headers | None, appended_at_ms: int = APPENDED_AT_MS) -> Message:
+    """Return a message as the client gives it."""
+    return Message(
+        topic="orders", partition=3, offset=0, key=b"k", value=b"v", timestamp=(2, appended_at_ms),
+        headers=None if headers is None else list(headers),
+    )  # fmt: skip
+
+
+MESSAGES = st.one_of(
+    st.builds(message, st.none() | st.just([]), st.integers(999, 1_001)),
+    st.builds(message, HEADERS, st.integers(999, 1_001)),
+    st.none(),
+)
+
+
+def due(
+    messages: Sequence[Message | None],
+    first: int = 10,
+    outcome: Outcome = Outcome.REDELIVERED,
+    delivery_count: int = 1,
+    reason: str = "",
+    *,
+    is_silent: bool = True,
+) -> DueRun:
+    """Return a run of decisions on messages of partition 3."""
+    return DueRun(0, 3, first, delivery_count, outcome, reason, 5_000, 5_100, is_silent, messages)
+
+
+def tried(
+    runs: Sequence[DueRun], rules: Rules, topics: QueueTopics = TOPICS, rejected: RejectedRecords | None = None
+) -> tuple[Attempt, list[tuple[Record, OnDelivery]]]:
+    """Return an attempt and what it sends."""
+    attempt = Attempt(runs, rejected or RejectedRecords(), topics, rules, 4)
+    return attempt, list(attempt.records())
+
+
+def ends_of(attempt: Attempt) -> list[tuple[Outcome, str, tuple[tuple[int, int], ...]]]:
+    """Return outcome, reason and ranges of each END."""
+    records: list[OutgoingRecord] = list(attempt.ends.records(TOPICS, "tracker-1"))
+    ends = [decode_marker(record.value) for record in records]
+    return [(end.outcome, end.reason, tuple((each.first, each.count) for each in end.ranges)) for end in ends]
+
+
+@given(
+    st.builds(
+        due,
+        st.lists(MESSAGES, min_size=1, max_size=12),
+        outcome=st.sampled_from([Outcome.REDELIVERED, Outcome.REDELIVERED, Outcome.DEAD_LETTERED, Outcome.EXPIRED]),
+        delivery_count=st.integers(1, 4),
+        reason=st.sampled_from(["", "KeyError: 'id'"]),
+        is_silent=st.booleans(),
+    ),
+    st.sampled_from([Rules(), Rules(max_deliveries=3), Rules(dead_letters_expired=True)]),
+    st.sampled_from([TOPICS, BILLING]),
+)
+def test_run_is_carried_out_as_its_messages_one_by_one(run: DueRun, rules: Rules, topics: QueueTopics) -> None:
+    """Also where a payload is gone, where a time to live is over, and where headers change the decision."""
+    whole, of_run = tried([run], rules, topics)
+    # A rejection of an unknown message makes the next attempt look at each message.
+    rejected = RejectedRecords()
+    rejected.note_unknown()
+    single, one_by_one = tried([run.part(at, at + 1) for at in range(len(run.messages))], rules, topics, rejected)
+    assert [record for record, _ in of_run] == [record for record, _ in one_by_one]
+    assert ends_of(whole) == ends_of(single)
+    names = ("redelivered", "dead_lettered", "expired", "nonexistent")
+    counts = [getattr(whole, name) for name in names]
+    assert counts == [getattr(single, name) for name in names]
+    assert sum(counts) == len(run.messages) == sum(count for *_, ranges in ends_of(whole) for _, count in ranges)
+
+
+def test_run_is_interrupted_by_a_message_that_is_gone_and_by_one_whose_time_is_over() -> None:
+    plain, late = message(None), message([(TTL_MS, b"1")])
+    attempt, sent = tried([due([plain, None, plain, late, plain, plain])], Rules())
+    assert [record[0] for record, _ in sent] == ["orders", "orders.dlq", "orders", "orders", "orders"]
+    (redelivered, dead, expired) = ends_of(attempt)
+    assert (redelivered[0], redelivered[2]) == (Outcome.REDELIVERED, ((10, 1), (12, 1), (14, 2)))
+    assert (dead[0], dead[2]) == (Outcome.DEAD_LETTERED, ((11, 1),))
+    assert (expired[0], expired[2]) == (Outcome.EXPIRED, ((13, 1),))
+    assert (attempt.redelivered, attempt.dead_lettered, attempt.expired, attempt.nonexistent) == (4, 1, 1, 0)
+
+
+def test_two_decisions_on_one_message_are_two_copies_and_two_ends() -> None:
+    """The copies come in the order of the decisions."""
+    plain = message(None)
+    attempt, sent = tried([due([plain, plain, plain]), due([plain], 11, delivery_count=2)], Rules())
+    counts = [dict(record[4])[DELIVERY_COUNT] for record, _ in sent]
+    assert counts == [b"1", b"1", b"1", b"2"]
+    assert ends_of(attempt) == [(Outcome.REDELIVERED, "", ((10, 3),)), (Outcome.REDELIVERED, "", ((11, 1),))]
+
+
+def test_messages_of_a_run_share_their_callback_until_the_broker_rejects_one() -> None:
+    """The report of a shared callback does not say which message was rejected; the next attempt finds it."""
+    rejected = RejectedRecords()
+    run = due([message(None), message([("app", bytes(100))]), message(None)])
+    _, shared = tried([run], Rules(), rejected=rejected)
+    assert len({id(on_delivery) for _, on_delivery in shared}) == 1
+    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+    shared[1][1](too_large, message(None))
+    assert rejected.total_count == 1
+    _, single = tried([run], Rules(), rejected=rejected)
+    assert [record[0] for record, _ in single] == ["orders"] * 3
+    single[1][1](too_large, message(None))
+    attempt, sent = tried([run], Rules(), rejected=rejected)
+    assert [record[0] for record, _ in sent] == ["orders", "orders.dlq", "orders"]
+    assert (attempt.redelivered, attempt.dead_lettered) == (2, 1)
+
+
+def test_lateness_is_that_of_each_copy_and_no_dead_letter_has_one() -> None:
+    attempt, sent = tried([due([message(None), None, message(None)])], Rules())
+    for number, (_, on_delivery) in enumerate(sent):
+        on_delivery(None, message(None, 6_000 + number))
+    assert attempt.lateness_ms == [1_000, 1_002]
