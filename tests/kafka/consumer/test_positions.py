@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
+from kmq_spark.consumer.fetcher import GATHER_COMMITS_S
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
+    from kmq_spark import QueueConsumer
     from kmq_spark.consumer.fetcher import Fetcher
 
 pytestmark = pytest.mark.kafka
@@ -61,3 +64,79 @@ def test_record_whose_partition_is_revoked_while_more_are_read_is_not_handed_out
         assert between._found == 1
         assert queue.markers() == []
         fetcher.client = client
+
+
+def test_gathered_offsets_are_committed_although_nothing_more_is_received(queue: Queue) -> None:
+    """A caller may work on its messages for hours before the next `receive`."""
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        received = [receive_all(consumer, 1) for _ in "abc"]  # the second and the third within the gathering time
+        assert len(received) == 3
+        assert wait_until(lambda: queue.committed() == {0: 3})
+
+
+@pytest.mark.parametrize("ack_linger_ms", [0, 1_000])
+def test_gathered_offsets_do_not_wait_for_acknowledgements(queue: Queue, ack_linger_ms: int) -> None:
+    queue.send(*"ab")
+    with consumer_of(queue, ack_linger_ms=ack_linger_ms) as consumer:
+        receive_all(consumer, 1)
+        receive_all(consumer, 1)
+        began_at = time.monotonic()
+        assert wait_until(lambda: queue.committed() == {0: 2})
+        assert time.monotonic() - began_at < 0.8  # 0.05 s, and the time of the request
+
+
+def test_many_batches_need_few_commits(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.send(*map(str, range(200)))
+    with consumer_of(queue, ack_linger_ms=0) as consumer:
+        fetcher: Any = consumer._intake._fetcher
+        sent: list[float] = []
+        send = fetcher._send_commit
+        fetcher._send_commit = lambda: (sent.append(time.monotonic()), send())
+        for _ in range(200):
+            receive_all(consumer, 1)
+        assert wait_until(lambda: queue.committed() == {0: 200})
+        passed_s = time.monotonic() - sent[0]
+        # The first one is sent at once; one may be sent twice, by both threads.
+        assert len(sent) <= 3 + passed_s / GATHER_COMMITS_S
+        assert not caplog.records
+
+
+def never_due(consumer: QueueConsumer) -> Fetcher:
+    """Return the fetcher of a consumer, whose last commit was just now, for hours."""
+    fetcher: Any = consumer._intake._fetcher
+    fetcher._committed_at = time.monotonic() + 3_600
+    return fetcher
+
+
+def test_close_commits_gathered_offsets(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        never_due(consumer)
+        receive_all(consumer, 2)
+        assert queue.committed() == {0: 1}
+    assert queue.committed() == {0: 3}
+
+
+def test_revoked_partition_has_its_gathered_offset_committed_and_no_older_one_follows(queue: Queue) -> None:
+    queue.send(*"abc")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        fetcher: Any = never_due(consumer)
+        receive_all(consumer, 2)
+        assert fetcher._uncommitted == {0: 3}
+        fetcher._on_revoke(fetcher.client, [TopicPartition(queue.name, 0)])
+        assert queue.committed() == {0: 3}
+        assert fetcher._uncommitted == {}
+
+
+def test_offset_is_not_committed_by_the_other_thread_while_the_client_leaves(queue: Queue) -> None:
+    queue.send(*"ab")
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        fetcher: Any = never_due(consumer)
+        receive_all(consumer, 1)
+        fetcher._is_leaving, fetcher._commit_at = True, 0.0
+        fetcher.commit_gathered()
+        assert fetcher._uncommitted == {0: 2}
