@@ -5,6 +5,7 @@ Rule 1: no `Message` exists until one is asked for. A second request returns the
 Rule 2: the leases decide whether a message is settled, as for a single message. So the batch and its messages may be
 settled by turns, in several threads.
 Rule 3: settling the rest needs no Python code per message, unless messages were made or the batch is part of a lease.
+A lease of which no message was made is settled as a whole: one range in the END.
 Rule 4: a call checks all its indices before it settles the first message.
 Rule 5: a message may be settled twice with the same verb. A different verb is an error.
 
@@ -108,7 +109,7 @@ class Batch(Sequence[Message]):
         if not self._records:
             return "<Batch of 0 messages>"
         first = f"{self._parts[0].lease.queue_partition}:{self._offsets[0]}"
-        left = sum([offset in lease.held for lease, found in self._by_lease() for offset in found])
+        left = sum([len(set(found).intersection(lease.held_offsets())) for lease, found in self._by_lease()])
         return f"<Batch of {len(self)} messages, the first is {first}, {left} are not settled>"
 
     def __len__(self) -> int:
@@ -242,6 +243,7 @@ class Batch(Sequence[Message]):
             return self.messages
         messages: list[Message] = []
         for lease, begin, end in self._parts:
+            lease.split()
             messages += map(Message, self._records[begin:end], self._offsets[begin:end], repeat(lease))
         return messages
 
@@ -306,13 +308,14 @@ class Batch(Sequence[Message]):
         unsettled = self._unsettled_count(lease) if lease.end_reason else 0
         taken = lease.take(offsets)
         if kind is None:
-            lease.outbox.acked.extend(taken)
+            lease.outbox.ack_together(taken)
         else:
             lease.outbox.others.extend([kind._replace(message_offset=offset) for offset in taken])
         if taken:
             verb = Verb.ACK if kind is None else kind.verb
             self._rest[id(lease)] = verb
-            self._note_made(lease, set(taken), verb)
+            if self._made:
+                self._note_made(lease, set(taken), verb)
         gone = max(0, unsettled - len(taken))
         why = (lease.end_reason or "the lease ran out") if gone or (has_ended and taken) else ""
         return Settlement(0, len(taken), gone, why) if has_ended else Settlement(len(taken), 0, gone, why)
@@ -339,6 +342,7 @@ class Batch(Sequence[Message]):
                 total = total.plus(_settle_one(message, None))
                 continue
             lease, offset = self._lease(index), self._offsets[index]
+            lease.split()
             try:
                 lease.held.remove(offset)
             except KeyError:
@@ -420,7 +424,9 @@ class Batch(Sequence[Message]):
     def _message(self, index: int) -> Message:
         message = self._made.get(index)
         if message is None:
-            message = Message(self._records[index], self._offsets[index], self._lease(index))
+            lease = self._lease(index)
+            lease.split()
+            message = Message(self._records[index], self._offsets[index], lease)
             message._verb = self._verb_of(index)  # noqa: SLF001  # one unit with `Message`
             message = self._made.setdefault(index, message)
         return message
@@ -448,7 +454,9 @@ class Batch(Sequence[Message]):
         return parts[0].lease if len(parts) == 1 else parts[bisect_right(self._begins, index) - 1].lease
 
     def _by_lease(self) -> list[tuple[Lease, Sequence[int]]]:
-        """Return the offsets of each lease. Most leases have one part."""
+        """Return the offsets of each lease. Most batches have one lease with one part."""
+        if len(self._parts) == 1:
+            return [(self._parts[0].lease, self._offsets)]
         found: dict[int, tuple[Lease, list[int]]] = {}
         for lease, begin, end in self._parts:
             found.setdefault(id(lease), (lease, []))[1].extend(self._offsets[begin:end])

@@ -3,7 +3,8 @@ Track the leases that this process holds, and the settled messages whose marker 
 
 Rule 1: lease times use the monotonic clock, read before the START is sent. So a lease ends locally before it ends on
 the broker.
-Rule 2: settling is one atomic `set.remove`. Only the thread that removes the offset has settled the message.
+Rule 2: settling a message is one atomic `set.remove`. Only the thread that removes the offset has settled the message.
+The set is filled when a message is asked for. Until then the lease is *whole*: its messages can be settled together.
 Rule 3: an offset is added to an outbox after this removal. Only the marker writer's thread takes it out.
 Rule 4: no Kafka, no logging.
 
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from kmq_spark.core.markers import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,18 +59,20 @@ class Outbox:
 
     Attributes:
         queue_partition: Queue partition of every offset in the outbox.
-        acked: Acknowledged offsets. Separate from *others*, because nearly all messages are acknowledged.
+        acked: Offsets acknowledged one by one. Separate from *others*, because nearly all messages are acknowledged.
+        acked_ranges: Offsets acknowledged together, without gaps.
         others: Released, rejected and expired messages.
         extended: Leases of single messages that `extend` gave another length, and whose KEEPALIVE is not written yet.
     """
 
-    __slots__ = ("acked", "extended", "others", "queue_partition", "table")
+    __slots__ = ("acked", "acked_ranges", "extended", "others", "queue_partition", "table")
 
     def __init__(self, queue_partition: int, table: LeaseTable | None = None) -> None:
         """Create an empty outbox."""
         self.queue_partition = queue_partition
         self.table = table
         self.acked: list[int] = []
+        self.acked_ranges: list[OffsetRange] = []
         self.others: list[Settled] = []
         self.extended: list[Lease] = []
 
@@ -76,6 +81,19 @@ class Outbox:
         taken = self.acked[:]
         del self.acked[: len(taken)]
         return taken
+
+    def take_acked_ranges(self) -> list[OffsetRange]:
+        """Take the ranges acknowledged so far."""
+        taken = self.acked_ranges[:]
+        del self.acked_ranges[: len(taken)]
+        return taken
+
+    def ack_together(self, offsets: Sequence[int]) -> None:
+        """Add acknowledged offsets, ascending, as one range if there is no gap."""
+        if offsets and offsets[-1] - offsets[0] + 1 == len(offsets):
+            self.acked_ranges.append(OffsetRange(offsets[0], len(offsets)))
+        else:
+            self.acked.extend(offsets)
 
     def take_others(self) -> list[Settled]:
         """Take the messages released, rejected and expired so far."""
@@ -98,7 +116,8 @@ class Lease:
     Attributes:
         outbox: Receives the settled messages of this partition.
         delivery_count: Delivery count of every message, this delivery included.
-        held: Offsets that are not settled yet.
+        held: Offsets that are not settled yet; empty while the lease is whole.
+        is_whole: Whether all of *offsets* are held, and none was asked for as a single message.
         renewed_at: When the START or the last KEEPALIVE was sent, monotonic seconds.
         ends_at: When the lease ends locally, monotonic seconds; `ENDED` if it has ended for another reason.
         limit_at: Keep-alive does not renew the lease beyond this time, monotonic seconds.
@@ -122,6 +141,14 @@ class Lease:
     byte_count: int = 0
     started_at_ms: int = 0
     end_reason: str = ""
+    is_whole: bool = False
+    # Reentrant: a signal handler may settle messages while its thread is in a method of the lease.
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
+
+    @property
+    def held_count(self) -> int:
+        """Count of messages that are not settled yet."""
+        return len(self.offsets) if self.is_whole else len(self.held)
 
     @property
     def queue_partition(self) -> int:
@@ -131,10 +158,25 @@ class Lease:
     @property
     def held_bytes(self) -> int:
         """Bytes of the messages that are still held."""
-        held = list(self.held)
+        held = self.held_offsets()
         if len(held) == len(self.offsets):
             return self.byte_count
         return int(np.asarray(self.sizes, np.int64)[np.isin(self.offsets, held)].sum())
+
+    def held_offsets(self) -> list[int]:
+        """Return the offsets that are not settled yet, in any order."""
+        return list(self.offsets) if self.is_whole else list(self.held)
+
+    def split(self) -> None:
+        """Fill `held`, so that messages can be settled one by one. Does nothing if the lease is not whole."""
+        if self.is_whole:
+            with self._lock:
+                if self.is_whole:
+                    # In this order: another thread never sees a lease that is neither whole nor holds its messages.
+                    self.held.update(self.offsets)
+                    if not self.is_whole:
+                        self.held.clear()  # a signal handler has taken them
+                    self.is_whole = False
 
     def for_one(self, message_offset: int, duration_s: float, now: float) -> Lease:
         """
@@ -172,8 +214,17 @@ class Lease:
         self.end_reason = reason
         self.ends_at = ENDED
 
+    def after_fork(self) -> None:
+        """Replace the lock in a forked child process: another thread may have held it at the fork."""
+        self._lock = threading.RLock()
+
     def take_held(self) -> list[int]:
-        """Remove all held offsets and return them. No other thread can settle these messages afterwards."""
+        """Remove all held offsets and return them, ascending. No other thread can settle these messages afterwards."""
+        with self._lock:
+            if self.is_whole:
+                self.is_whole = False
+                self.held.clear()  # if this is a signal handler during `split`
+                return list(self.offsets)
         taken: list[int] = []
         held = self.held
         while held:
@@ -186,6 +237,7 @@ class Lease:
         """Remove and return those of *offsets* that are held. No other thread can settle these messages afterwards."""
         if len(offsets) == len(self.offsets):
             return self.take_held()
+        self.split()
         taken = []
         for offset in offsets:
             try:
@@ -225,7 +277,7 @@ class LeaseTable:
 
     def held_count(self, now: float) -> int:
         """Return how many messages are held *now* (monotonic seconds). A lease that has ended holds no message."""
-        return sum([len(lease.held) for lease in self._held(now)])
+        return sum([lease.held_count for lease in self._held(now)])
 
     def held_bytes_bound(self, now: float) -> int:
         """Return an upper bound of `held_bytes`, without a cost per message."""
@@ -238,7 +290,7 @@ class LeaseTable:
     def open_leases(self) -> list[Lease]:
         """Return the leases that still hold messages, and remove the others from the table."""
         with self._lock:
-            for key in [key for key, lease in self._leases.items() if not lease.held]:
+            for key in [key for key, lease in self._leases.items() if not lease.held_count]:
                 del self._leases[key]
             return list(self._leases.values())
 
@@ -260,7 +312,7 @@ class LeaseTable:
         return ended
 
     def end_all(self, reason: str) -> list[Lease]:
-        """End every open lease and return them. Their messages stay in `held`."""
+        """End every open lease and return them. Their messages stay held."""
         with self._lock:
             ended = list(self._leases.values())
             self._leases.clear()
@@ -271,10 +323,11 @@ class LeaseTable:
     def _held(self, now: float) -> list[Lease]:
         with self._lock:
             # Ended leases stay in the table until the next `remove_ended`, which the marker writer may call late.
-            return [lease for lease in self._leases.values() if lease.held and lease.ends_at >= now]
+            return [lease for lease in self._leases.values() if lease.held_count and lease.ends_at >= now]
 
     def after_fork(self) -> None:
         """End every lease in a forked child process: the thread that writes markers exists only in the parent."""
         # If another thread held the lock at the fork, it would never be released in the child.
         self._lock = threading.Lock()
-        self.end_all("this process is a fork of the one that received it")
+        for lease in self.end_all("this process is a fork of the one that received it"):
+            lease.after_fork()

@@ -18,7 +18,7 @@ from kmq_spark.consumer.batch import Batch, Part
 from kmq_spark.consumer.leases import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.errors import KmqError
@@ -152,11 +152,11 @@ class LeaseParameters:
         self.max_lease_s = max_lease_s
 
     def lease(self, queue_partition: int, delivery_count: int, offsets: list[int], sizes: list[int]) -> Lease:
-        """Return a lease for messages of one queue partition and delivery count."""
+        """Return a lease for messages of one queue partition and delivery count. It keeps both lists."""
         return Lease(
             outbox=self.table.outbox(queue_partition),
             delivery_count=delivery_count,
-            held=set(offsets),
+            held=set(),
             renewed_at=self.now,
             ends_at=self.now + self.duration_s,
             limit_at=self.now + self.max_lease_s,
@@ -164,6 +164,7 @@ class LeaseParameters:
             offsets=offsets,
             sizes=sizes,
             byte_count=sum(sizes),
+            is_whole=True,
         )
 
 
@@ -185,8 +186,8 @@ def sizes_of(records: list[KafkaMessage], headers: Sequence[Any]) -> list[int]:
     """
     sizes = list(map(len, records))
     # Keys and headers are added only if any record has them, because this code runs for each message.
-    keys: list[Any] = list(map(_KEY, records))
-    if any(keys):
+    if any(map(_KEY, records)):
+        keys: Iterable[Any] = map(_KEY, records)
         sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
     if any(headers):
         sizes = [size + _header_bytes(each) for size, each in zip(sizes, headers, strict=True)]
@@ -218,7 +219,7 @@ def runs_of(keys: Sequence[int]) -> list[KeyRun]:
     """Return the runs of equal keys, in order. The client returns records grouped by partition, so runs are long."""
     if not keys:
         return []
-    if len(set(keys)) == 1:
+    if keys.count(keys[0]) == len(keys):
         return [KeyRun(keys[0], 0, len(keys))]
     column = np.asarray(keys)
     begins = [0, *(np.flatnonzero(column[1:] != column[:-1]) + 1).tolist()]
@@ -253,6 +254,10 @@ def create_leases(
     if counts is not None:
         # Pack both into one key: the partition into the low 16 bits (it has at most 15), the count above them.
         runs = runs_of([(c << 16) | p for p, c in zip(partitions, counts, strict=True)])
+    if len(runs) == 1:
+        key = runs[0].key
+        lease = parameters.lease(key & 0xFFFF, max(1, key >> 16), offsets, sizes)
+        return Batch(records, offsets, [Part(lease, 0, len(records))]), [lease]
     parts: dict[int, tuple[list[int], list[int]]] = {}
     for key, begin, end in runs:
         covered, their_sizes = parts.setdefault(key, ([], []))

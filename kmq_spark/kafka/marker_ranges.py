@@ -36,6 +36,38 @@ def ranges_of_fetched(offsets: Sequence[int]) -> Iterable[tuple[OffsetRange, ...
     return cut_ranges(offsets)
 
 
+def join_ranges(ranges: Iterable[OffsetRange]) -> Iterator[tuple[OffsetRange, ...]]:
+    """
+    Yield the ranges of each marker that covers ranges of one queue partition, without a step for each offset.
+
+    Args:
+        ranges: In any order; they may overlap. Each covers at least one offset.
+
+    Yields:
+        As `cut_ranges`.
+    """
+    joined: list[list[int]] = []  # first offset, and the one after the last
+    for first, count in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], first + count)
+        else:
+            joined.append([first, first + count])
+    part: list[OffsetRange] = []
+    left = MAX_MESSAGES_PER_MARKER
+    for begin, end in joined:
+        first = begin
+        while first < end:
+            count = min(end - first, left)
+            part.append(OffsetRange(first, count))
+            first += count
+            left -= count
+            if not left or len(part) == MAX_RANGES_PER_MARKER:
+                yield tuple(part)
+                part, left = [], MAX_MESSAGES_PER_MARKER
+    if part:
+        yield tuple(part)
+
+
 def cut_ranges(offsets: Sequence[int] | npt.NDArray[np.int64]) -> Iterator[tuple[OffsetRange, ...]]:
     """
     Yield the ranges of each marker that covers the offsets.

@@ -33,7 +33,7 @@ class Renewal(NamedTuple):
 
     def offsets(self) -> list[int]:
         """Return the offsets held now. If one is settled meanwhile: a KEEPALIVE after an END has no effect."""
-        return [offset for lease in self.leases for offset in list(lease.held)]
+        return [offset for lease in self.leases for offset in lease.held_offsets()]
 
     def durable(self, now: float) -> None:
         """

@@ -21,13 +21,14 @@ from kmq_spark.consumer.leases import Verb
 from kmq_spark.consumer.markers.keep_alive import Renewal, renewals
 from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.kafka.marker_ranges import cut_ranges, join_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from kmq_spark.consumer.leases import Lease, LeaseTable, Settled
+    from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox, Settled
     from kmq_spark.consumer.markers.producer import MarkerProducer
+    from kmq_spark.core.markers import OffsetRange
     from kmq_spark.errors import KmqError
 
 logger = logging.getLogger(__name__)
@@ -163,8 +164,8 @@ class MarkerWriter:
 
     def _round(self, now: float) -> None:
         for outbox in self._leases.outboxes():
-            if outbox.acked:
-                self._write_ends(outbox.queue_partition, outbox.take_acked())
+            if outbox.acked or outbox.acked_ranges:
+                self._write_acked(outbox)
             if outbox.others:
                 self._write_others(outbox.queue_partition, outbox.take_others())
             if outbox.extended:
@@ -190,10 +191,21 @@ class MarkerWriter:
             # As in `_run`: the thread must not end. The receiving thread commits later offsets.
             logger.exception("cannot commit offsets", extra={"action": "commit_failed"})
 
+    def _write_acked(self, outbox: Outbox) -> None:
+        offsets, together = outbox.take_acked(), outbox.take_acked_ranges()
+        if offsets and together:
+            offsets += [offset for first, count in together for offset in range(first, first + count)]
+        markers = cut_ranges(offsets) if offsets else join_ranges(together)
+        self._write_ends(outbox.queue_partition, markers)
+
     def _write_ends(
-        self, queue_partition: int, offsets: Sequence[int], outcome: Outcome = Outcome.ACKED, reason: str = ""
+        self,
+        queue_partition: int,
+        markers: Iterable[tuple[OffsetRange, ...]],
+        outcome: Outcome = Outcome.ACKED,
+        reason: str = "",
     ) -> None:
-        for ranges in cut_ranges(offsets):
+        for ranges in markers:
             self._producer.send_until_durable(
                 Marker(
                     MarkerType.END,
@@ -212,9 +224,9 @@ class MarkerWriter:
             groups.setdefault(one._replace(message_offset=-1), []).append(one.message_offset)
         for kind, offsets in groups.items():
             if kind.verb is Verb.REJECT:
-                self._write_ends(queue_partition, offsets, Outcome.REJECTED, kind.reason)
+                self._write_ends(queue_partition, cut_ranges(offsets), Outcome.REJECTED, kind.reason)
             elif kind.verb is Verb.EXPIRE:
-                self._write_ends(queue_partition, offsets, Outcome.EXPIRED, EXPIRED)
+                self._write_ends(queue_partition, cut_ranges(offsets), Outcome.EXPIRED, EXPIRED)
             else:
                 self._write_releases(queue_partition, offsets, kind)
 
@@ -266,7 +278,7 @@ class MarkerWriter:
                 if is_extension and left >= 0 and error.retriable:
                     # Try again: with keep-alive off, nothing else would. Until then the old lease end applies.
                     self._leases.outbox(renewal.queue_partition).extended.extend(
-                        [lease for lease in renewal.leases if lease.held and lease.ends_at > time.monotonic()]
+                        [lease for lease in renewal.leases if lease.held_count and lease.ends_at > time.monotonic()]
                     )
                 left = -1
             elif left == 0:
@@ -284,7 +296,7 @@ class MarkerWriter:
 
 
 def _log_lost(lease: Lease) -> None:
-    offsets = sorted(lease.held)
+    offsets = sorted(lease.held_offsets())
     if offsets:
         logger.warning(
             "lease lost: %d message(s) of queue partition %d, the first at offset %d, were held too long; "

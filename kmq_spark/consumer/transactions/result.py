@@ -93,10 +93,7 @@ class _Commit:
                 found.append(message)
                 taken[id(lease)] = (source, min(least, ends_at), found)
         finally:
-            self.leases = [
-                (dataclasses.replace(lease, held={each.id.message_offset for each in found}, ends_at=ends_at), found)
-                for lease, ends_at, found in taken.values()
-            ]
+            self.leases = [(_lease_of(lease, found, ends_at), found) for lease, ends_at, found in taken.values()]
             table.open([lease for lease, _ in self.leases])
 
     def check_leases(self) -> None:
@@ -134,6 +131,12 @@ class _Commit:
             lease.held.clear()
             for message in messages:
                 message._leave_transaction(lease)  # noqa: SLF001  # private to the package: not for handlers
+
+
+def _lease_of(source: Lease, messages: list[Message], ends_at: float) -> Lease:
+    """Return a lease like *source* that holds only *messages*."""
+    held = {each.id.message_offset for each in messages}
+    return dataclasses.replace(source, held=held, is_whole=False, ends_at=ends_at)
 
 
 class ResultTransactions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.consumer.batch import Batch, Part
-from kmq_spark.consumer.leases import Lease, Outbox, Verb
+from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox, Verb
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HOUR_S = 3_600.0
 
@@ -25,7 +28,8 @@ def batch_of(*sizes: int, begin: int = 0, interleaved: bool = False) -> Batch:
         Lease(
             outbox=Outbox(partition),
             delivery_count=partition + 1,
-            held=set(range(begin, begin + size)),
+            held=set(),
+            is_whole=True,
             renewed_at=monotonic(),
             ends_at=monotonic() + HOUR_S,
             limit_at=monotonic() + HOUR_S,
@@ -56,11 +60,17 @@ def leases_of(batch: Batch) -> list[Lease]:
     return list({id(part.lease): part.lease for part in batch._parts}.values())
 
 
+def acked_of(lease: Lease) -> list[int]:
+    """Return the offsets that an END would be written for."""
+    together = [offset for first, count in lease.outbox.acked_ranges for offset in range(first, first + count)]
+    return [*lease.outbox.acked, *together]
+
+
 def written(batch: Batch) -> dict[tuple[int, int], list[str]]:
     """Return what the outboxes have, by partition and offset: all verbs that a marker would be written for."""
     found: dict[tuple[int, int], list[str]] = {}
     for lease in leases_of(batch):
-        for offset in lease.outbox.acked:
+        for offset in acked_of(lease):
             found.setdefault((lease.queue_partition, offset), []).append("ack")
         for settled in lease.outbox.others:
             found.setdefault((lease.queue_partition, settled.message_offset), []).append(settled.verb.value)
@@ -85,8 +95,9 @@ def test_whole_ack_makes_no_message_and_writes_each_offset_once() -> None:
     batch = batch_of(500, 20)
     batch.ack()
     assert batch._made == {}
-    first, second = (lease.outbox for lease in leases_of(batch))
-    assert (first.acked, second.acked) == (list(range(500)), list(range(20)))
+    first, second = leases_of(batch)
+    assert (acked_of(first), acked_of(second)) == (list(range(500)), list(range(20)))
+    assert first.outbox.acked_ranges == [(0, 500)]
     batch.ack()
     assert batch[7].settled_by == "ack"
     assert set(map(tuple, written(batch).values())) == {("ack",)}
@@ -106,7 +117,7 @@ def test_ack_of_the_rest_leaves_what_is_settled() -> None:
     assert (fail.message_offset, fail.delay_ms, fail.reason) == (1, 2_000, "ValueError: no such order")
     assert fail.has_failed
     assert (release.message_offset, release.delay_ms, release.has_failed) == (2, 3_000, False)
-    assert sorted(lease.outbox.acked) == [3, 4, 5]
+    assert sorted(acked_of(lease)) == [3, 4, 5]
     assert [message.settled_by for message in batch] == ["reject", "release", "release", "ack", "ack", "ack"]
 
 
@@ -297,4 +308,74 @@ def test_two_threads_settle_each_message_once() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(leases_of(batch)[0].outbox.acked) == list(range(2_000))
+        assert sorted(acked_of(leases_of(batch)[0])) == list(range(2_000))
+
+
+def test_settling_a_whole_lease_in_two_threads_settles_each_message_once() -> None:
+    for _ in range(200):
+        batch = batch_of(100)
+        (lease,) = leases_of(batch)
+        taken: list[list[int]] = []
+        calls = (batch._release_uncounted, lease.split, lambda into=taken, lease=lease: into.append(lease.take_held()))
+        threads = [threading.Thread(target=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        released = [settled.message_offset for settled in lease.outbox.others]
+        assert sorted([*released, *taken[0]]) == list(range(100))
+        assert lease.held_count == 0
+
+
+def test_lease_holds_its_messages_while_it_is_split() -> None:
+    """A lease that seemed to hold nothing for a moment would be removed from the table, and never be renewed."""
+    table, stop = LeaseTable(), threading.Event()
+    seen: set[int] = set()
+
+    def count() -> None:
+        while not stop.is_set():
+            seen.add(table.held_count(monotonic()))
+
+    thread = threading.Thread(target=count)
+    batches = [batch_of(2_000) for _ in range(20)]
+    table.open([lease for batch in batches for lease in leases_of(batch)])
+    thread.start()
+    for batch in batches:
+        assert len(batch[0:1]) == 1
+    stop.set()
+    thread.join()
+    assert seen <= {40_000}
+
+
+def test_messages_of_a_split_lease_keep_what_is_not_settled() -> None:
+    batch = batch_of(5)
+    (lease,) = leases_of(batch)
+    assert sorted(lease.held_offsets()) == [0, 1, 2, 3, 4]
+    batch[2].ack()
+    assert (lease.is_whole, lease.held_count, sorted(lease.held_offsets())) == (False, 4, [0, 1, 3, 4])
+    batch.ack()
+    assert (lease.held_count, lease.held_offsets(), sorted(acked_of(lease))) == (0, [], [0, 1, 2, 3, 4])
+
+
+class SettledMeanwhile(list[int]):
+    """The offsets of a lease; a signal handler settles all of them while they are read for the first time."""
+
+    lease: Lease | None = None
+    taken: tuple[int, ...] = ()
+
+    def __iter__(self) -> Iterator[int]:
+        """Read the offsets."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self.taken = tuple(lease.take_held())
+        return super().__iter__()
+
+
+def test_signal_handler_that_settles_a_lease_during_its_split_does_not_wait_and_settles_once() -> None:
+    batch = batch_of(5)
+    (lease,) = leases_of(batch)
+    lease.offsets = offsets = SettledMeanwhile(lease.offsets)
+    offsets.lease = lease
+    lease.split()
+    assert offsets.taken == (0, 1, 2, 3, 4)
+    assert (lease.held_count, lease.held_offsets()) == (0, [])

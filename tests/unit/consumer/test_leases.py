@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from time import monotonic
 
+import numpy as np
 import pytest
 from confluent_kafka import Message as KafkaMessage
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox, Settled, Verb
@@ -15,7 +16,7 @@ from kmq_spark.consumer.markers.keep_alive import renewals
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
-from kmq_spark.kafka.marker_ranges import MAX_RANGES_PER_MARKER, cut_ranges
+from kmq_spark.kafka.marker_ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges
 
 HOUR_S = 3_600.0
 
@@ -176,6 +177,25 @@ def test_renewal_that_was_durable_after_the_end_does_not_count() -> None:
 def test_ranges_cover_every_offset_once(offsets: list[int]) -> None:
     covered = [first + step for ranges in cut_ranges(offsets) for first, count in ranges for step in range(count)]
     assert covered == sorted(set(offsets))
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), max_size=20))
+@example([(0, 150_000), (100_000, 120_000)])
+def test_joined_ranges_are_those_of_their_offsets(pairs: list[tuple[int, int]]) -> None:
+    ranges = [OffsetRange(*pair) for pair in pairs]
+    offsets = np.concatenate([np.arange(0), *(np.arange(first, first + count) for first, count in ranges)])
+    joined = list(join_ranges(ranges))
+    assert np.array_equal(
+        np.concatenate([np.arange(0), *(np.arange(first, first + count) for part in joined for first, count in part)]),
+        np.unique(offsets),
+    )
+    assert all(sum(each.count for each in part) <= MAX_MESSAGES_PER_MARKER for part in joined)
+    assert len(joined) == len(list(cut_ranges(offsets)))
+
+
+def test_scattered_ranges_are_cut_into_markers_of_bounded_size() -> None:
+    parts = list(join_ranges([OffsetRange(2 * number, 1) for number in range(MAX_RANGES_PER_MARKER + 1)]))
+    assert [len(ranges) for ranges in parts] == [MAX_RANGES_PER_MARKER, 1]
 
 
 def test_scattered_offsets_are_cut_into_markers_of_bounded_size() -> None:
