@@ -302,19 +302,19 @@ class Intake:
             return None
         # Leases may have ended while the fetch waited.
         room = room._replace(is_empty=not self._held_count(time.monotonic()))
-        headers: list[Any] = list(map(_HEADERS, records))
-        if any(headers) or not self._admission_policy.accepts_plain_records:
+        if any(map(_HEADERS, records)) or not self._admission_policy.accepts_plain_records:
             return self._take_by_headers(records, room, lease_s)
         self._lookahead = 1
         self._suspects.turn_ended(time.monotonic())  # a suspect that waited for its turn was revoked with its partition
         sizes = sizes_of(records, ())
         count = count_that_fits(sizes, self._with_exact_bytes(room, sizes))
+        self._is_blocked = not count
         if count < len(records):
             self._fetcher.return_to_buffer(records[count:])
-        self._is_blocked = not count
+            records, sizes = records[:count], sizes[:count]
         if not count:
             return None
-        to_deliver = columns_of(records[:count], sizes[:count])
+        to_deliver = columns_of(records, sizes)
         return self._start(StartedBatch(*offset_bounds(to_deliver)), to_deliver, None, lease_s)
 
     def _take_by_headers(self, records: list[KafkaMessage], room: Room, lease_s: float | None) -> StartedBatch | None:
