@@ -75,35 +75,38 @@ def test_gathered_offsets_are_committed_although_nothing_more_is_received(queue:
         assert wait_until(lambda: queue.committed() == {0: 3})
 
 
-@pytest.mark.parametrize("ack_linger_ms", [0, 1_000])
-def test_gathered_offsets_do_not_wait_for_acknowledgements(queue: Queue, ack_linger_ms: int) -> None:
+def test_gathered_offsets_do_not_wait_for_acknowledgements(queue: Queue) -> None:
     queue.send(*"ab")
-    with consumer_of(queue, ack_linger_ms=ack_linger_ms) as consumer:
+    with consumer_of(queue) as consumer:
+        writer: Any = consumer._writer
+        writer._ack_linger_s = 3_600.0
         receive_all(consumer, 1)
         receive_all(consumer, 1)
-        began_at = time.monotonic()
         assert wait_until(lambda: queue.committed() == {0: 2})
-        assert time.monotonic() - began_at < 0.8  # 0.05 s, and the time of the request
 
 
-def test_many_batches_need_few_commits(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_batches_need_few_commits(queue: Queue) -> None:
     queue.send(*map(str, range(200)))
     with consumer_of(queue, ack_linger_ms=0) as consumer:
         fetcher: Any = consumer._intake._fetcher
         sent: list[float] = []
         send = fetcher._send_commit
-        fetcher._send_commit = lambda: (sent.append(time.monotonic()), send())
+
+        def send_and_note() -> None:
+            sent.append(time.monotonic())
+            send()
+
+        fetcher._send_commit = send_and_note
         for _ in range(200):
             receive_all(consumer, 1)
         assert wait_until(lambda: queue.committed() == {0: 200})
         passed_s = time.monotonic() - sent[0]
         # The first one is sent at once; one may be sent twice, by both threads.
         assert len(sent) <= 3 + passed_s / GATHER_COMMITS_S
-        assert not caplog.records
 
 
-def never_due(consumer: QueueConsumer) -> Fetcher:
-    """Return the fetcher of a consumer, whose last commit was just now, for hours."""
+def never_due(consumer: QueueConsumer) -> Any:  # noqa: ANN401  # tests look into it
+    """Return the fetcher of a consumer. It gathers offsets for an hour."""
     fetcher: Any = consumer._intake._fetcher
     fetcher._committed_at = time.monotonic() + 3_600
     return fetcher
@@ -123,7 +126,7 @@ def test_revoked_partition_has_its_gathered_offset_committed_and_no_older_one_fo
     queue.send(*"abc")
     with consumer_of(queue) as consumer:
         receive_all(consumer, 1)
-        fetcher: Any = never_due(consumer)
+        fetcher = never_due(consumer)
         receive_all(consumer, 2)
         assert fetcher._uncommitted == {0: 3}
         fetcher._on_revoke(fetcher.client, [TopicPartition(queue.name, 0)])
@@ -135,7 +138,7 @@ def test_offset_is_not_committed_by_the_other_thread_while_the_client_leaves(que
     queue.send(*"ab")
     with consumer_of(queue) as consumer:
         receive_all(consumer, 1)
-        fetcher: Any = never_due(consumer)
+        fetcher = never_due(consumer)
         receive_all(consumer, 1)
         fetcher._is_leaving, fetcher._commit_at = True, 0.0
         fetcher.commit_gathered()
