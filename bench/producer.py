@@ -87,7 +87,7 @@ def _queue(broker: EmbeddedBroker, kind: str) -> str:
     return name
 
 
-def _start(broker: EmbeddedBroker, kind: str, **work: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401  # of Work
+def _start(broker: EmbeddedBroker, kind: str, **work: Any) -> subprocess.Popen[bytes]:  # of Work
     work["bootstrap_servers"] = broker.bootstrap_servers
     return subprocess.Popen([sys.executable, "-m", "bench.sender", kind, json.dumps(work)], stdout=subprocess.PIPE)
 

@@ -74,7 +74,7 @@ class Bench:
         self,
         queue: QueueTopics,
         max_deliveries: int = 0,
-        **settings: Any,  # noqa: ANN401  # of [tracker]
+        **settings: Any,  # of [tracker]
     ) -> Iterator[QueueTracker]:
         """Run a tracker for the time of a block."""
         flags: dict[str, dict[str, Any]] = {

@@ -67,7 +67,7 @@ class Campaign:
         """Start a broker for a fault that needs one of its own: settings, and more environment variables."""
         return EmbeddedBroker(extra=extra, environment={**self.broker_environment, **(environment or {})}).start()
 
-    def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:  # noqa: ANN401  # of Stage
+    def stage(self, name: str, broker: EmbeddedBroker | None = None, **options: Any) -> Stage:
         """Return a fresh queue for a fault, on the campaign's broker or on one of its own, which ends with it."""
         # Only the name of a queue: it must be new on this broker, and say when it was made.
         queue = f"{name}.{time.time_ns() // 1_000_000}"
@@ -77,7 +77,7 @@ class Campaign:
         self._stages.append(stage)
         return stage
 
-    def copy_stage(self, name: str, **options: Any) -> CopyStage:  # noqa: ANN401  # of CopyStage
+    def copy_stage(self, name: str, **options: Any) -> CopyStage:
         """Return a file and a queue that it is copied to, on the campaign's broker."""
         from faults.on_producers import CopyStage  # noqa: PLC0415  # it imports this module's types
 
@@ -85,14 +85,14 @@ class Campaign:
         self._stages.append(stage)
         return stage
 
-    def group_stage(self, kind: type[Group], name: str, **options: Any) -> Group:  # noqa: ANN401  # of the stage
+    def group_stage(self, kind: type[Group], name: str, **options: Any) -> Group:
         """Return a coordination group of some processes, on the campaign's broker."""
         group = f"{name}.{time.time_ns() // 1_000_000}"
         stage = kind(self.broker, self.folder, group, seed=self.seed, **options)
         self._stages.append(stage)
         return stage
 
-    def sink_stage(self, name: str, **options: Any) -> SinkStage:  # noqa: ANN401  # of SinkStage
+    def sink_stage(self, name: str, **options: Any) -> SinkStage:
         """Return files of numbered rows and a queue that a query writes them to, on the campaign's broker."""
         from faults.on_sinks import SinkStage  # noqa: PLC0415  # it imports this module's types
 

@@ -33,7 +33,7 @@ class EventFile:
         self._actor = actor
         self._file = os.open(folder / f"{actor}{SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401  # whatever JSON holds
+    def write(self, event: str, **fields: Any) -> None:
         """Append an event."""
         line = {"event": event, "actor": self._actor, "wall": time.time(), "monotonic": time.monotonic(), **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")

@@ -87,14 +87,7 @@ class GroupStage(JudgedStage):
     """
 
     def __init__(
-        self,
-        broker: EmbeddedBroker,
-        folder: Path,
-        group: str,
-        *,
-        seed: int,
-        processes: int,
-        **options: Any,  # noqa: ANN401  # of the processes
+        self, broker: EmbeddedBroker, folder: Path, group: str, *, seed: int, processes: int, **options: Any
     ) -> None:
         """Start the processes."""
         super().__init__()
@@ -250,13 +243,7 @@ class ReplicatedStage(GroupStage):
         options: Of `GroupStage`.
     """
 
-    def __init__(
-        self,
-        broker: EmbeddedBroker,
-        folder: Path,
-        group: str,
-        **options: Any,  # noqa: ANN401  # of GroupStage
-    ) -> None:
+    def __init__(self, broker: EmbeddedBroker, folder: Path, group: str, **options: Any) -> None:
         """Start the brokers and the processes."""
         del broker
         files = folder / f"{group}-brokers"
@@ -306,14 +293,7 @@ class ConsumingStage(GroupStage):
     """
 
     def __init__(
-        self,
-        broker: EmbeddedBroker,
-        folder: Path,
-        group: str,
-        *,
-        messages: int,
-        delivery: str,
-        **options: Any,  # noqa: ANN401  # of GroupStage
+        self, broker: EmbeddedBroker, folder: Path, group: str, *, messages: int, delivery: str, **options: Any
     ) -> None:
         """Write the messages, and start the processes."""
         self._delivery, self._clicks = delivery, f"{group}.clicks"

@@ -44,7 +44,7 @@ class CopyStage(SentStage):
         self.file = self.folder / "lines"
         self.file.write_bytes(b"".join(map(line_of, range(1, lines + 1))))
 
-    def copier(self, failpoint: str = "", **settings: Any) -> EventChild:  # noqa: ANN401  # of the copier
+    def copier(self, failpoint: str = "", **settings: Any) -> EventChild:
         """Start a copier."""
         settings = {
             "bootstrap_servers": self.broker.bootstrap_servers, "queue": self.queue, "file": str(self.file),

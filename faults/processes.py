@@ -211,7 +211,7 @@ class TrackerChild(Child):
         checkpoint_dir: Path | None = None,
         max_deliveries: int = 3,
         max_transaction_messages: int | None = 100,
-        **options: Any,  # noqa: ANN401  # of Child
+        **options: Any,
     ) -> None:
         """Start it; `wait_ready` waits until it tracks."""
         self._queue, self.checkpoint_dir = queue, checkpoint_dir or folder / "checkpoint"
@@ -267,7 +267,7 @@ class WorkerChild(Child):
         options: See `Child`.
     """
 
-    def __init__(self, profile: Profile, folder: Path, **options: Any) -> None:  # noqa: ANN401  # of Child
+    def __init__(self, profile: Profile, folder: Path, **options: Any) -> None:
         """Start it."""
         self._folder = folder
         self.name, self.logical_queue = profile.name, profile.logical_queue

@@ -24,7 +24,7 @@ PARTITIONS = 4
 class EventChild(Child):
     """A process that prints one JSON object a line: its events."""
 
-    def __init__(self, module: str, settings: Mapping[str, Any], folder: Path, **options: Any) -> None:  # noqa: ANN401  # of Child
+    def __init__(self, module: str, settings: Mapping[str, Any], folder: Path, **options: Any) -> None:  # of Child
         """Start a module of this package with its settings."""
         self._events: list[dict[str, Any]] = []
         command = [sys.executable, "-m", module, json.dumps(settings)]
@@ -69,7 +69,7 @@ class SentStage(JudgedStage):
         create_queue(queue, bootstrap_servers=broker.bootstrap_servers, partitions=PARTITIONS)
         self.children: list[EventChild] = []
 
-    def start(self, module: str, settings: Mapping[str, Any], **options: Any) -> EventChild:  # noqa: ANN401  # of Child
+    def start(self, module: str, settings: Mapping[str, Any], **options: Any) -> EventChild:  # of Child
         """Start a process."""
         child = EventChild(module, settings, self.folder, **options)
         self.children.append(child)

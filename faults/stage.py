@@ -125,7 +125,7 @@ class Stage(JudgedStage):
         patience: float = 1.0,
         evidence: Path | None = None,
         is_mixed: bool = False,
-        **profile: Any,  # noqa: ANN401  # fields of Profile
+        **profile: Any,
     ) -> None:
         """Make the queue."""
         super().__init__()
@@ -218,11 +218,11 @@ class Stage(JudgedStage):
         """Leave the broker to another stage that ends later."""
         self._owns_broker = False
 
-    def judge(self, **bounds: Any) -> None:  # noqa: ANN401  # fields of Bounds
+    def judge(self, **bounds: Any) -> None:
         """Set what this fault allows unlike the others."""
         self.bounds = replace(self.bounds, **bounds)
 
-    def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:  # noqa: ANN401  # of Sender
+    def send(self, rate: float = 150, count: int = 0, **options: Any) -> Sender:
         """Start a sender; with a *count* it ends by itself."""
         seed = self.seed + len(self._senders)
         options = {"ask": None if self.mix is None else ask, **options}
@@ -231,13 +231,7 @@ class Stage(JudgedStage):
         sender.start()
         return sender
 
-    def worker(
-        self,
-        name: str,
-        failpoint: str = "",
-        clock: FalseClock | None = None,
-        **profile: Any,  # noqa: ANN401  # fields of Profile
-    ) -> WorkerChild:
+    def worker(self, name: str, failpoint: str = "", clock: FalseClock | None = None, **profile: Any) -> WorkerChild:
         """Start a worker."""
         values = replace(self.profile, name=name, **profile)
         child = WorkerChild(values, self.folder, failpoint=failpoint, clock=clock)
@@ -245,7 +239,7 @@ class Stage(JudgedStage):
             self._children.append(child)
         return child
 
-    def crew(self, name: str, **profile: Any) -> list[WorkerChild]:  # noqa: ANN401  # fields of Profile
+    def crew(self, name: str, **profile: Any) -> list[WorkerChild]:
         """Start a worker for each logical queue."""
         return [
             self.worker("-".join(filter(None, (name, queue))), logical_queue=queue, **profile)
@@ -261,7 +255,7 @@ class Stage(JudgedStage):
         """Workers that run."""
         return [child for child in self._children if isinstance(child, WorkerChild) and child.is_running]
 
-    def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> TrackerChild:  # noqa: ANN401  # of Child
+    def tracker(self, checkpoint: str = "checkpoint", **options: Any) -> TrackerChild:
         """Start a tracker in a process of its own."""
         child = TrackerChild(
             options.pop("bootstrap_servers", self.bootstrap_servers),

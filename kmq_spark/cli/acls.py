@@ -55,7 +55,7 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
 
     Source: reliability.md, S2.
     """
-    from kmq_spark.kafka.queue_rules import RULES_TOPIC  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_rules import RULES_TOPIC
 
     queue, markers, letters, redrive = (
         topics.queue_topic, topics.markers_topic, topics.dead_letter_topic, topics.redrive_topic,
@@ -189,7 +189,7 @@ def acls(
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
-    from kmq_spark.kafka.queue_topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
     del print_them  # the command always prints; the flag exists because users of Kafka's tools expect it
     for each in part or ():

@@ -20,7 +20,7 @@ def up(
     ] = None,
 ) -> None:
     """Run an embedded Kafka broker on loopback until Ctrl+C. Not for production."""
-    from kmq_spark.local.broker import EmbeddedBroker  # noqa: PLC0415  # `kmq --help` must not wait for it
+    from kmq_spark.local.broker import EmbeddedBroker
 
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -27,7 +27,7 @@ def demo(
     Without --bootstrap-server it starts an embedded broker. The last line is a JSON object; exit code 1 if anything is
     lost or redelivered too early.
     """
-    from kmq_spark.demo.narrator import Demo  # noqa: PLC0415  # `kmq --help` must not wait for it
+    from kmq_spark.demo.narrator import Demo
 
     set_up_logs("WARNING")
     # Hide logs of broker and clients about connections that open and close.

@@ -7,7 +7,6 @@ Rule 2: the selection must be explicit: `--id`, filters, or `--all`.
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors
-from kmq_spark.cli.shared.options import Connection, QueueName
+from kmq_spark.cli.shared.common import EXIT_FAILED, command
+from kmq_spark.cli.shared.options import Connection, QueueName, span_ms
 from kmq_spark.cli.shared.output import Output as Form
 from kmq_spark.cli.shared.output import OutputForm, print_data
 from kmq_spark.cli.views.dlq import as_json, print_letters, print_summary, print_whole
@@ -27,8 +26,6 @@ app = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_h
 LIST_LIMIT = 100
 """Default limit of `list`: one or two screens."""
 
-_AGO = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 Ids = Annotated[
     list[str] | None, typer.Option("--id", help="A dead letter, partition:offset; may be repeated.", metavar="P:O")
@@ -80,8 +77,7 @@ class Selection(Wanted):
         return {**super().chosen(), "everything": self.everything, "limit": self.limit}
 
 
-@app.command("list")
-@one_line_errors
+@command(app, "list")
 def list_(
     name: QueueName,
     connection: Connection,
@@ -91,7 +87,7 @@ def list_(
     max_bytes: MaxBytes = 256,
 ) -> None:
     """List the dead letters that are neither redriven nor purged, a partition after the other, oldest first."""
-    from kmq_spark.dlq.dead_letters import list_dead_letters  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import list_dead_letters
 
     chosen = wanted.chosen()
     letters = list_dead_letters(name, **chosen, limit=limit, **connection.reach())
@@ -102,8 +98,7 @@ def list_(
         typer.echo(f"stopped at {limit}; --limit shows more", err=True)
 
 
-@app.command("show")
-@one_line_errors
+@command(app, "show")
 def show(
     name: QueueName,
     connection: Connection,
@@ -113,7 +108,7 @@ def show(
     max_bytes: MaxBytes = 4096,
 ) -> None:
     """Show all of a dead letter: reason, attempts, key, value, headers."""
-    from kmq_spark.dlq.dead_letters import list_dead_letters  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import list_dead_letters
 
     wanted = [*(places or ()), *(ids or ())]
     if not wanted:
@@ -130,8 +125,7 @@ def show(
     _fail_if_missing([each for each in dict.fromkeys(wanted) if each not in {letter.id for letter in letters}], name)
 
 
-@app.command("redrive")
-@one_line_errors
+@command(app, "redrive")
 def redrive_(
     name: QueueName,
     connection: Connection,
@@ -141,15 +135,14 @@ def redrive_(
     form: Form = OutputForm.TABLE,
 ) -> None:
     """Send dead letters back to their queue, each exactly once; run it again where it was cut short."""
-    from kmq_spark.dlq.dead_letters import redrive  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import redrive
 
     summary = redrive(name, **selection.chosen(), to=to, dry_run=not execute, **connection.reach())
     print_summary(summary, "redrive", f"{_topic(name)} to {to or name}", form)
     _fail_if_missing(summary.missing, name)
 
 
-@app.command("purge")
-@one_line_errors
+@command(app, "purge")
 def purge_(
     name: QueueName,
     connection: Connection,
@@ -158,7 +151,7 @@ def purge_(
     form: Form = OutputForm.TABLE,
 ) -> None:
     """End dead letters for good; the broker removes what lies below the lowest open one."""
-    from kmq_spark.dlq.dead_letters import purge  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.dlq.dead_letters import purge
 
     summary = purge(name, **selection.chosen(), dry_run=not execute, **connection.reach())
     print_summary(summary, "purge", f"from {_topic(name)}", form)
@@ -166,7 +159,7 @@ def purge_(
 
 
 def _topic(name: str) -> str:
-    from kmq_spark.kafka.queue_topics import QueueTopics  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
     return QueueTopics.parse(name).dead_letter_topic
 
@@ -175,8 +168,8 @@ def _instant_ms(text: str | None, option: str) -> int | None:
     """Parse `2h` (ago, on this machine's clock) or an ISO instant (UTC if it has no zone) to epoch milliseconds."""
     if text is None:
         return None
-    if (ago := _AGO.fullmatch(text)) is not None:
-        return max(0, int(time.time() * 1000) - int(ago[1]) * _UNIT_MS[ago[2]])
+    if (ago_ms := span_ms(text)) is not None:
+        return max(0, int(time.time() * 1000) - ago_ms)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

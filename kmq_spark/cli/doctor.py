@@ -41,7 +41,7 @@ def doctor(
 
 def report(found: list[Finding], output: OutputForm) -> None:
     """Print findings, with the repairs where it is a table; end with exit code 3 where one is unhealthy."""
-    from kmq_spark.inspection.findings import is_unhealthy  # noqa: PLC0415  # `kmq --help` must not wait for numpy
+    from kmq_spark.inspection.findings import is_unhealthy
 
     print_rows(output, [asdict(finding) for finding in found], lambda: _as_table(found))
     if output is OutputForm.TABLE:
@@ -51,7 +51,7 @@ def report(found: list[Finding], output: OutputForm) -> None:
 
 
 def _findings(name: str, settings: Settings) -> list[Finding]:
-    from kmq_spark.inspection.findings import examine, unreachable_finding  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.findings import examine, unreachable_finding
 
     try:
         return examine(gather(name, settings))
@@ -71,11 +71,11 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         ConfigError: The name is not allowed.
         KafkaClientError: The broker cannot be reached, or does not answer in time.
     """
-    from kmq_spark.cli.checkpoint import look_at_checkpoint  # noqa: PLC0415  # as above
-    from kmq_spark.coordination.overview import look_at_fleets  # noqa: PLC0415  # as above
-    from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts  # noqa: PLC0415  # as above
-    from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name  # noqa: PLC0415  # as above
-    from kmq_spark.producer.registry import look_at_producers  # noqa: PLC0415  # as above
+    from kmq_spark.cli.checkpoint import look_at_checkpoint
+    from kmq_spark.coordination.overview import look_at_fleets
+    from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts
+    from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name
+    from kmq_spark.producer.registry import look_at_producers
 
     with inspector_of(name, settings) as inspector:
         topics, cluster = inspector.topics, inspector.cluster

@@ -74,8 +74,8 @@ def enqueue(
         message = f"trigger is not allowed: got {trigger!r}, processing-time or available-now; correct --trigger"
         raise ConfigError(message)
     settings = settings_from(address, timeout_ms)
-    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
-    from kmq_spark.sink.enqueue import Columns, Enqueuer, Source  # noqa: PLC0415  # as above
+    from kmq_spark.kafka.topics import check_queue
+    from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
 
     kafka = settings.kafka.reach()
     layout = check_queue(name, **kafka)
@@ -119,7 +119,7 @@ def _run(enqueuer: Enqueuer, name: str, *, events: bool) -> None:
 
 
 def _kafka_options(settings: Settings) -> dict[str, str]:
-    from kmq_spark.config import plain  # noqa: PLC0415  # as above
+    from kmq_spark.config import plain
 
     return {
         **{f"kafka.{key}": value for key, value in plain(settings.kafka.spark_extra).items()},
@@ -130,8 +130,8 @@ def _kafka_options(settings: Settings) -> dict[str, str]:
 
 def _session(master: str, driver_memory: str) -> SparkSession:
     # Loaded here: the other commands must not wait for Spark to load.
-    from kmq_spark.local.jars import jar_paths  # noqa: PLC0415
-    from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
+    from kmq_spark.local.jars import jar_paths
+    from kmq_spark.spark.session import build_session, delta_settings, session_settings
 
     if SUBMITTED_MARKS & os.environ.keys():
         return build_session("kmq-enqueue", settings=delta_settings(is_local=False))
@@ -140,7 +140,7 @@ def _session(master: str, driver_memory: str) -> SparkSession:
 
 
 def _prepare(spark: SparkSession, checkpoint_dir: str) -> None:
-    from kmq_spark.spark.session import local_checkpoint_settings  # noqa: PLC0415  # as above
+    from kmq_spark.spark.session import local_checkpoint_settings
 
     for key, value in local_checkpoint_settings(checkpoint_dir, spark).items():
         spark.conf.set(key, value)

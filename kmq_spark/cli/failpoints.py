@@ -11,7 +11,7 @@ from kmq_spark.cli.shared.common import one_line_errors
 def failpoints() -> None:
     """List the crash points that KMQ_FAILPOINT=name[:nth] arms, for fault tests."""
     # Imported here: loading the module checks the variable, and an unknown name is then reported like any other error.
-    from kmq_spark.failpoints import FAILPOINTS  # noqa: PLC0415
+    from kmq_spark.failpoints import FAILPOINTS
 
     width = max(map(len, FAILPOINTS))
     for name, what in FAILPOINTS.items():

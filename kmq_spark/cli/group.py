@@ -6,7 +6,6 @@ Rule 1: the commands of this file only read, except `init`, which creates the to
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.doctor import report
-from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors
+from kmq_spark.cli.shared.common import EXIT_FAILED, command
 from kmq_spark.cli.shared.looking import counting, quiet_client
 from kmq_spark.cli.shared.options import Connection
-from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, rendered, shown, table
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.inspection.spans import counted, instant, span
 
@@ -40,8 +39,7 @@ class GroupConnection(Connection):
     topic: Annotated[str, typer.Option("--topic", help="The coordination topic.")] = "kmq.coordination"
 
 
-@app.command("init")
-@one_line_errors
+@command(app, "init")
 def init(
     connection: GroupConnection,
     partitions: Annotated[int, typer.Option(help="Of a new topic; they cannot be changed later.")] = 8,
@@ -51,7 +49,7 @@ def init(
     ] = 3_600_000,
 ) -> None:
     """Create the coordination topic where it does not exist, and check it."""
-    from kmq_spark.coordination.topic import create_coordination_topic  # noqa: PLC0415  # `kmq --help` loads no client
+    from kmq_spark.coordination.topic import create_coordination_topic
 
     quiet_client()
     create_coordination_topic(
@@ -64,8 +62,7 @@ def init(
     typer.echo(f"coordination topic {connection.topic} is set up correctly")
 
 
-@app.command("list")
-@one_line_errors
+@command(app, "list")
 def list_(connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """List the groups: members, what they hold, tasks, leader, and whether the group is paused."""
     found = read(connection)
@@ -76,8 +73,7 @@ def list_(connection: GroupConnection, output: Output = OutputForm.TABLE) -> Non
     print_rows(output, rows, lambda: table(_GROUP_HEADS, [_group_cells(row) for row in rows]))
 
 
-@app.command("describe")
-@one_line_errors
+@command(app, "describe")
 def describe(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """Show one group: its state and each resource with holder, epoch and position."""
     state = one(group, connection)
@@ -89,7 +85,7 @@ def describe(group: Group, connection: GroupConnection, output: Output = OutputF
     if output is not OutputForm.TABLE:
         members, tasks = member_rows(state, now_ms()), task_rows(state)
         whole = {**row, "resources": resources, "member_rows": members, "task_rows": tasks}
-        typer.echo(json.dumps(whole, indent=2 if output is OutputForm.JSON else None))
+        print_object(output, whole)
         return
     typer.echo(rendered(table(("", ""), _description(state, row))).lstrip("\n"))
     if resources:
@@ -100,8 +96,7 @@ def describe(group: Group, connection: GroupConnection, output: Output = OutputF
         typer.echo("\n" + rendered(table(("RESOURCE", "HOLDER", ">EPOCH", ">POSITION"), cells)))
 
 
-@app.command("members")
-@one_line_errors
+@command(app, "members")
 def members(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """List the members of a group, with the age of the last heartbeat of each."""
     rows = member_rows(one(group, connection), now_ms())
@@ -111,8 +106,7 @@ def members(group: Group, connection: GroupConnection, output: Output = OutputFo
     print_rows(output, rows, lambda: table(_MEMBER_HEADS, [_member_cells(row) for row in rows]))
 
 
-@app.command("tasks")
-@one_line_errors
+@command(app, "tasks")
 def tasks(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """List the tasks of a group: to which member each is assigned, and which member runs it."""
     rows = task_rows(one(group, connection))
@@ -122,8 +116,7 @@ def tasks(group: Group, connection: GroupConnection, output: Output = OutputForm
     print_rows(output, rows, lambda: table(_TASK_HEADS, [_task_cells(row) for row in rows]))
 
 
-@app.command("doctor")
-@one_line_errors
+@command(app, "doctor")
 def doctor(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """Check a group and the coordination topic, and name each repair. Exit code 3: unhealthy."""
     report(_findings(group, connection), output)
@@ -131,7 +124,7 @@ def doctor(group: Group, connection: GroupConnection, output: Output = OutputFor
 
 def read(connection: GroupConnection, group: str = "") -> list[GroupState]:
     """Return the groups in the topic, or only one."""
-    from kmq_spark.coordination.overview import read_groups  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.coordination.overview import read_groups
 
     quiet_client()
     with counting(connection.topic, "records") as show:
@@ -150,9 +143,9 @@ def one(group: str, connection: GroupConnection) -> GroupState:
 
 
 def _findings(group: str, connection: GroupConnection) -> list[Finding]:
-    from kmq_spark.coordination.checks import check_group, check_topic  # noqa: PLC0415  # `kmq --help` loads no client
-    from kmq_spark.inspection.cluster import Cluster  # noqa: PLC0415  # as above
-    from kmq_spark.inspection.findings import broker_finding, is_unhealthy, unreachable_finding  # noqa: PLC0415
+    from kmq_spark.coordination.checks import check_group, check_topic
+    from kmq_spark.inspection.cluster import Cluster
+    from kmq_spark.inspection.findings import broker_finding, is_unhealthy, unreachable_finding
 
     quiet_client()
     try:

@@ -7,9 +7,7 @@ Rule 2: the log decides: a command returns when its record was read back, and fa
 
 from __future__ import annotations
 
-import json
 import queue
-import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.group import Group, GroupConnection, app, now_ms
-from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors, print_json
+from kmq_spark.cli.shared.common import EXIT_FAILED, command, print_json
 from kmq_spark.cli.shared.looking import quiet_client
-from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
+from kmq_spark.cli.shared.options import span_ms
+from kmq_spark.cli.shared.output import Output, OutputForm, print_object, print_rows, shown, table
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted, instant
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from kmq_spark.coordination import Coordinator
     from kmq_spark.core.coordination.effects import Effect
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
 
 MIN_KNOWN_S = 75.0
 """Longest time until the world of a group is known: where its leader is dead, longer than the longest T."""
@@ -41,8 +38,7 @@ MOST_NAMED = 5
 _LOOK_S = 0.5
 
 
-@app.command("pause")
-@one_line_errors
+@command(app, "pause")
 def pause(
     group: Group,
     connection: GroupConnection,
@@ -59,14 +55,13 @@ def pause(
         operator.wait_for(lambda world: not _held(world), 3 * operator.view()["heartbeat_ms"] / 1000)
         held = _held(operator.view())
         if output is not OutputForm.TABLE:
-            _print_one({"group": group, "paused_until_ms": paused_until_ms, "held": held}, output)
+            print_object(output, {"group": group, "paused_until_ms": paused_until_ms, "held": held})
             return
         typer.echo(f"group {group} is paused until {instant(paused_until_ms)}")
         typer.echo(f"{_named(held)} still held" if held else "nothing is held")
 
 
-@app.command("resume")
-@one_line_errors
+@command(app, "resume")
 def resume(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """End the pause of a group."""
     with _operating(group, connection) as operator:
@@ -74,11 +69,10 @@ def resume(group: Group, connection: GroupConnection, output: Output = OutputFor
         if output is OutputForm.TABLE:
             typer.echo(f"group {group} is not paused any more")
         else:
-            _print_one({"group": group, "paused_until_ms": None}, output)
+            print_object(output, {"group": group, "paused_until_ms": None})
 
 
-@app.command("seek")
-@one_line_errors
+@command(app, "seek")
 def seek(
     group: Group,
     resources: Annotated[list[str], typer.Argument(help="Resources, such as clicks/3.", metavar="RESOURCE...")],
@@ -109,8 +103,7 @@ def seek(
             typer.echo("\n" + _said(group, view, is_written=execute))
 
 
-@app.command("watch")
-@one_line_errors
+@command(app, "watch")
 def watch(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
     """Print each change of a group as it is read from the log, until Ctrl+C. The group may have no records yet."""
     effects: queue.SimpleQueue[Effect] = queue.SimpleQueue()
@@ -142,9 +135,7 @@ def duration_ms(text: str) -> int:
     Raises:
         ConfigError: It is no such duration, or zero.
     """
-    found = _DURATION.fullmatch(text.strip())
-    duration = int(found[1]) * _UNITS_MS[found[2]] if found else 0
-    if not duration:
+    if not (duration := span_ms(text.strip())):
         message = f"duration is not allowed: got {text!r}, allowed is a number with ms, s, m, h or d; write 10m"
         raise ConfigError(message)
     return duration
@@ -155,7 +146,7 @@ def _following(
     group: str, connection: GroupConnection, on_change: Callable[[Sequence[Effect]], None] | None = None
 ) -> Iterator[Coordinator]:
     """Follow a group without being a member."""
-    from kmq_spark.coordination import Coordinator  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.coordination import Coordinator
 
     quiet_client()
     observer = Coordinator(group, topic=connection.topic, on_change=on_change, **connection.reach())
@@ -203,10 +194,6 @@ def _said(group: str, view: dict[str, Any], *, is_written: bool) -> str:
     if held := _held(view):
         return f"{said}; {_named(held)} still held, wait until nothing is"
     return f"{said}; to write it: --execute"
-
-
-def _print_one(value: dict[str, Any], output: OutputForm) -> None:
-    typer.echo(json.dumps(value, indent=2 if output is OutputForm.JSON else None))
 
 
 def _print_effect(effect: Effect, output: OutputForm) -> None:

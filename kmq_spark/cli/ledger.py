@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
+from kmq_spark.cli.shared.common import command, print_json, run_alone, set_up_logs
 from kmq_spark.cli.shared.options import (
     Address,
     ConfigFile,
@@ -58,8 +58,7 @@ class Engine(StrEnum):
 MASTER, DRIVER_MEMORY = "local[2]", "1g"
 
 
-@app.command("run")
-@one_line_errors
+@command(app, "run")
 def run(
     address: Address,
     queues: Annotated[
@@ -101,8 +100,7 @@ def run(
         stop_session(spark)
 
 
-@app.command("show")
-@one_line_errors
+@command(app, "show")
 def show(
     view: Annotated[str, typer.Argument(help="deliveries, message_story, slowest_handlers, …", metavar="VIEW")],
     config: ConfigFile = None,
@@ -129,7 +127,7 @@ def show(
     if engine is None:
         engine = Engine.DUCKDB if location.local_folder is not None else Engine.SPARK
     if engine is Engine.DUCKDB:
-        from kmq_spark.ledger.reader import read_rows  # noqa: PLC0415  # `kmq --help` must not wait for DuckDB to load
+        from kmq_spark.ledger.reader import read_rows
 
         rows = read_rows(location, view, queue=queue, message=place, limit=limit)
     else:
@@ -137,8 +135,7 @@ def show(
     print_rows(rows, form)
 
 
-@app.command("maintain")
-@one_line_errors
+@command(app, "maintain")
 def maintain(
     config: ConfigFile = None,
     ledger_dir: LedgerDir = None,
@@ -151,8 +148,8 @@ def maintain(
     """Delete days past [ledger] keep_days, compact files, remove files that no row needs."""
     set_up_logs("WARNING")
     settings = settings_from(Address(config=config), ledger={**_place(ledger_dir, catalog), "keep_days": keep_days})
-    from kmq_spark import ledger  # noqa: PLC0415  # the other commands must not wait for Spark to load
-    from kmq_spark.ledger.service import location_of  # noqa: PLC0415  # as above
+    from kmq_spark import ledger
+    from kmq_spark.ledger.service import location_of
 
     location = location_of(settings.ledger)
     spark = _session(master, driver_memory)
@@ -180,7 +177,7 @@ def _place(ledger_dir: str | None, catalog: str | None) -> dict[str, str | None]
 
 def _queues(settings: Settings) -> tuple[str, ...]:
     """Check names, broker and topics before the JVM, which takes seconds to start and stop; return the queues."""
-    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.topics import check_queue
 
     queues = settings.ledger.queues or settings.tracker.queues
     if not queues:
@@ -205,8 +202,8 @@ def _message_place(view: str, queue: str, message: str) -> MessageId | None:
 
 def _session(master: str, driver_memory: str) -> SparkSession:
     # Imported here, so that the other commands do not load Spark.
-    from kmq_spark.local.jars import jar_paths  # noqa: PLC0415
-    from kmq_spark.spark.session import build_session, delta_settings, session_settings  # noqa: PLC0415
+    from kmq_spark.local.jars import jar_paths
+    from kmq_spark.spark.session import build_session, delta_settings, session_settings
 
     if SUBMITTED_MARKS & os.environ.keys():
         return build_session("kmq-ledger", settings=delta_settings(is_local=False))
@@ -231,7 +228,7 @@ def _stdout_as_stderr() -> Iterator[None]:
 def _read_by_spark(
     location: Location, view: str, queue: str, place: MessageId | None, limit: int, master: str, driver_memory: str
 ) -> list[dict[str, Any]]:
-    from kmq_spark import ledger  # noqa: PLC0415  # as above
+    from kmq_spark import ledger
 
     spark = _session(master, driver_memory)
     try:
@@ -249,7 +246,7 @@ def _read_by_spark(
 def _run(
     spark: SparkSession, queues: tuple[str, ...], settings: Settings, signals: StopOnSignals, *, events: bool
 ) -> None:
-    from kmq_spark.ledger.service import LedgerService  # noqa: PLC0415  # as above
+    from kmq_spark.ledger.service import LedgerService
 
     service = LedgerService(spark, queues, settings)
     signals.attach(service)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import EXIT_FAILED, one_line_errors
+from kmq_spark.cli.shared.common import EXIT_FAILED, command
 from kmq_spark.cli.shared.looking import inspector_of, reading
 from kmq_spark.cli.shared.options import Connection, QueueName
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
@@ -30,8 +30,7 @@ def _message() -> None:
     """One message."""
 
 
-@app.command("show")
-@one_line_errors
+@command(app, "show")
 def show(
     name: QueueName,
     message_id: Annotated[str, typer.Argument(help="Any copy of it, partition:offset.", metavar="P:O")],
@@ -40,7 +39,7 @@ def show(
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Show a message's history from its first copy: sent, started, renewed, ended, redelivered, dead, redriven."""
-    from kmq_spark.inspection.message_history import MessageHistory  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.inspection.message_history import MessageHistory
 
     wanted = MessageId.parse(message_id)
     if wanted is None:

@@ -42,7 +42,7 @@ def send(
     ] = None,
 ) -> None:
     """Send a message for each line of stdin, as it is or as a JSON object; ends when all are written."""
-    from kmq_spark.configured import producer_from  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.configured import producer_from
 
     quiet_client()
     settings = connection.settings()
@@ -67,7 +67,7 @@ def receive(
     ] = None,
 ) -> None:
     """Write each message as a line, its value or a JSON object (-o jsonl), and acknowledge it once it is written."""
-    from kmq_spark.configured import consumer_from  # noqa: PLC0415  # as above
+    from kmq_spark.configured import consumer_from
 
     quiet_client()
     settings = connection.settings()

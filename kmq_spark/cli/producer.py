@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command
 from kmq_spark.cli.shared.looking import quiet_client, reading
 from kmq_spark.cli.shared.options import Connection
-from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
+from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, rendered, shown, table
 from kmq_spark.inspection.spans import counted, instant, span
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ MOST_NAMED = 5
 """Holes and repeated sequences that a line names."""
 
 
-@app.command("list")
-@one_line_errors
+@command(app, "list")
 def list_(name: Name, connection: Connection, output: Output = OutputForm.TABLE) -> None:
     """List the producer ids of a queue: what each has committed, when, and the position of its source."""
-    from kmq_spark.producer.registry import list_producers  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.producer.registry import list_producers
 
     quiet_client()
     settings = connection.settings()
@@ -55,11 +54,10 @@ def list_(name: Name, connection: Connection, output: Output = OutputForm.TABLE)
     print_rows(output, rows, lambda: _table(rows, now_ms))
 
 
-@app.command("show")
-@one_line_errors
+@command(app, "show")
 def show(name: Name, producer_id: ProducerId, connection: Connection, output: Output = OutputForm.TABLE) -> None:
     """Show what one producer id has committed, its position as a whole."""
-    from kmq_spark.producer.registry import list_producers  # noqa: PLC0415  # as above
+    from kmq_spark.producer.registry import list_producers
 
     quiet_client()
     settings = connection.settings()
@@ -72,13 +70,12 @@ def show(name: Name, producer_id: ProducerId, connection: Connection, output: Ou
         raise typer.Exit(EXIT_FAILED)
     row = _row(found, int(time.time() * 1000), settings.for_queue(name).producer_retention_ms)
     if output is not OutputForm.TABLE:
-        typer.echo(json.dumps(row, indent=2 if output is OutputForm.JSON else None))
+        print_object(output, row)
         return
     _print_one(row)
 
 
-@app.command("forget")
-@one_line_errors
+@command(app, "forget")
 def forget(
     name: Name,
     producer_id: ProducerId,
@@ -87,16 +84,14 @@ def forget(
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Remove the position of a producer id: its next life begins at the beginning. A running producer is fenced."""
-    from kmq_spark.producer.registry import forget_producer  # noqa: PLC0415  # as above
+    from kmq_spark.producer.registry import forget_producer
 
     quiet_client()
     settings = connection.settings()
     found = forget_producer(name, producer_id, dry_run=not execute, **settings.kafka.reach())
     row = _row(found, int(time.time() * 1000), settings.for_queue(name).producer_retention_ms)
     if output is not OutputForm.TABLE:
-        typer.echo(
-            json.dumps({**row, "is_forgotten": execute}, indent=2 if output is OutputForm.JSON else None)
-        )  # fmt: skip
+        print_object(output, {**row, "is_forgotten": execute})  # fmt: skip
         return
     _print_one(row)
     typer.echo(
@@ -107,11 +102,10 @@ def forget(
     )
 
 
-@app.command("verify")
-@one_line_errors
+@command(app, "verify")
 def verify(name: Name, producer_id: ProducerId, connection: Connection, output: Output = OutputForm.TABLE) -> None:
     """Read the queue and check a producer's sequence: holes, repeats, order. Exit code 3 where something is wrong."""
-    from kmq_spark.producer.registry import verify_producer  # noqa: PLC0415  # as above
+    from kmq_spark.producer.registry import verify_producer
 
     quiet_client()
     with reading(name, "messages") as on_progress:
@@ -126,7 +120,7 @@ def verify(name: Name, producer_id: ProducerId, connection: Connection, output: 
     if output is OutputForm.TABLE:
         _print_verification(name, producer_id, found)
     else:
-        typer.echo(json.dumps(_verification(producer_id, found), indent=2 if output is OutputForm.JSON else None))
+        print_object(output, _verification(producer_id, found))
     if not found.is_exact:
         raise typer.Exit(EXIT_UNHEALTHY)
 

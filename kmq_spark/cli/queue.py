@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from kmq_spark.cli.queue_rules import Execute, ExpectVersion, RuleOptions, alter_rules, as_table, create_rules
-from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.common import command
 from kmq_spark.cli.shared.options import Connection
-from kmq_spark.cli.shared.output import Output, OutputForm, print_rows
+from kmq_spark.cli.shared.output import Output, OutputForm, print_object, print_rows
 from kmq_spark.inspection.spans import counted
 
 app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
@@ -21,8 +20,7 @@ NEW_PARTITIONS = 4
 Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or queue@group.", metavar="QUEUE")]
 
 
-@app.command("create")
-@one_line_errors
+@command(app, "create")
 def create(
     name: Name,
     connection: Connection,
@@ -40,7 +38,7 @@ def create(
 
     Rules that are named here belong to the queue: its tracker and consumers follow them, whatever their settings say.
     """
-    from kmq_spark.kafka.topics import create_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.topics import create_queue
 
     settings = connection.settings()
     layout = create_queue(
@@ -59,8 +57,7 @@ def create(
         typer.echo(f"rules {stored.text}")
 
 
-@app.command("alter")
-@one_line_errors
+@command(app, "alter")
 def alter(
     name: Name,
     connection: Connection,
@@ -81,23 +78,22 @@ def alter(
         )
 
 
-@app.command("describe")
-@one_line_errors
+@command(app, "describe")
 def describe(
     name: Name,
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Check the queue's topics, and say how each finding is repaired."""
-    from kmq_spark.kafka.queue_rules import read_rules  # noqa: PLC0415  # as above
-    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_rules import read_rules
+    from kmq_spark.kafka.topics import check_queue
 
     layout = check_queue(name, **connection.reach())
     stored = read_rules(name, **connection.reach())
     if output is not OutputForm.TABLE:
         # One object, not a list, because there is one queue.
         found = {"queue": name, **asdict(layout), "rules": None if stored is None else stored.to_dict()}
-        typer.echo(json.dumps(found, indent=2 if output is OutputForm.JSON else None))
+        print_object(output, found)
         return
     typer.echo(f"queue {name}: {counted(layout.partition_count, 'partition')}, set up correctly")
     typer.echo(f"  queue topic        {layout.topics.queue_topic}  (largest message {layout.max_message_bytes} bytes)")

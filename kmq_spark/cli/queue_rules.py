@@ -67,7 +67,7 @@ def create_rules(name: str, options: RuleOptions, settings: Settings, replicatio
     Raises:
         ConfigError: A value is not allowed, or the queue already has other rules.
     """
-    from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_rules import (
         checked_rules,
         checked_version,
         read_rules,
@@ -107,7 +107,7 @@ def alter_rules(
         ConfigError: No rule option was given, a value is not allowed, or the rules have another version.
         TopicError: The queue does not exist.
     """
-    from kmq_spark.kafka.queue_rules import (  # noqa: PLC0415  # as above
+    from kmq_spark.kafka.queue_rules import (
         RULE_NAMES,
         checked_rules,
         checked_version,
@@ -115,7 +115,7 @@ def alter_rules(
         rules_by_name,
         write_rules,
     )
-    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # as above
+    from kmq_spark.kafka.topics import check_queue
 
     given = options.given()
     if not given:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from kmq_spark.cli.queue import Name, app
-from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.common import command
 from kmq_spark.cli.shared.looking import inspector_of, quiet_client, reading
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, shown, table
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 SHOWN_BYTES = 200
 
 
-@app.command("list")
-@one_line_errors
+@command(app, "list")
 def list_queues(
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
     """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
-    from kmq_spark.inspection.cluster import Cluster  # noqa: PLC0415  # as above
-    from kmq_spark.inspection.names import queues_of  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.inspection.cluster import Cluster
+    from kmq_spark.inspection.names import queues_of
 
     settings = connection.settings()
     quiet_client()
@@ -53,8 +52,7 @@ def list_queues(
     print_rows(output, rows, lambda: _queues(rows))
 
 
-@app.command("peek")
-@one_line_errors
+@command(app, "peek")
 def peek(
     name: Name,
     connection: Connection,
@@ -79,7 +77,7 @@ def peek(
 
 
 def _row(queue: str, settings: Settings) -> dict[str, Any]:
-    from kmq_spark.kafka.queue_rules import read_rules  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.queue_rules import read_rules
 
     stored = read_rules(queue, **settings.kafka.reach())
     with inspector_of(queue, settings) as inspector:
@@ -105,7 +103,7 @@ def _queues(rows: list[dict[str, Any]]) -> Table:
 
 def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
     """Yield the messages in flight, in the order of their STARTs."""
-    from kmq_spark.kafka.payloads import PayloadReader  # noqa: PLC0415  # as above
+    from kmq_spark.kafka.payloads import PayloadReader
 
     now_ms = int(time.time() * 1000)
     held = sorted(

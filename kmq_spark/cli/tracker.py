@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from kmq_spark import __version__
-from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
+from kmq_spark.cli.shared.common import command, print_json, run_alone, set_up_logs
 from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
 from kmq_spark.errors import ConfigError
 
@@ -41,8 +41,7 @@ def _tracker() -> None:
     """The redelivery tracker."""
 
 
-@app.command("run")
-@one_line_errors
+@command(app, "run")
 def run(
     address: Address,
     queues: Queues = None,
@@ -104,7 +103,7 @@ def log_level_of(text: str) -> str:
 
 def check_queues(settings: Settings) -> None:
     """Check names, broker and topics before the JVM, which takes seconds to start and stop."""
-    from kmq_spark.kafka.topics import check_queue  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.kafka.topics import check_queue
 
     if settings.tracker.fleet and settings.tracker.trigger == "available-now":
         message = "trigger is not allowed in a fleet: got 'available-now', allowed is 'processing-time'; leave one out"
@@ -161,8 +160,8 @@ class StopOnSignals:
 
 def _session(master: str, driver_memory: str) -> SparkSession:
     # Imported here, so that the other commands do not load Spark.
-    from kmq_spark.local.jars import jar_paths  # noqa: PLC0415
-    from kmq_spark.spark.session import build_session, session_settings  # noqa: PLC0415
+    from kmq_spark.local.jars import jar_paths
+    from kmq_spark.spark.session import build_session, session_settings
 
     if SUBMITTED_MARKS & os.environ.keys():
         return build_session("kmq-tracker")
@@ -178,7 +177,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:
-    from kmq_spark.tracker.service import TrackerService  # noqa: PLC0415  # as above
+    from kmq_spark.tracker.service import TrackerService
 
     service = TrackerService(spark, settings.tracker.queues, settings)
     signals.attach(service)
@@ -191,10 +190,10 @@ def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignal
 
 
 def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:
-    from kmq_spark.tracker.fleet import TrackerFleet  # noqa: PLC0415  # as above
-    from kmq_spark.tracker.fleet_metrics import FleetMetrics, serving_fleet_metrics  # noqa: PLC0415  # as above
-    from kmq_spark.tracker.queue_tracker import QueueTracker  # noqa: PLC0415  # as above
-    from kmq_spark.tracker.standby import check_jvm, warm_up  # noqa: PLC0415  # as above
+    from kmq_spark.tracker.fleet import TrackerFleet
+    from kmq_spark.tracker.fleet_metrics import FleetMetrics, serving_fleet_metrics
+    from kmq_spark.tracker.queue_tracker import QueueTracker
+    from kmq_spark.tracker.standby import check_jvm, warm_up
 
     metrics = FleetMetrics(settings.tracker.fleet, settings)
 
@@ -229,7 +228,7 @@ def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, 
 
 
 def _announce(service: TrackerService) -> None:
-    from threading import Thread  # noqa: PLC0415  # only with --events
+    from threading import Thread
 
     def wait() -> None:
         if all(tracker.wait_ready(600) for tracker in service.trackers):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.group import member_rows, now_ms, task_rows
-from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command
 from kmq_spark.cli.shared.looking import counting, quiet_client
 from kmq_spark.cli.shared.options import Connection
-from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table
+from kmq_spark.cli.shared.output import Output, OutputForm, print_object, rendered, shown, table
 from kmq_spark.cli.tracker import app
 from kmq_spark.inspection.spans import instant, span
 
@@ -23,8 +23,7 @@ LONGEST_KNOWN_S = 75.0
 """Longest time until the fleet's group is known: where its leader is dead, longer than the longest T."""
 
 
-@app.command("fleet")
-@one_line_errors
+@command(app, "fleet")
 def fleet(
     name: Annotated[str, typer.Argument(help="Name of the fleet.", metavar="FLEET")],
     connection: Connection,
@@ -51,14 +50,14 @@ def fleet(
     if output is OutputForm.TABLE:
         _print(found)
     else:
-        typer.echo(json.dumps(found, indent=2 if output is OutputForm.JSON else None))
+        print_object(output, found)
     if not found["is_healthy"]:
         raise typer.Exit(EXIT_UNHEALTHY)
 
 
 def _state(name: str, settings: Settings) -> GroupState | None:
-    from kmq_spark.coordination.overview import read_groups  # noqa: PLC0415  # `kmq --help` must not load the client
-    from kmq_spark.core.coordination.fleet_names import fleet_group  # noqa: PLC0415  # as above
+    from kmq_spark.coordination.overview import read_groups
+    from kmq_spark.core.coordination.fleet_names import fleet_group
 
     topic = settings.tracker.coordination_topic
     with counting(topic, "records") as show:
@@ -67,8 +66,8 @@ def _state(name: str, settings: Settings) -> GroupState | None:
 
 
 def _remove(name: str, queue: str, settings: Settings) -> None:
-    from kmq_spark.coordination import Coordinator  # noqa: PLC0415  # as above
-    from kmq_spark.core.coordination.fleet_names import fleet_group  # noqa: PLC0415  # as above
+    from kmq_spark.coordination import Coordinator
+    from kmq_spark.core.coordination.fleet_names import fleet_group
 
     topic = settings.tracker.coordination_topic
     operator = Coordinator(fleet_group(name), topic=topic, **settings.kafka.reach())

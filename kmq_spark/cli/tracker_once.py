@@ -33,7 +33,7 @@ def once(
         queue={"max_deliveries": max_deliveries},
     )
     tracker.check_queues(settings)
-    from kmq_spark.tracker.once import track_once  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.tracker.once import track_once
 
     for queue in settings.tracker.queues:
         stats = track_once(queue, settings)

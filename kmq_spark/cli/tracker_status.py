@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kmq_spark.cli.queue import Name
-from kmq_spark.cli.shared.common import EXIT_UNHEALTHY, one_line_errors
+from kmq_spark.cli.shared.common import EXIT_UNHEALTHY, command
 from kmq_spark.cli.shared.looking import inspector_of, reading
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from kmq_spark.inspection.facts import TrackerFacts
 
 
-@app.command("status")
-@one_line_errors
+@command(app, "status")
 def status(
     name: Name,
     connection: Connection,
@@ -31,8 +30,8 @@ def status(
 
     Exit code 3: it does not run (unless it was stopped and nothing is overdue), or it is late.
     """
-    from kmq_spark.inspection.findings import TRACKER_LATE_MS  # noqa: PLC0415  # `kmq --help` must not wait for numpy
-    from kmq_spark.inspection.liveness import Life, life_of  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.findings import TRACKER_LATE_MS
+    from kmq_spark.inspection.liveness import Life, life_of
 
     settings = connection.settings()
     with inspector_of(name, settings) as inspector:
@@ -77,7 +76,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _summary(name: str, tracker: TrackerFacts, overdue: int, late_ms: int, now_ms: int) -> str:
-    from kmq_spark.inspection.liveness import describe  # noqa: PLC0415  # as above
+    from kmq_spark.inspection.liveness import describe
 
     if not tracker.positions:
         return f"no tracker of {name} has ever committed; run `kmq tracker run {name}`"

@@ -369,7 +369,7 @@ class Coordinator:
             raise not_joined(self.group)
         return self._session
 
-    def _written(self, kind: RecordType, **fields: Any) -> Applied:  # noqa: ANN401  # of the record
+    def _written(self, kind: RecordType, **fields: Any) -> Applied:
         """Write a record and wait for it; raise where it changed nothing."""
         session = self._joined()
         applied = session.answer_to(session.send(kind, awaited=True, **fields), _ANSWER_S)

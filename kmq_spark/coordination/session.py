@@ -155,7 +155,7 @@ class Session:
 
     # Writing.
 
-    def send(self, kind: RecordType, *, awaited: bool = False, **fields: Any) -> int:  # noqa: ANN401  # of the record
+    def send(self, kind: RecordType, *, awaited: bool = False, **fields: Any) -> int:
         """
         Write a record; return its sequence.
 

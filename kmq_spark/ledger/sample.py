@@ -233,7 +233,7 @@ class _Simulation:
         self.hour.append(DEAD_LETTERS, message.partition, now_ms, message.value, key=message.key, headers=headers)
         self._mark(now_ms, delivery, MarkerType.END, outcome=Outcome.DEAD_LETTERED, reason=reason)
 
-    def _mark(self, now_ms: int, delivery: _Delivery, kind: MarkerType, **values: Any) -> None:  # noqa: ANN401  # of Marker
+    def _mark(self, now_ms: int, delivery: _Delivery, kind: MarkerType, **values: Any) -> None:
         partition, offset = delivery.message.partition, delivery.message.offset
         by_tracker = values.get("outcome") in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}
         writer_id = "kmq-tracker" if by_tracker else delivery.worker

@@ -60,7 +60,7 @@ class Source:
     options: Mapping[str, str] | None = None
 
     @classmethod
-    def parse(cls, text: str, **values: Any) -> Source:  # noqa: ANN401  # of this class
+    def parse(cls, text: str, **values: Any) -> Source:
         """
         Read `kind:place`.
 
@@ -184,7 +184,7 @@ class Enqueuer:
         checkpoint_dir: str,
         is_continuous: bool = True,
         restart_limit: int = RESTART_LIMIT,
-        **sink: Any,  # noqa: ANN401  # of the sink
+        **sink: Any,
     ) -> None:
         """Keep what is needed; `run` does the work."""
         self._spark = spark

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def start(bootstrap_servers: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401  # of Popen
+def start(bootstrap_servers: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command as a process of its own, which ends with its test."""
     command = [sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", bootstrap_servers]
     _started.append(subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}))

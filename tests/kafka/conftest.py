@@ -49,7 +49,7 @@ class Queue:
         self.name = name
         self.bootstrap_servers = bootstrap_servers
 
-    def send(self, *values: str, **options: Any) -> None:  # noqa: ANN401  # passed through
+    def send(self, *values: str, **options: Any) -> None:
         """Send messages and wait for them."""
         with QueueProducer(self.name, bootstrap_servers=self.bootstrap_servers) as producer:
             for value in values:
@@ -83,7 +83,7 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
     return sorted(records, key=lambda record: (record.partition(), record.offset()))
 
 
-def consumer_of(queue: Queue, /, **options: Any) -> QueueConsumer:  # noqa: ANN401  # passed through
+def consumer_of(queue: Queue, /, **options: Any) -> QueueConsumer:
     """Return a consumer of a queue."""
     return QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, **options)
 

@@ -152,7 +152,7 @@ def _varint(value: int) -> bytes:
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
 
 
-def _produce(producer: Producer, topic: str, key: bytes, value: bytes, **options: Any) -> None:  # noqa: ANN401  # passed through
+def _produce(producer: Producer, topic: str, key: bytes, value: bytes, **options: Any) -> None:
     failed: list[Any] = []
     delivered = threading.Event()
 

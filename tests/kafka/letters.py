@@ -52,16 +52,16 @@ class Letters:
             client.produce(self.topics.dead_letter_topic, value, key, partition, headers=[*added])
         assert client.flush(10) == 0
 
-    def open_values(self, **options: Any) -> list[bytes | None]:  # noqa: ANN401  # passed through
+    def open_values(self, **options: Any) -> list[bytes | None]:
         """Return the values of the open letters."""
         found = list_dead_letters(self.name, bootstrap_servers=self.bootstrap_servers, **options)
         return [letter.value for letter in found]
 
-    def redrive(self, **options: Any) -> RedriveSummary:  # noqa: ANN401  # passed through
+    def redrive(self, **options: Any) -> RedriveSummary:
         """Redrive."""
         return redrive(self.name, bootstrap_servers=self.bootstrap_servers, **options)
 
-    def purge(self, **options: Any) -> RedriveSummary:  # noqa: ANN401  # passed through
+    def purge(self, **options: Any) -> RedriveSummary:
         """Purge."""
         return purge(self.name, bootstrap_servers=self.bootstrap_servers, **options)
 

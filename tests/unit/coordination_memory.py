@@ -88,7 +88,7 @@ class MemoryChannel:
 class Process:
     """A session, and what it has reported."""
 
-    def __init__(self, partition: Partition, client_id: str, number: int = 1, **join_fields: Any) -> None:  # noqa: ANN401
+    def __init__(self, partition: Partition, client_id: str, number: int = 1, **join_fields: Any) -> None:
         """Observe; `join` makes it a member."""
         self.channel = MemoryChannel(partition)
         self.lost: list[Claim] = []

@@ -81,7 +81,7 @@ class Simulation:
         self.send(process, RecordType.JOIN, heartbeat_ms=T, fast_reclaim=fast_reclaim)
         return process
 
-    def send(self, process: Process, kind: RecordType, **fields: Any) -> None:  # noqa: ANN401  # of the record
+    def send(self, process: Process, kind: RecordType, **fields: Any) -> None:
         """Let a process send a record."""
         process.sequence += 1
         process.holds.note_sent(process.sequence, self.now_ms + process.clock_ahead_ms)

@@ -57,13 +57,13 @@ class Story:
         assert self.model.refreshed == self.applied.refreshed
         return self.applied
 
-    def say(self, kind: RecordType, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:  # noqa: ANN401
+    def say(self, kind: RecordType, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:
         """Write a record of a client; its instance is `<client id>1` unless it is given."""
         self.sequence += 1
         instance = fields.pop("instance", f"{client_id}1")
         return self.write(Record(kind, client_id, instance, self.sequence, **fields), after_ms)
 
-    def join(self, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:  # noqa: ANN401
+    def join(self, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:
         """Write a JOIN with the T of the stories."""
         return self.say(RecordType.JOIN, client_id, after_ms, **{"heartbeat_ms": T, **fields})
 

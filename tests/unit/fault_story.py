@@ -104,7 +104,7 @@ def _dead(letter: Record, place: MessageId, count: int, reason: str) -> Record:
     return letter._replace(headers=(*letter.headers, *headers))
 
 
-def event(kind: str, at_ms: int, offset: int = -1, name: str = "", actor: str = ACTOR, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+def event(kind: str, at_ms: int, offset: int = -1, name: str = "", actor: str = ACTOR, **more: Any) -> dict[str, Any]:
     """Return what an actor writes down; what a handler does names its copy."""
     found = {"event": kind, "actor": actor, "wall": at_ms / 1000, "monotonic": at_ms / 1000, **more}
     if offset >= 0:
@@ -180,7 +180,7 @@ class Story:
         """Return what a consumer writes down of one delivery."""
         return [event("delivered", given_ms + 1, offset, name), event(what, done_ms, offset, name)]
 
-    def says(self, **more: Any) -> None:  # noqa: ANN401  # JSON
+    def says(self, **more: Any) -> None:
         """Let the worker say more of itself as it begins."""
         began = next(each for each in self.events if each["event"] == "began")
         began |= more

@@ -37,12 +37,12 @@ def one_line_errors(function: Callable[..., R]) -> Callable[..., R]:
     Groups of options become single options. A `KmqError` is printed as one line. A closed output pipe ends the command
     without an error.
     """
-    command = spread(function)
+    spreading = spread(function)
 
-    @functools.wraps(command)
-    def wrapped(**options: Any) -> R:  # noqa: ANN401  # of all types
+    @functools.wraps(spreading)
+    def wrapped(**options: Any) -> R:
         try:
-            return command(**options)
+            return spreading(**options)
         except KmqError as error:
             typer.echo(f"kmq: {error}", err=True)
             raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED) from None
@@ -52,6 +52,11 @@ def one_line_errors(function: Callable[..., R]) -> Callable[..., R]:
             raise typer.Exit(0) from None
 
     return wrapped
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return a decorator that adds a function to *app* as the command *name*; see `one_line_errors`."""
+    return lambda function: app.command(name)(one_line_errors(function))
 
 
 def run_alone(command: Callable[..., None]) -> None:

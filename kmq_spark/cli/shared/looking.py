@@ -25,7 +25,7 @@ def quiet_client() -> None:
 
 def inspector_of(queue: str, settings: Settings) -> QueueInspector:
     """Return an inspector of a queue; the caller must close it."""
-    from kmq_spark.inspection.inspector import QueueInspector  # noqa: PLC0415  # `kmq --help` must not load the client
+    from kmq_spark.inspection.inspector import QueueInspector
 
     quiet_client()
     return QueueInspector(queue, **settings.kafka.reach())

@@ -30,6 +30,9 @@ R = TypeVar("R")
 SECRET = re.compile(r"password|secret|token|credential|jaas|\.key(\.|$)|\.pem$", re.IGNORECASE)
 """Keys whose value should not be visible in `ps`."""
 
+_SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
 QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")]
 BootstrapServer = Annotated[
     str | None, typer.Option("--bootstrap-server", help="Broker, host:port, comma-separated.", metavar="HOST:PORT")
@@ -79,6 +82,12 @@ class Connection(Address):
         return self.settings().kafka.reach()
 
 
+def span_ms(text: str) -> int | None:
+    """Return a duration such as `90s`, `15m`, `2h` or `7d` in milliseconds; None if the text is no duration."""
+    found = _SPAN.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNIT_MS[found[2]]
+
+
 def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapping[str, Any]) -> Settings:
     """
     Build the settings from the options of a command.
@@ -122,7 +131,7 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
             taken[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_literal(hints[name]))
 
     @functools.wraps(command)
-    def spreading(**options: Any) -> R:  # noqa: ANN401  # of all types
+    def spreading(**options: Any) -> R:
         gathered = {
             name: group(**{field.name: options.pop(field.name) for field in fields(group)})
             for name, group in groups.items()

@@ -108,6 +108,11 @@ def print_rows(form: OutputForm, rows: Sequence[Mapping[str, Any]], as_table: Ca
         print_data(form, rows)
 
 
+def print_object(form: OutputForm, value: Mapping[str, Any]) -> None:
+    """Print one JSON object: indented, or on one line for `jsonl`."""
+    typer.echo(json.dumps(value, indent=2 if form is OutputForm.JSON else None))
+
+
 def print_data(form: OutputForm, rows: Iterable[Mapping[str, Any]]) -> int:
     """Print rows as one JSON document, or as one line each without waiting for the others; return their number."""
     if form is OutputForm.JSON:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def quit_key() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits for the given seconds and returns whether `q` was typed."""
     try:
-        import termios  # noqa: PLC0415  # only on POSIX
-        import tty  # noqa: PLC0415  # as above
+        import termios
+        import tty
     except ImportError:
         yield _wait_only
         return

@@ -134,11 +134,7 @@ class World:
 
     @classmethod
     def restored(
-        cls,
-        members: Mapping[str, Member],
-        resources: dict[str, Resource],
-        tasks: dict[str, Task],
-        **fields: Any,  # noqa: ANN401  # the other attributes, by their names
+        cls, members: Mapping[str, Member], resources: dict[str, Resource], tasks: dict[str, Task], **fields: Any
     ) -> World:
         """
         Return a world from its parts, as a snapshot has them.

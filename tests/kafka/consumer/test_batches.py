@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
-def track(queue: Queue, **rules: Any) -> None:  # noqa: ANN401  # settings of `[queue]`
+def track(queue: Queue, **rules: Any) -> None:
     """Redeliver what is due, once."""
     settings = {"kafka": {"bootstrap_servers": queue.bootstrap_servers}, "queue": {"backoff_initial_ms": 1, **rules}}
     track_once(queue.name, load_settings(None, settings))
 
 
-def receive(consumer: QueueConsumer, count: int, **options: Any) -> Batch:  # noqa: ANN401  # passed through
+def receive(consumer: QueueConsumer, count: int, **options: Any) -> Batch:
     """Receive one batch that has *count* messages; what comes earlier in smaller ones is a failure."""
     until = time.monotonic() + COMES_S
     while time.monotonic() < until:
@@ -49,7 +49,7 @@ def receive(consumer: QueueConsumer, count: int, **options: Any) -> Batch:  # no
     raise AssertionError("no batch came")
 
 
-def drained(queue: Queue, **options: Any) -> Counter[bytes]:  # noqa: ANN401  # passed through
+def drained(queue: Queue, **options: Any) -> Counter[bytes]:
     """Acknowledge what comes until the topic is read to its end; return the values."""
     found: Counter[bytes] = Counter()
     end = {record.partition(): record.offset() + 1 for record in read_all(queue.bootstrap_servers, queue.name)}
@@ -71,7 +71,7 @@ def _count(batch: Batch, found: Counter[bytes]) -> bool:
     return True
 
 
-def run(queue: Queue, handler: Callable[[Batch], Any], count: int, **options: Any) -> RunSummary:  # noqa: ANN401  # passed through
+def run(queue: Queue, handler: Callable[[Batch], Any], count: int, **options: Any) -> RunSummary:  # passed through
     """Run a handler of batches until it was given *count* messages, at most `COMES_S`."""
     consumer = consumer_of(queue, **options.pop("consumer", {}))
     given: list[int] = []

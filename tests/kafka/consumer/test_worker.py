@@ -37,7 +37,7 @@ def ends(queue: Queue, outcome: Outcome) -> list[int]:
     return covered(*(each.marker for each in found if each.marker.outcome == outcome))
 
 
-def run(queue: Queue, handler: Callable[[Message], object], count: int, **options: Any) -> RunSummary:  # noqa: ANN401  # passed through
+def run(queue: Queue, handler: Callable[[Message], object], count: int, **options: Any) -> RunSummary:
     """Run a handler until it was called *count* times."""
     consumer = QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers)
     calls: list[Message] = []

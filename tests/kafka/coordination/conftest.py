@@ -34,7 +34,7 @@ def make(bootstrap_servers: str, topic: str) -> Iterator[Make]:
     """Make coordinators of one group that no other test uses; they are closed at the end."""
     group, made = f"group-{next(_numbers)}", []
 
-    def new(client_id: str = "", *, begin: str = "join", **options: Any) -> Coordinator:  # noqa: ANN401  # passed on
+    def new(client_id: str = "", *, begin: str = "join", **options: Any) -> Coordinator:
         options = {"group": group, "topic": topic, "heartbeat_ms": T, **options}
         made.append(Coordinator(bootstrap_servers=bootstrap_servers, client_id=client_id, **options))
         if begin:

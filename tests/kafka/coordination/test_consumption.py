@@ -42,7 +42,7 @@ class Clicks:
         """Join."""
         return self._make(client_id, group=self.group)
 
-    def consume(self, member: Coordinator, *, idle_s: float = 2, **options: Any) -> list[int]:  # noqa: ANN401
+    def consume(self, member: Coordinator, *, idle_s: float = 2, **options: Any) -> list[int]:
         """Consume until nothing arrives for a while; return the numbers."""
         found = []
         with member.consume(self.topic, idle_s=idle_s, **options) as batches:

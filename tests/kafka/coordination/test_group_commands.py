@@ -45,7 +45,7 @@ class Group:
         self.name, self.servers, self.topic = f"group-{time.time_ns()}", bootstrap_servers, topic
         self._made: list[Coordinator] = []
 
-    def member(self, client_id: str, **options: Any) -> Coordinator:  # noqa: ANN401  # passed on
+    def member(self, client_id: str, **options: Any) -> Coordinator:
         """Join."""
         one = Coordinator(
             self.name,

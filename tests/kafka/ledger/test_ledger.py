@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
-def ledger_settings(bootstrap_servers: str, folder: Path, **values: Any) -> Settings:  # noqa: ANN401  # of [ledger]
+def ledger_settings(bootstrap_servers: str, folder: Path, **values: Any) -> Settings:
     """Return settings of a ledger that writes what is there and ends."""
     flags = {"dir": str(folder), "trigger": "available-now", "restart_limit": 0, **values}
     return load_settings(None, {"kafka": {"bootstrap_servers": bootstrap_servers}, "ledger": flags})

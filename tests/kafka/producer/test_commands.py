@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
-def copy(queue: Queue, *values: str, producer_id: str = "copier", **options: Any) -> None:  # noqa: ANN401  # passed through
+def copy(queue: Queue, *values: str, producer_id: str = "copier", **options: Any) -> None:
     """Send values, the number of each its position, in one life."""
     with QueueProducer(
         queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id=producer_id, **options

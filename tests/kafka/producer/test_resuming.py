@@ -27,7 +27,7 @@ NEVER_MS = 3_600_000
 """Automatic commits so far apart that none falls into a test."""
 
 
-def producer_of(queue: Queue, producer_id: str = "copier", **options: Any) -> QueueProducer:  # noqa: ANN401  # passed through
+def producer_of(queue: Queue, producer_id: str = "copier", **options: Any) -> QueueProducer:
     """Return a producer with an id."""
     return QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id=producer_id, **options)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
-def copy(spark: SparkSession, source: Source, columns: Columns, to: Queue, folder: Path, **options: Any) -> int:  # noqa: ANN401  # of the sink
+def copy(spark: SparkSession, source: Source, columns: Columns, to: Queue, folder: Path, **options: Any) -> int:
     """Copy what is there; return how many rows."""
     options = {"sink_id": "copy", "slots": 2, "checkpoint_dir": str(folder / "checkpoint"), **options}
     enqueuer = Enqueuer(

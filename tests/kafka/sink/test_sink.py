@@ -104,7 +104,7 @@ class Query:
         self._number += 1
         (self._files / f"{self._number:03}.txt").write_text("\n".join(values) + "\n")
 
-    def run(self, fail_behind_batch: int = -1, checkpoint: str = "checkpoint", **options: Any) -> None:  # noqa: ANN401  # of the sink
+    def run(self, fail_behind_batch: int = -1, checkpoint: str = "checkpoint", **options: Any) -> None:
         """Write what is there; fail behind the sink in one batch, before Spark takes note of it."""
         options = {"sink_id": "files", "slots": 3, "value": "value", **options}
         sink = exactly_once_sink(self._queue.name, bootstrap_servers=self._queue.bootstrap_servers, **options)

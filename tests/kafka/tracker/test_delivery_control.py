@@ -114,11 +114,11 @@ def log(stage: Stage) -> Log:
     return Log(stage)
 
 
-def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: Any) -> None:  # noqa: ANN401  # passed through
+def with_rules(stage: Stage, monkeypatch: pytest.MonkeyPatch, **queue: Any) -> None:
     """Let trackers of a stage have rules."""
     settings = stage.settings
 
-    def ruled(*arguments: str, **tracker: Any) -> Settings:  # noqa: ANN401  # as above
+    def ruled(*arguments: str, **tracker: Any) -> Settings:
         plain = settings(*arguments, **tracker)
         return plain.model_copy(update={"queue": type(plain.queue)(max_deliveries=3, **queue)})
 

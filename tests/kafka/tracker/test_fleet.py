@@ -145,11 +145,7 @@ class Fleet:
             process.end()
 
     def process(
-        self,
-        member: str,
-        *queues: str,
-        make: Callable[[str], NotingTracker] = NotingTracker,
-        **tracker: Any,  # noqa: ANN401  # settings
+        self, member: str, *queues: str, make: Callable[[str], NotingTracker] = NotingTracker, **tracker: Any
     ) -> Process:
         """Start a process, and wait until it has joined."""
         settings = load_settings(

@@ -335,7 +335,7 @@ def test_batch_of_messages_that_are_too_large_does_not_stand_still(
     offsets = place.send(*(b"x" * (10_000 + 16 * 1024 - 110 - number % 7) for number in range(60)))
     sender, attempts = place.sender(), list[Attempt]()
 
-    def attempt(*arguments: Any) -> Attempt:  # noqa: ANN401  # of Attempt
+    def attempt(*arguments: Any) -> Attempt:
         attempts.append(Attempt(*arguments))
         return attempts[-1]
 

@@ -20,12 +20,12 @@ FAR = 10**6
 """An epoch and a generation above the end of the log."""
 
 
-def record(kind: RecordType, client_id: str = "a", instance: str = "", **fields: Any) -> bytes:  # noqa: ANN401  # of the record
+def record(kind: RecordType, client_id: str = "a", instance: str = "", **fields: Any) -> bytes:
     """Return the bytes of a record of a client; by default of its living instance."""
     return encode_record(Record(kind, client_id, instance or f"{client_id}1", 10**9, **fields))
 
 
-def raw(**fields: Any) -> bytes:  # noqa: ANN401  # of the message
+def raw(**fields: Any) -> bytes:
     """Return the bytes of a record that our encoder refuses."""
     return bytes(coordination_pb2.Coordination(client_id="b", instance="b1", **fields).SerializeToString())
 

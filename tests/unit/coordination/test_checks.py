@@ -36,7 +36,7 @@ class Group:
         members: By client id.
     """
 
-    def __init__(self, **join_fields: Any) -> None:  # noqa: ANN401  # of the JOINs
+    def __init__(self, **join_fields: Any) -> None:
         """Let them join, and assign the task."""
         self.partition = Partition()
         self.members = {name: Process(self.partition, name, **join_fields) for name in "ab"}
@@ -62,7 +62,7 @@ class Group:
         """Time of the check."""
         return int(self.partition.now_ms)
 
-    def state(self, **changes: Any) -> GroupState:  # noqa: ANN401  # of the facts
+    def state(self, **changes: Any) -> GroupState:
         """Return the group as `b` has read it; its newest snapshot is 30 s old."""
         world = self.members["b"].session.world
         now = self.now_ms
@@ -72,11 +72,11 @@ class Group:
         )  # fmt: skip
         return replace(known, **changes)
 
-    def checked(self, topic: TopicFacts = TOPIC, **changes: Any) -> list[Finding]:  # noqa: ANN401  # as above
+    def checked(self, topic: TopicFacts = TOPIC, **changes: Any) -> list[Finding]:
         """Run the checks."""
         return check_group(self.state(**changes), topic, self.now_ms)
 
-    def bad(self, topic: TopicFacts = TOPIC, **changes: Any) -> list[Finding]:  # noqa: ANN401  # as above
+    def bad(self, topic: TopicFacts = TOPIC, **changes: Any) -> list[Finding]:
         """Return what is not well."""
         return [finding for finding in self.checked(topic, **changes) if finding.level is not Level.OK]
 
@@ -87,7 +87,7 @@ def group() -> Group:
     return Group()
 
 
-def one_bad(group: Group, check: str, **changes: Any) -> Finding:  # noqa: ANN401  # of the facts
+def one_bad(group: Group, check: str, **changes: Any) -> Finding:
     """Return the only problem, which is of one check and names a repair."""
     (finding,) = group.bad(**changes)
     assert finding.check == check

@@ -22,7 +22,7 @@ from kmq_spark.core.coordination.records import (
 from kmq_spark.errors import ConfigError
 
 
-def fault(kind: RecordType, **fields: Any) -> str:  # noqa: ANN401  # fields of a record
+def fault(kind: RecordType, **fields: Any) -> str:
     """Return what is wrong with a record of a member."""
     return record_fault(Record(kind, "a", "a1", **fields))
 

@@ -42,7 +42,7 @@ def test_line_holds_the_record(record: RawRecord) -> None:
     assert RawRecord.from_line(record.to_line()) == record
 
 
-def keep(story: Story, source: Path, target: Path, **more: Any) -> None:  # noqa: ANN401  # fields of the facts
+def keep(story: Story, source: Path, target: Path, **more: Any) -> None:
     """Write a story as the evidence of a stage."""
     kept = RecordFile(target / RECORDS)
     for record in story.records():

@@ -38,7 +38,7 @@ NOW_MS = 1_000_000
 RANGE = (OffsetRange(10, 3),)
 
 
-def start(offset: int, at_ms: int, ranges: tuple[OffsetRange, ...] = RANGE, **options: Any) -> LoggedMarker:  # noqa: ANN401  # of a marker
+def start(offset: int, at_ms: int, ranges: tuple[OffsetRange, ...] = RANGE, **options: Any) -> LoggedMarker:
     """Return a START with a lease of 30 s."""
     marker = Marker(MarkerType.START, 0, ranges, 30_000, consumer_id="worker-1", **options)
     return LoggedMarker(offset, at_ms, marker)
@@ -130,7 +130,7 @@ def test_figures_count_what_is_deferred_apart() -> None:
 FIT = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete", "retention.ms": "604800000"}
 
 
-def facts_of(**changes: Any) -> QueueFacts:  # noqa: ANN401  # of the facts
+def facts_of(**changes: Any) -> QueueFacts:
     """Return the facts of a queue that is well."""
     well = QueueFacts(
         queue="orders",
@@ -170,7 +170,7 @@ def test_one_is_singular(count: int, text: str) -> None:
     assert counted(count, "message") == text
 
 
-def topic(facts: QueueFacts, name: str, **changes: Any) -> QueueFacts:  # noqa: ANN401  # of a topic
+def topic(facts: QueueFacts, name: str, **changes: Any) -> QueueFacts:
     """Change one topic."""
     return replace(facts, **{name: replace(getattr(facts, name), **changes)})
 
@@ -445,7 +445,7 @@ def test_tracker_that_runs_is_distinguished_from_one_that_is_gone(facts: QueueFa
 COORDINATION = TopicFacts("kmq.coordination", 8, FIT, 1)
 
 
-def fleet_of(**changes: Any) -> FleetFacts:  # noqa: ANN401  # of the facts
+def fleet_of(**changes: Any) -> FleetFacts:
     """Return a fleet of two processes, of which one tracks the queue."""
     well = FleetFacts("production", COORDINATION, tracked_by="a", assigned_to="a", processes=2)
     return replace(well, **changes)

@@ -26,7 +26,7 @@ class LeaderlessConsumer(Consumer):
 
     times = 0
 
-    def get_watermark_offsets(self, *args: Any, **options: Any) -> tuple[int, int]:  # noqa: ANN401  # passed through
+    def get_watermark_offsets(self, *args: Any, **options: Any) -> tuple[int, int]:
         """Answer as librdkafka does."""
         if self.times:
             self.times -= 1

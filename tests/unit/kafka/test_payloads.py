@@ -42,7 +42,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
     record = Message(topic="orders", partition=0, offset=7, value=b"alive")
     client = ScriptedClient([[end], [], [record], []])
 
-    def make(*_: Any) -> ScriptedClient:  # noqa: ANN401  # as the client's
+    def make(*_: Any) -> ScriptedClient:
         return client
 
     monkeypatch.setattr("kmq_spark.kafka.payloads.make_client", make)

@@ -126,7 +126,7 @@ HEADS: dict[str, Any] = {
 }
 
 
-def records_of(kind: RecordType, **fields: Any) -> st.SearchStrategy[Record]:  # noqa: ANN401  # strategies of fields
+def records_of(kind: RecordType, **fields: Any) -> st.SearchStrategy[Record]:
     """Return records of one type."""
     return st.builds(Record, st.just(kind), **HEADS, **fields)
 

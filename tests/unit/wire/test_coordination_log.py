@@ -242,7 +242,7 @@ def test_damaged_snapshot_is_refused_or_a_possible_world(data: st.DataObject) ->
         log.read(world.next_offset, 20_000 + row, KEY, encode_record(Record(kind, "b", "b1")))
 
 
-def damaged(**fields: Any) -> bytes:  # noqa: ANN401  # wrong on purpose
+def damaged(**fields: Any) -> bytes:
     """Return a snapshot of `story_of_two` with other fields in place."""
     message = coordination_pb2.World.FromString(encode_world(story_of_two().world))
     for name, value in fields.items():
