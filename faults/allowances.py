@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from faults.hands import EDGE_MS, TrueTimes, process_of_actor
-from faults.waits import Stretch
+from faults.waits import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class Process:
 
     Attributes:
         kind: `WorkerChild` or `TrackerChild`.
-        name: Of its log.
+        name: Name of its log.
         exit_code: As a shell gives it; None while it runs.
         is_ended_by_us: Whether it was killed, or armed to end by itself.
         ended_at_ms: Epoch milliseconds; None where that is not known.
@@ -111,18 +111,18 @@ class Refetches:
         away: Stretches on which something was away.
     """
 
-    def __init__(self, hands: Hands, run: Run, events: Sequence[Mapping[str, Any]], away: Sequence[Stretch]) -> None:
+    def __init__(self, hands: Hands, run: Run, events: Sequence[Mapping[str, Any]], away: Sequence[Interval]) -> None:
         """Find them."""
         times = TrueTimes(events)
         names = {str(event["actor"]).rpartition("-")[0]: str(event["actor"]) for event in events if "actor" in event}
-        self._causes: defaultdict[str, list[Stretch]] = defaultdict(list)
+        self._causes: defaultdict[str, list[Interval]] = defaultdict(list)
         for process in run.processes:
             if process.is_ended_by_us and process.ended_at_ms is not None and process.name in names:
-                ended = Stretch(process.ended_at_ms - EDGE_MS, FOREVER_MS)
+                ended = Interval(process.ended_at_ms - EDGE_MS, FOREVER_MS)
                 self._causes[process_of_actor(names[process.name])].append(ended)
         for event in events:
             if event["event"] == "interrupted" and (at_ms := times.of(event)) is not None:
-                self._causes[process_of_actor(str(event["actor"]))].append(Stretch(at_ms - EDGE_MS, at_ms + EDGE_MS))
+                self._causes[process_of_actor(str(event["actor"]))].append(Interval(at_ms - EDGE_MS, at_ms + EDGE_MS))
         self._away = list(away)
         # Who comes back has lost its place in the group: it may start messages before it learns so, and joins again.
         self._changes = sorted([*self._changed(run, events, times, names), *((each.end_ms, "") for each in away)])

@@ -29,7 +29,7 @@ class Campaign:
 
     Args:
         folder: Logs, events, checkpoints.
-        seed: Of everything that is chosen.
+        seed: Seed of everything that is chosen.
         scale: Share of the full number of injections, in each fault.
         broker: A running one; one of its own by default.
         broker_environment: Environment variables of each broker that a fault starts.

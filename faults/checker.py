@@ -65,7 +65,7 @@ def check(
         dump: The topics.
         events: What producers, consumers and the injector wrote: `event` at least.
         sessions: The trackers that took over, in their order.
-        rules: Of the queue, in force before the first RULES marker.
+        rules: Rules of the queue, in force before the first RULES marker.
         is_drained: Whether consumers have worked everything off, so that nothing may be open.
         reported: Status that the last tracker reported, by markers partition; None where none did.
         bounds: How long messages may wait.

@@ -83,7 +83,7 @@ class LogRecord(NamedTuple):
     epoch: int
 
 
-class Stretch(NamedTuple):
+class Holding(NamedTuple):
     """The acts of one process on one resource under one epoch."""
 
     resource: str
@@ -111,19 +111,19 @@ def client_of(process: str) -> str:
     return process.rpartition("-")[0]
 
 
-def stretches_of(acts: Iterable[Act]) -> list[Stretch]:
+def holdings_of(acts: Iterable[Act]) -> list[Holding]:
     """Return the acts by resource, epoch and process, in this order."""
     found: dict[tuple[str, int, str], tuple[float, float]] = {}
     for act in acts:
         key = (act.resource, act.epoch, act.process)
         first, last = found.get(key, (act.at_ms, act.at_ms))
         found[key] = min(first, act.at_ms), max(last, act.at_ms)
-    return [Stretch(*key, *times) for key, times in sorted(found.items())]
+    return [Holding(*key, *times) for key, times in sorted(found.items())]
 
 
-def overlaps(stretches: Sequence[Stretch]) -> Iterator[str]:
-    """C1: yield two stretches of one resource of which the second begins before the first ends."""
-    for before, after in itertools.pairwise(stretches):
+def overlaps(holdings: Sequence[Holding]) -> Iterator[str]:
+    """C1: yield two holdings of one resource of which the second begins before the first ends."""
+    for before, after in itertools.pairwise(holdings):
         if before.resource != after.resource:
             continue
         if before.epoch == after.epoch:
@@ -135,18 +135,18 @@ def overlaps(stretches: Sequence[Stretch]) -> Iterator[str]:
             )
 
 
-def bad_grants(stretches: Sequence[Stretch], log: Mapping[int, LogRecord], heartbeat_ms: int) -> Iterator[str]:
+def bad_grants(holdings: Sequence[Holding], log: Mapping[int, LogRecord], heartbeat_ms: int) -> Iterator[str]:
     """C2, C3: yield epochs that the log does not grant."""
-    for one in stretches:
+    for one in holdings:
         record = log.get(one.epoch)
         is_claim = record is not None and record.type == CLAIM and record.resource == one.resource
         if not is_claim or record is None or record.client_id != client_of(one.process):
             yield f"C2: {one.process} acted on {one.resource} under epoch {one.epoch}, and that record is {record}"
-    acted_under = {one.epoch for one in stretches}
+    acted_under = {one.epoch for one in holdings}
     by_client: defaultdict[str, list[LogRecord]] = defaultdict(list)
     for _, record in sorted(log.items()):
         by_client[record.client_id].append(record)
-    for before, after in itertools.pairwise(stretches):
+    for before, after in itertools.pairwise(holdings):
         is_passed_on = before.resource == after.resource and client_of(before.process) != client_of(after.process)
         if not is_passed_on or before.epoch not in log or after.epoch not in log:
             continue
@@ -172,29 +172,29 @@ def bad_grants(stretches: Sequence[Stretch], log: Mapping[int, LogRecord], heart
             )
 
 
-def takeovers_ms(stretches: Sequence[Stretch], kills: Sequence[Kill], held_within_ms: float) -> list[float]:
+def takeovers_ms(holdings: Sequence[Holding], kills: Sequence[Kill], held_within_ms: float) -> list[float]:
     """
     C4: return how long each resource of a killed process was without an owner, milliseconds.
 
     Args:
-        stretches: In order.
+        holdings: In order.
         kills: The killed processes.
         held_within_ms: A process that acted on a resource so shortly before it was killed held it.
     """
     killed_ms = {kill.process: kill.at_ms for kill in kills}
     return [
         after.first_ms - killed_ms[before.process]
-        for before, after in itertools.pairwise(stretches)
+        for before, after in itertools.pairwise(holdings)
         if before.resource == after.resource
         and before.process in killed_ms
         and killed_ms[before.process] - before.last_ms < held_within_ms
     ]
 
 
-def orphans(stretches: Sequence[Stretch], kills: Sequence[Kill], held_within_ms: float) -> Iterator[str]:
+def orphans(holdings: Sequence[Holding], kills: Sequence[Kill], held_within_ms: float) -> Iterator[str]:
     """C4: yield resources on which no process has acted since their holder was killed."""
     killed_ms = {kill.process: kill.at_ms for kill in kills}
-    newest = {one.resource: one for one in stretches}
+    newest = {one.resource: one for one in holdings}
     for one in newest.values():
         if one.process in killed_ms and killed_ms[one.process] - one.last_ms < held_within_ms:
             yield f"{one.resource}: no process has acted on it since {one.process} was killed"

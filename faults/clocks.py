@@ -56,7 +56,7 @@ class FalseClock(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """A stretch of true time on which a clock was ahead by so much."""
+    """A span of true time in which a clock was ahead by so much."""
 
     begins_at_ms: int
     ahead_ms: int
@@ -101,7 +101,7 @@ class MovableClock:
         """
         Return the true times of readings that follow each other, as the records of a partition do.
 
-        After a step back the clock shows again what it has shown before: of the stretches that explain a reading, it
+        After a step back the clock shows again what it has shown before: of the spans that explain a reading, it
         is the first that does not lie before the reading that precedes it.
         """
         found: list[int] = []

@@ -9,7 +9,7 @@ and by the tracker (`ReportedStatus`: its own status); the ledger's `totals` are
 
 Rule 1: the log says how a lease ended: by the first END after its START. That is the account.
 Rule 2: a tracker decides at a TICK and its END follows later. What a consumer says in between (an ack, a second START)
-the log counts, and the tracker may count or not, according to how often it has read that stretch. Such a lease is
+the log counts, and the tracker may count or not, according to how often it has read that part. Such a lease is
 *either way*: the tracker's counter lies between those that are surely so and those that may be. For all other leases,
 nearly all, the counters are equal.
 Rule 3: what a consumer rejects, or ends as expired where the queue dead-letters what expires, is *refused*: to the log
@@ -98,7 +98,7 @@ class Lease:
         earlier: The lease of the same message before it, back to the last END of a tracker.
         ended: Marker offset of the first END after it.
         kinds: What that END counts as.
-        outcome: Of that END.
+        outcome: Outcome of that END.
         is_refused: Whether that END leaves the message to its dead letter.
         decided: Marker offset of a tracker's END that followed another one's: the dead letter of a refusal, or a
             decision that an ack came too late for.
@@ -314,7 +314,7 @@ def unbalanced(
     Yield what does not come out even between the markers and the records of the other topics.
 
     Args:
-        accounts: Of all markers partitions.
+        accounts: Accounts of all markers partitions.
         leases: The same, as the other reader of the log has them: in flight is counted there.
         copies: Messages that were sent again.
         dead_letters: Messages in the dead-letter topic.
@@ -340,7 +340,7 @@ def untrue(status: Status, account: Account) -> Iterator[str]:
 
     Args:
         status: What it says.
-        account: Of the log, from where the tracker's state began.
+        account: Account of the log, from where the tracker's state began.
     """
     counts = {IN_FLIGHT: status.in_flight, **status.counters}
     ended = sum(counts[name] for name in (IN_FLIGHT, *ENDED, NONEXISTENT))

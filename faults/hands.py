@@ -116,7 +116,7 @@ class Hands:
     What each process did with each message, by events and by markers.
 
     Attributes:
-        began: Of each process the event in which it says what it is, by its id.
+        began: First event of each process, which describes it, by process id.
         done: By kind of event, message and process: when; None where that cannot be known.
         given: Messages that handlers were given, with the names that they had.
         said: By message and process: what it wrote, in log order.
@@ -215,7 +215,7 @@ class Hands:
             self.acked_again += again
 
     def _repeats(self, process: str, from_ms: int, until_ms: int) -> int:
-        """Return how often a process may have repeated a marker without an answer in a stretch of time."""
+        """Return how often a process may have repeated a marker without an answer in a span of time."""
         by_absence = sum(
             1 + (end_ms - begin_ms) // ANSWER_MS
             for begin_ms, end_ms in self._away

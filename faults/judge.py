@@ -23,7 +23,7 @@ from faults.leases import Session
 from faults.protocol import QueueRules
 from faults.secrets import leaking
 from faults.topics import Dump, dump_of, without
-from faults.waits import Bounds, Stretch
+from faults.waits import Bounds, Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -104,8 +104,8 @@ def _process(folder: Path, values: Mapping[str, Any]) -> Process:
 
 def _bounds(facts: Mapping[str, Any], dump: Dump) -> Bounds:
     values = {**facts["bounds"], "true_markers": {}, "true_messages": {}}
-    stretches = {name: [Stretch(*each) for each in values.get(name, ())] for name in ("away", "held_up")}
-    bounds = Bounds(**{**values, **stretches})
+    intervals = {name: [Interval(*each) for each in values.get(name, ())] for name in ("away", "held_up")}
+    bounds = Bounds(**{**values, **intervals})
     epochs = facts["clock_epochs"]
     return bounds if epochs is None else MovableClock.moved([Epoch(*each) for each in epochs]).corrected(bounds, dump)
 

@@ -3,7 +3,7 @@ The leases of every message, followed through the markers log alone, independent
 
 Rule 1: time is the clock of the partition as docs/protocol.md has it (`LogClock`), from append times alone; no clock of
 ours, and none of the tracker's code.
-Rule 2: a lease is a list of segments: stretches of the log on which the message was in flight with one deadline.
+Rule 2: a lease is a list of segments: parts of the log in which the message was in flight with one deadline.
 Rule 3: a delivery that was given back, or put off by a deferral, ended with a word until the next START.
 Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else. It
 is wrong where it, or what ended the segment, lies below the first TICK that could decide that segment.
@@ -78,7 +78,7 @@ class Session(NamedTuple):
 @dataclass(slots=True)
 class Segment:
     """
-    A stretch of the log, `[begin, end)` in marker offsets, on which a message had one deadline.
+    A part of the log, `[begin, end)` in marker offsets, in which a message had one deadline.
 
     Attributes:
         begin: Marker offset.
@@ -185,7 +185,7 @@ class Leases:
 
     Attributes:
         ends: ENDs by a tracker, message by message, in log order.
-        starts: Of each message the STARTs: marker offset, delivery count, writer.
+        starts: STARTs of each message: marker offset, delivery count, writer.
         in_flight: Messages in flight at the end of the log.
         acked: Messages that an END with outcome ACKED took out of flight.
         consumer_ends: ENDs that a consumer wrote, one by one.
@@ -235,7 +235,7 @@ class _Order:
     How far a session has decided.
 
     Attributes:
-        transaction: Of the last END.
+        transaction: Transaction of the last END.
         settled: The latest TICK that an END of an earlier transaction needs.
         needed: The latest one that any END needs so far.
     """

@@ -48,7 +48,7 @@ class Mix:
     The choices of one fault.
 
     Args:
-        seed: Of the campaign.
+        seed: Seed of the campaign.
         fault: Name of the fault.
     """
 

@@ -29,8 +29,8 @@ def write_checkpoint_of(
     Fold the markers topic as a tracker of that version does, as far as the checkpoint shows.
 
     Args:
-        version: Of the state.
-        layout: Of the queue.
+        version: Version of the state.
+        layout: Layout of the queue.
         bootstrap_servers: Broker.
         spark: Session.
         to: The checkpoint, which is not there yet.

@@ -184,8 +184,7 @@ def offsets_expired(campaign: Campaign) -> list[Stage]:
     trackers = {stage: stage.tracker() for stage in (idle, off)}
     workers = {stage: stage.worker("before") for stage in (idle, off)}
     for stage in (idle, off):
-        if trackers[stage].wait_ready() < 0:
-            stage.fail(f"the tracker did not get ready: {trackers[stage].last_words()}")
+        stage.must_get_ready(trackers[stage])
         stage.send(rate=0, count=500).join()
         workers[stage].wait_working(500)
     time.sleep(3)
@@ -202,8 +201,7 @@ def offsets_expired(campaign: Campaign) -> list[Stage]:
         stage.send(rate=0, count=100).join()
         tracker = stage.tracker()
         stage.worker("after", forgotten=0.0)
-        if tracker.wait_ready() < 0:
-            stage.fail(f"the tracker did not get ready: {tracker.last_words()}")
+        stage.must_get_ready(tracker)
     for stage in (idle, off):
         stage.drain(timeout_s=RETENTION_S + 60)
         _must_not_replay(stage, unless_said=stage is off)

@@ -18,6 +18,7 @@ from faults.claims import (
     Disturbance,
     Kill,
     bad_grants,
+    holdings_of,
     late_repeats,
     missing,
     orphans,
@@ -25,7 +26,6 @@ from faults.claims import (
     read_lines,
     read_log,
     repeats,
-    stretches_of,
     summary,
     takeovers_ms,
     undisturbed,
@@ -79,11 +79,11 @@ class GroupStage(JudgedStage):
 
     Args:
         broker: Running.
-        folder: Of the campaign; the group gets one inside.
+        folder: Folder of the campaign; the group gets one inside.
         group: Name; also that of its coordination topic.
-        seed: Of everything that is chosen.
-        processes: Of the group.
-        options: Of each process, see `faults.member`.
+        seed: Seed of everything that is chosen.
+        processes: Number of processes of the group.
+        options: Options of each process, see `faults.member`.
     """
 
     def __init__(
@@ -187,25 +187,25 @@ class GroupStage(JudgedStage):
         for what in self.failures:
             found.add("harness", what)
         acts, handed = read_lines(self.folder)
-        stretches = stretches_of(acts)
+        holdings = holdings_of(acts)
         log = read_log(self.broker.bootstrap_servers, self.topic, self.group)
         found.counts["overlaps"] += 0  # shown where there is none, too
-        for what in overlaps(stretches):
+        for what in overlaps(holdings):
             found.counts["overlaps"] += 1
             found.add("C1", what)
-        for what in bad_grants(stretches, log, T_MS):
+        for what in bad_grants(holdings, log, T_MS):
             invariant, _, text = what.partition(": ")
             found.add(invariant, text)
         held_within_ms, bound_ms = 10 * ACT_S * 1000, 2 * T_MS + MARGIN_MS
-        times_ms = takeovers_ms(stretches, self.kills, held_within_ms)
+        times_ms = takeovers_ms(holdings, self.kills, held_within_ms)
         self.recovery_s += [time_ms / 1000 for time_ms in times_ms]
         judged = undisturbed(self.kills, self.disturbances, bound_ms)
         found.counts["takeovers_judged"] += 0
-        for time_ms in takeovers_ms(stretches, judged, held_within_ms):
+        for time_ms in takeovers_ms(holdings, judged, held_within_ms):
             found.counts["takeovers_judged"] += 1
             if time_ms > bound_ms:
                 found.add("C4", f"a resource had no owner for {time_ms:.0f} ms after a kill, bound {bound_ms} ms")
-        for what in orphans(stretches, self.kills, held_within_ms):
+        for what in orphans(holdings, self.kills, held_within_ms):
             found.add("C4", what)
         if self.back_s:
             self.notes.append(
@@ -214,7 +214,7 @@ class GroupStage(JudgedStage):
             )
         if acts and self.kills:
             self.notes.append(f"{self.group.partition('.')[0]}: {summary(times_ms)}")
-        found.counts["claims"] += len(stretches)
+        found.counts["claims"] += len(holdings)
         found.counts["acts"] += len(acts)
         found.counts["takeovers"] += len(times_ms)
         found.counts["handed_out"] += len(handed)
@@ -238,9 +238,9 @@ class ReplicatedStage(GroupStage):
 
     Args:
         broker: The campaign's; not used.
-        folder: Of the campaign.
+        folder: Folder of the campaign.
         group: Name.
-        options: Of `GroupStage`.
+        options: Options of `GroupStage`.
     """
 
     def __init__(self, broker: EmbeddedBroker, folder: Path, group: str, **options: Any) -> None:
@@ -285,11 +285,11 @@ class ConsumingStage(GroupStage):
 
     Args:
         broker: Running.
-        folder: Of the campaign.
+        folder: Folder of the campaign.
         group: Name.
-        messages: Of the topic.
+        messages: Messages of the topic.
         delivery: `at-least-once` or `at-most-once`.
-        options: Of `GroupStage`.
+        options: Options of `GroupStage`.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class FleetStage:
 
     Args:
         campaign: The run.
-        name: Of the fault.
+        name: Name of the fault.
         is_fleet: Whether the processes are a fleet.
     """
 

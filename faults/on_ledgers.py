@@ -38,7 +38,7 @@ class LedgerChild(Child):
 
     Args:
         stage: Queue.
-        folder: Of the tables.
+        folder: Folder of the tables.
         options: More of the command.
     """
 

@@ -85,7 +85,7 @@ def disordered(campaign: Campaign) -> Stage:
                 stage.injected(injection.__name__.strip("_").replace("_", " "))
                 time.sleep(0.3)
         _log_again(stage, generator)
-        stage.injected("a stretch of the log again")
+        stage.injected("a part of the log again")
         stage.drain()
     _same_fold(stage, generator)
     return stage
@@ -133,7 +133,7 @@ def _start_of_no_partition(stage: Stage, generator: random.Random) -> None:
 
 
 def _log_again(stage: Stage, generator: random.Random) -> None:
-    """Write a stretch of every markers partition once more, as a replication tool that lost its place does."""
+    """Write a part of every markers partition once more, as a replication tool that lost its place does."""
     for partition, log in read_marker_logs(stage.queue, stage.bootstrap_servers).items():
         ours = [one.marker for one in log if one.marker is not None and one.marker.type is not MarkerType.TICK]
         begin = generator.randrange(max(1, len(ours) - 20))
@@ -194,8 +194,7 @@ def hostile(campaign: Campaign) -> Stage:
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
     # A hundred thousand decisions in transactions of a hundred would measure the harness.
     tracker = stage.tracker(max_transaction_messages=None)
-    if tracker.wait_ready() < 0:
-        stage.fail(f"the tracker did not get ready: {tracker.last_words()}")
+    stage.must_get_ready(tracker)
     stage.send(rate=100)
     stage.worker("crew").wait_working(50)
     time.sleep(3)

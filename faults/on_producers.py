@@ -31,9 +31,9 @@ class CopyStage(SentStage):
 
     Args:
         broker: Running.
-        folder: Of the campaign; the copy gets one inside.
+        folder: Folder of the campaign; the copy gets one inside.
         queue: Name.
-        lines: Of the file.
+        lines: Lines of the file.
         rate: Lines a second of one copier.
     """
 

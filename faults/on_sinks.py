@@ -65,7 +65,7 @@ class SinkStage(SentStage):
 
     Args:
         broker: Running.
-        folder: Of the campaign; the stage gets one inside.
+        folder: Folder of the campaign; the stage gets one inside.
         queue: Name.
         rows: How many.
         kind: `ours`, where a row that is written twice is a violation, or `spark`, where such rows are counted.

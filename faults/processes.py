@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.events import read_events
 from faults.secrets import JAVA_SECRET, SECRET
-from faults.waits import Stretch
+from faults.waits import Interval
 from kmq_spark.core.state import Status
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 
@@ -191,7 +191,7 @@ class TrackerChild(Child):
     Args:
         bootstrap_servers: Broker.
         queue: Queue.
-        folder: Of the queue: logs, and checkpoints unless *checkpoint_dir* says otherwise.
+        folder: Folder of the queue: logs, and checkpoints unless *checkpoint_dir* says otherwise.
         checkpoint_dir: Where Spark keeps its state.
         max_deliveries: Limit.
         max_transaction_messages: A small number by default, so that a batch is often cut into several transactions;
@@ -249,9 +249,9 @@ class TrackerChild(Child):
                 return {int(partition): Status.from_dict(values) for partition, values in partitions.items()}
         return {}
 
-    def presence(self) -> Stretch | None:
+    def presence(self) -> Interval | None:
         """Return from when on, and until when, it did its work; None where it never got so far."""
-        return None if self._ready_at_ms is None else Stretch(self._ready_at_ms, self.ended_at_ms or NEVER_MS)
+        return None if self._ready_at_ms is None else Interval(self._ready_at_ms, self.ended_at_ms or NEVER_MS)
 
     def _saw(self, line: str) -> None:
         if self._ready_at_ms is None and line.startswith("{") and json.loads(line).get("event") == "ready":

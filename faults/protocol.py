@@ -77,7 +77,7 @@ class QueueRules(NamedTuple):
 
     Attributes:
         max_deliveries: Last allowed delivery; 0 for no limit.
-        backoff: How the rest after a delivery grows.
+        backoff: How the backoff grows with the delivery count.
         backoff_initial_ms: After the first delivery.
         backoff_max_ms: At most.
         backoff_jitter: Share that a hash may take away, 0 to 1.
@@ -96,7 +96,7 @@ class QueueRules(NamedTuple):
         return 0 < self.max_deliveries <= delivery_count
 
     def backoff_ms(self, message_id: MessageId, delivery_count: int) -> int:
-        """Return how much longer a message rests after that delivery."""
+        """Return how much longer a message waits after that delivery."""
         count = max(1, delivery_count)
         match self.backoff:
             case BackoffKind.NONE:
@@ -119,7 +119,7 @@ class Marker(NamedTuple):
 
     Attributes:
         type: What it says.
-        queue_partition: Of all messages covered; -1 for none.
+        queue_partition: Queue partition of all messages covered; -1 for none.
         ranges: Message offsets covered, ascending.
         redeliver_after_ms: START, KEEPALIVE: from its append time on.
         delivery_count: START.

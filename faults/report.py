@@ -37,7 +37,7 @@ class FaultResult:
         what: One line.
         injections: How often it was injected.
         violations: What the checker found.
-        lateness_ms: Of every redelivered message.
+        lateness_ms: Lateness of every redelivered message, milliseconds.
         recovery_s: From a kill to the first batch of what took over, each time.
         counts: What the checker saw.
         notes: What was left out, and why.
@@ -62,9 +62,9 @@ def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, ma
     Write both files.
 
     Args:
-        results: Of this run, so far.
+        results: Results of this run, so far.
         folder: Where to.
-        seed: Of this run.
+        seed: Seed of this run.
         machine: Where it ran.
     """
     faults = {number: _fault(number, seed, scenarios) for number, scenarios in _by_fault(results).items()}

@@ -32,11 +32,11 @@ class Sender(threading.Thread):
         queue: Queue.
         folder: Where its events go.
         rate: Messages a second; 0 for as fast as they go.
-        seed: Of keys and payloads.
+        seed: Seed of keys and payloads.
         count: Messages altogether; 0 for no end.
         ttl_s: After which a message is not handed out any more; None for never.
         ask: What each message asks for, see `mix.ask`; nothing by default.
-        least_bytes: Of a payload.
+        least_bytes: Smallest size of a payload, bytes.
     """
 
     def __init__(

@@ -52,11 +52,11 @@ class SentStage(JudgedStage):
 
     Args:
         broker: Running.
-        folder: Of the campaign; the stage gets one inside.
+        folder: Folder of the campaign; the stage gets one inside.
         queue: Name.
 
     Attributes:
-        folder: Of this stage: logs and sources.
+        folder: Folder of this stage: logs and sources.
         children: All processes that were started, oldest first.
     """
 

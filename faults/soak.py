@@ -74,7 +74,7 @@ class Soak:
 
     Args:
         broker: Running.
-        folder: Of logs and checkpoint.
+        folder: Folder of logs and checkpoint.
         rate: Messages sent a second.
     """
 

@@ -31,7 +31,7 @@ from faults.secrets import JAVA_SECRET, SECRET
 from faults.sender import Sender
 from faults.topics import Dump, read_dump, results_of, without
 from faults.tracker_traces import checkpoint_mib, reported, sessions
-from faults.waits import Bounds, Stretch, gaps
+from faults.waits import Bounds, Interval, gaps
 from faults.worker import Profile
 from kmq_spark.config import QueueSettings, load_settings
 from kmq_spark.kafka.queue_rules import write_rules
@@ -95,13 +95,13 @@ class Stage(JudgedStage):
 
     Args:
         broker: Running.
-        folder: Of the campaign; the queue gets one inside.
+        folder: Folder of the campaign; the queue gets one inside.
         queue: Name.
-        seed: Of everything that is chosen.
-        partitions: Of the queue.
+        seed: Seed of everything that is chosen.
+        partitions: Partitions of the queue.
         max_deliveries: Limit.
         spark: For a tracker in this process.
-        clock: Of the broker, where it may be moved.
+        clock: Clock of the broker, where it may be moved.
         owns_broker: Whether the broker ends with the stage.
         patience: Factor of every time limit and of every bound of a wait; more than 1 on a loaded machine.
         evidence: Folder for what the verdict is made from; None where it is not kept.
@@ -150,9 +150,9 @@ class Stage(JudgedStage):
         self.injected_markers: set[tuple[int, int]] = set()
         self.hostile_markers: set[tuple[int, int]] = set()
         self._clock, self._owns_broker, self._evidence = clock, owns_broker, evidence
-        self._away: list[Stretch] = []
-        self._held_up: list[Stretch] = []
-        self._tracked: list[Stretch] = []
+        self._away: list[Interval] = []
+        self._held_up: list[Interval] = []
+        self._tracked: list[Interval] = []
         self._began_ms = _now_ms()
         self._remembered = Dump()
         self._spark = spark
@@ -207,12 +207,12 @@ class Stage(JudgedStage):
             yield
         finally:
             with self._lock:
-                self._away.append(Stretch(begin_ms, _now_ms() + round(1000 * after_s)))
+                self._away.append(Interval(begin_ms, _now_ms() + round(1000 * after_s)))
 
     def held_up(self, seconds: float) -> None:
         """Note that a process may have died in a transaction: redeliveries wait for *seconds* from now on."""
         with self._lock:
-            self._held_up.append(Stretch(_now_ms(), _now_ms() + round(1000 * seconds)))
+            self._held_up.append(Interval(_now_ms(), _now_ms() + round(1000 * seconds)))
 
     def keeps_broker(self) -> None:
         """Leave the broker to another stage that ends later."""
@@ -268,6 +268,11 @@ class Stage(JudgedStage):
         self._children.append(child)
         return child
 
+    def must_get_ready(self, tracker: TrackerChild) -> None:
+        """Wait until a tracker is ready; I9 is broken if it ends before."""
+        if tracker.wait_ready() < 0:
+            self.fail(f"I9: the tracker did not get ready: {tracker.last_words()}")
+
     @contextmanager
     def tracking(self, **settings: object) -> Iterator[QueueTracker]:
         """Run a tracker in this process for the time of a block."""
@@ -294,7 +299,7 @@ class Stage(JudgedStage):
                 ready_at_ms = _now_ms()
                 yield tracker
             finally:
-                self._tracked.append(Stretch(ready_at_ms, _now_ms()))
+                self._tracked.append(Interval(ready_at_ms, _now_ms()))
                 tracker.stop()
                 thread.join(60)
                 self._last_reported = (self.folder / "checkpoint", tracker.stats.statuses)
@@ -446,8 +451,8 @@ class Stage(JudgedStage):
     def _true_bounds(self) -> Bounds:
         """Return the bounds of this fault, with what was away: on purpose, and while no tracker was there."""
         children = [child.presence() for child in self._children if isinstance(child, TrackerChild)]
-        present = [*self._tracked, *(stretch for stretch in children if stretch is not None)]
-        away = [*self._away, *gaps(present, Stretch(self._began_ms, NEVER_MS))]
+        present = [*self._tracked, *(interval for interval in children if interval is not None)]
+        away = [*self._away, *gaps(present, Interval(self._began_ms, NEVER_MS))]
         return replace(self.bounds.stretched(self.patience), away=away, held_up=list(self._held_up))
 
     def reported(self) -> dict[int, ReportedStatus]:

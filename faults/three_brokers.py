@@ -34,7 +34,7 @@ class ThreeBrokers:
     An embedded broker, which is the controller too, and two followers that end with this process.
 
     Args:
-        folder: Of the data of all three.
+        folder: Folder of the data of all three.
         environment: More environment variables of all three.
     """
 

@@ -288,10 +288,10 @@ def without(dump: Dump, markers: Collection[tuple[int, int]]) -> None:
 
 
 def _is_of(marker: Marker, started: Iterable[tuple[int, OffsetRange]], end: int) -> bool:
-    """Return whether all messages of a marker lie past the topic's end, and inside stretches that were started."""
-    stretches = [each for queue_partition, each in started if queue_partition == marker.queue_partition]
+    """Return whether all messages of a marker lie past the topic's end, and inside the ranges that were started."""
+    ranges = [each for queue_partition, each in started if queue_partition == marker.queue_partition]
     return all(
-        first >= end and any(begin <= first and first + size <= begin + many for begin, many in stretches)
+        first >= end and any(begin <= first and first + size <= begin + many for begin, many in ranges)
         for first, size in marker.ranges
     )
 

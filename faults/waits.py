@@ -1,7 +1,7 @@
 """
 How long messages waited, apart from the time in which something was away on purpose.
 
-Rule 1: a wait is judged by its longest *quiet stretch*: time on which no fault was active and the tracker was there. A
+Rule 1: a wait is judged by its longest *quiet interval*: time in which no fault was active and the tracker was there. A
 broker that is suspended for 15 s excuses those 15 s, and not what comes after.
 Rule 2: instants are epoch milliseconds of one clock: the broker's, turned into true time where that clock was moved.
 """
@@ -34,7 +34,7 @@ QUIET_COUNT = 100
 """Redeliveries from which on a percentile is meaningful."""
 
 
-class Stretch(NamedTuple):
+class Interval(NamedTuple):
     """`[begin, end)`, milliseconds."""
 
     begin_ms: int
@@ -55,11 +55,11 @@ class Bounds:
     What a fault allows.
 
     Attributes:
-        away: Stretches on which something was away on purpose.
-        held_up: Stretches on which redeliveries waited for the transaction of a process that had died.
+        away: Intervals in which something was away on purpose.
+        held_up: Intervals in which redeliveries waited for the transaction of a process that had died.
         late_ms: Longest quiet wait of a redelivery.
         quiet_p99_ms: What 99 of 100 redeliveries are not later than where nothing had been away for long.
-        stall_ms: Longest quiet stretch on which no message of a partition was taken although some waited; 0: not
+        stall_ms: Longest quiet interval in which no message of a partition was taken although some waited; 0: not
             judged, because consumers are busy or absent on purpose.
         true_markers: True append times where the broker's clock was moved: by markers partition and marker offset.
         true_messages: The same of messages.
@@ -68,8 +68,8 @@ class Bounds:
         letters_need_a_cause: Whether a message may be a dead letter only where a handler failed on it or rejected it.
     """
 
-    away: Sequence[Stretch] = ()
-    held_up: Sequence[Stretch] = ()
+    away: Sequence[Interval] = ()
+    held_up: Sequence[Interval] = ()
     late_ms: int = LATE_BOUND_MS
     quiet_p99_ms: int = QUIET_P99_MS
     stall_ms: int = 0
@@ -80,8 +80,8 @@ class Bounds:
     letters_need_a_cause: bool = False
 
     @property
-    def not_quiet(self) -> list[Stretch]:
-        """Stretches on which a redelivery may wait."""
+    def not_quiet(self) -> list[Interval]:
+        """Intervals in which a redelivery may wait."""
         return [*self.away, *self.held_up]
 
     def stretched(self, factor: float) -> Bounds:
@@ -100,21 +100,21 @@ class Bounds:
         return self.true_messages.get(record.place, record.appended_at_ms)
 
 
-def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Return the stretches in order, those that touch as one."""
-    found: list[Stretch] = []
-    for stretch in sorted(stretches):
-        if found and stretch.begin_ms <= found[-1].end_ms:
-            found[-1] = Stretch(found[-1].begin_ms, max(found[-1].end_ms, stretch.end_ms))
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the intervals in order, those that touch as one."""
+    found: list[Interval] = []
+    for interval in sorted(intervals):
+        if found and interval.begin_ms <= found[-1].end_ms:
+            found[-1] = Interval(found[-1].begin_ms, max(found[-1].end_ms, interval.end_ms))
         else:
-            found.append(stretch)
+            found.append(interval)
     return found
 
 
-def gaps(present: Iterable[Stretch], whole: Stretch) -> list[Stretch]:
-    """Return the stretches of *whole* that none of *present* covers."""
-    edges = [Stretch(0, whole.begin_ms), *merged(present), Stretch(whole.end_ms, whole.end_ms)]
-    return [Stretch(one.end_ms, other.begin_ms) for one, other in pairwise(edges) if one.end_ms < other.begin_ms]
+def gaps(present: Iterable[Interval], whole: Interval) -> list[Interval]:
+    """Return the intervals of *whole* that none of *present* covers."""
+    edges = [Interval(0, whole.begin_ms), *merged(present), Interval(whole.end_ms, whole.end_ms)]
+    return [Interval(one.end_ms, other.begin_ms) for one, other in pairwise(edges) if one.end_ms < other.begin_ms]
 
 
 class Quiet:
@@ -122,23 +122,23 @@ class Quiet:
     Answers how much of a wait was quiet.
 
     Args:
-        away: Stretches on which something was away.
+        away: Intervals in which something was away.
     """
 
-    def __init__(self, away: Iterable[Stretch]) -> None:
+    def __init__(self, away: Iterable[Interval]) -> None:
         """Put them in order."""
         self._away = merged(away)
-        self._begins = [stretch.begin_ms for stretch in self._away]
+        self._begins = [interval.begin_ms for interval in self._away]
 
     def longest_ms(self, begin_ms: int, end_ms: int) -> int:
-        """Return the longest stretch of a wait on which nothing was away."""
+        """Return the longest interval of a wait in which nothing was away."""
         at, longest_ms = begin_ms, 0
-        for stretch in self._away[max(0, bisect_right(self._begins, begin_ms) - 1) :]:
-            if stretch.begin_ms >= end_ms:
+        for interval in self._away[max(0, bisect_right(self._begins, begin_ms) - 1) :]:
+            if interval.begin_ms >= end_ms:
                 break
-            if stretch.end_ms > at:
-                longest_ms = max(longest_ms, stretch.begin_ms - at)
-                at = stretch.end_ms
+            if interval.end_ms > at:
+                longest_ms = max(longest_ms, interval.begin_ms - at)
+                at = interval.end_ms
         return max(longest_ms, end_ms - at)
 
     def is_calm(self, begin_ms: int, end_ms: int, before_ms: int) -> bool:
@@ -158,7 +158,7 @@ def too_late(waits: Sequence[Wait], bounds: Bounds) -> Iterator[str]:
 
 
 def stalls(dump: Dump, bounds: Bounds) -> Iterator[str]:
-    """Yield stretches on which messages of a queue partition waited and none was taken."""
+    """Yield intervals in which messages of a queue partition waited and none was taken."""
     if not bounds.stall_ms:
         return
     quiet = Quiet(bounds.away)

@@ -40,7 +40,7 @@ KEYBOARD_SHARE = 0.5
 """Of the interrupts: KeyboardInterrupt; the others are ordinary exceptions of a signal handler."""
 
 LONGEST_ROUND_S = 0.4
-"""An interrupt comes at a random moment of this stretch, then the next round begins."""
+"""An interrupt comes at a random moment of this time, then the next round begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Profile:
         bootstrap_servers: Broker.
         queue: Queue.
         folder: Where its events go.
-        name: Of the worker.
-        seed: Of its choices.
+        name: Name of the worker.
+        seed: Seed of its choices.
         lease_ms: Length of a lease.
         group_protocol: As of the consumer.
-        logical_queue: Of the messages that it takes; empty for those of none.
+        logical_queue: Logical queue of the messages that it takes; empty for those of none.
         mode: `run` (handlers in threads), `batch` (handlers of batches in threads), `receive` (a loop that settles, or
             forgets), `transaction` (a loop that writes a result with each ack) or `interrupted` (a loop torn by
             exceptions of a signal handler, which it catches to receive on).

@@ -99,7 +99,7 @@ class QueueSettings(_Section):
     """Backoff after the first failed delivery, added to the lease or to the delay of the release."""
 
     backoff_max_ms: int = Field(default=60_000, ge=1, le=TWELVE_HOURS_MS)
-    """Longest rest."""
+    """Longest backoff."""
 
     backoff_jitter: float = Field(default=0.0, ge=0.0, le=1.0)
     """Largest share of a backoff that a hash of message and delivery may subtract: 1 = from nothing to all of it."""

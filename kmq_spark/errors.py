@@ -102,7 +102,7 @@ class ClaimLostError(KmqError):
 
     Attributes:
         resource: What was claimed.
-        epoch: Of the claim that is over.
+        epoch: Epoch of the claim that is over.
     """
 
     def __init__(self, message: str, *, resource: str, epoch: int) -> None:

@@ -33,11 +33,13 @@ class RuleOptions:
         str | None, typer.Option("--backoff", help="none, constant, linear or exponential.", metavar="KIND")
     ] = None
     backoff_initial_ms: Annotated[
-        int | None, typer.Option("--backoff-initial-ms", help="Rest after the first failed delivery.", metavar="MS")
+        int | None, typer.Option("--backoff-initial-ms", help="Backoff after the first failed delivery.", metavar="MS")
     ] = None
-    backoff_max_ms: Annotated[int | None, typer.Option("--backoff-max-ms", help="Longest rest.", metavar="MS")] = None
+    backoff_max_ms: Annotated[int | None, typer.Option("--backoff-max-ms", help="Longest backoff.", metavar="MS")] = (
+        None
+    )
     backoff_jitter: Annotated[
-        float | None, typer.Option("--backoff-jitter", help="Share of each rest that may be left out, 0 to 1.")
+        float | None, typer.Option("--backoff-jitter", help="Share of each backoff that may be left out, 0 to 1.")
     ] = None
     expired: Annotated[
         str | None, typer.Option("--expired", help="Messages past their time to live: drop or dead-letter.")

@@ -10,7 +10,7 @@ Rule 4: a closed channel refers to no client, so that librdkafka's threads end b
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -33,22 +33,21 @@ _CHECK_EVERY_S, _CHECK_TIMEOUT_S = 30.0, 0.1
 """Interval at which a member checks the partition count of the topic, and the timeout of that check."""
 
 
-class LoggedBytes:
+class LoggedBytes(NamedTuple):
     """
     One record of the partition.
 
     Attributes:
-        offset: Of the record.
+        offset: Offset of the record.
         append_time_ms: Epoch milliseconds, broker clock.
         key: Name of its group.
         value: Its bytes.
     """
 
-    __slots__ = ("append_time_ms", "key", "offset", "value")
-
-    def __init__(self, offset: int, append_time_ms: int, key: bytes | None, value: bytes | None) -> None:
-        """Take the parts of a record."""
-        self.offset, self.append_time_ms, self.key, self.value = offset, append_time_ms, key, value
+    offset: int
+    append_time_ms: int
+    key: bytes | None
+    value: bytes | None
 
 
 class Channel:
@@ -64,7 +63,7 @@ class Channel:
         extra: librdkafka settings.
 
     Attributes:
-        partition: Of the group; -1 before `open`.
+        partition: Partition of the group; -1 before `open`.
         failure: Why the channel is of no use any more; None while it is.
         trouble: Text of the newest failure that may pass, empty where there was none.
     """

@@ -38,7 +38,7 @@ def check_topic(topic: TopicFacts, broker_count: int) -> list[Finding]:
 
     Args:
         topic: The coordination topic.
-        broker_count: Of the cluster.
+        broker_count: Number of brokers of the cluster.
     """
     if not topic.partition_count:
         what = f"coordination topic {topic.name} does not exist"

@@ -86,7 +86,7 @@ class Batch:
     Messages of one partition, in order.
 
     Attributes:
-        claim: Of the partition: hand `claim.epoch` to whatever you write to.
+        claim: Claim of the partition: hand `claim.epoch` to whatever you write to.
         partition: Number of it.
         messages: confluent-kafka's messages, at least one.
     """

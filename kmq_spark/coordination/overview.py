@@ -43,7 +43,7 @@ class GroupState:
 
     Attributes:
         group: Its name.
-        partition: Of the coordination topic.
+        partition: Partition of the coordination topic.
         is_complete: Whether the world is that of the members; False where retention removed records and no snapshot
             replaces them.
         world: Members, claims, tasks and positions.
@@ -70,7 +70,7 @@ class GroupState:
         Return the time since the last heartbeat of a member, milliseconds.
 
         Args:
-            member: Of the group.
+            member: Member of the group.
             now_ms: Epoch milliseconds, this host's clock: used for the time since the last record of the partition,
                 because no record shows how that time passed.
         """

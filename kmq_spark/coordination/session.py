@@ -84,9 +84,9 @@ class Session:
     Args:
         channel: To the group's partition, at the place where `log` ends.
         log: Read to the end of the partition.
-        client_id: Of the member.
-        instance: Of this process.
-        join_fields: Of its JOIN.
+        client_id: Client id of the member.
+        instance: Instance of this process.
+        join_fields: Fields of its JOIN.
         assign: Spreads the tasks when this member leads.
         snapshot_every_ms: Time after which the leader writes a snapshot, if there are new records.
         clock_ms: Monotonic clock, milliseconds.
@@ -162,7 +162,7 @@ class Session:
         Args:
             kind: Its type.
             awaited: Whether `answer_to` is going to ask for it.
-            fields: Of its type.
+            fields: Fields of its type.
 
         Raises:
             MalformedRecordError: A field is out of bounds.
@@ -185,7 +185,7 @@ class Session:
         Wait until a record is read back.
 
         Args:
-            sequence: Of a record that was sent as awaited.
+            sequence: Sequence of a record that was sent as awaited.
             wait_s: At most so long.
 
         Returns:

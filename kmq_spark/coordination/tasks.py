@@ -38,7 +38,7 @@ class RunningTask:
     A task that runs in this process.
 
     Attributes:
-        name: Of the task.
+        name: Name of the task.
         payload: What `add_task` said.
         claim: Its claim: hand `claim.epoch` to whatever you write to, call `claim.check()` before you write.
         stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost.

@@ -12,15 +12,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.errors import ConfigError, TopicError
-from kmq_spark.kafka.bounded_calls import answer_of
-from kmq_spark.kafka.client_errors import client_error, unreachable
-from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
+from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
 from kmq_spark.kafka.settings import admin_config, make_client
+from kmq_spark.kafka.topic_creation import create_topics, require_quorum, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +58,7 @@ def create_coordination_topic(
     Args:
         bootstrap_servers: Comma-separated `host:port`.
         topic: Its name; all members of a group use the same one.
-        partitions: Of a new topic. They cannot be changed later: a group's partition depends on them.
+        partitions: Partitions of a new topic. They cannot be changed later: a group's partition depends on them.
         replication_factor: Copies of each partition; -1 leaves it to the broker's default.
         retention_ms: How long records are kept, milliseconds, at least a minute; snapshots replace what is deleted.
         timeout_ms: Bound on each call to the broker.
@@ -78,9 +76,8 @@ def create_coordination_topic(
         message = f"partitions is out of bounds: got {partitions!r}, minimum 1; correct the call"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    timeout_s = timeout_ms / 1000
-    until_s = time.monotonic() + timeout_s
-    if not _replicas(admin, topic, bootstrap_servers, timeout_s):
+    until_s = time.monotonic() + timeout_ms / 1000
+    if not shape_of(admin, topic, bootstrap_servers, timeout_ms).partitions:
         settings = {
             **_REQUIRED,
             **replication_settings(replication_factor),
@@ -89,13 +86,13 @@ def create_coordination_topic(
             "segment.ms": str(retention_ms // 2),
             "segment.bytes": str(SEGMENT_BYTES),
         }
-        _create(admin, NewTopic(topic, partitions, replication_factor, config=settings), timeout_s)
-        while not (replicas := _replicas(admin, topic, bootstrap_servers, timeout_s)):
+        create_topics(admin, [NewTopic(topic, partitions, replication_factor, config=settings)], timeout_ms)
+        while not (made := shape_of(admin, topic, bootstrap_servers, timeout_ms)).partitions:
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
         if replication_factor < 0:
-            _require_quorum(admin, topic, replicas, timeout_s)
+            require_quorum(admin, {topic: made}, timeout_ms)
     _check_known(admin, topic, bootstrap_servers, timeout_ms, until_s)
 
 
@@ -116,14 +113,13 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
         TopicError: It does not exist, or a setting is wrong; the message names the repair.
         KafkaClientError: The broker cannot be reached.
     """
-    timeout_s = timeout_ms / 1000
-    replicas = _replicas(admin, topic, bootstrap_servers, timeout_s)
+    replicas = shape_of(admin, topic, bootstrap_servers, timeout_ms).replicas
     if not replicas:
         message = (
             f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
         )
         raise _MissingTopicError(message)
-    settings = settings_of(admin, [topic], timeout_s).get(topic, {})
+    settings = settings_of(admin, [topic], timeout_ms / 1000).get(topic, {})
     findings = [f"topic {topic!r} {what}; run `{repair}`" for what, repair in topic_findings(topic, settings, replicas)]
     if findings:
         message = "coordination topic is not set up correctly: " + "; ".join(findings)
@@ -150,7 +146,7 @@ def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> It
 
     Args:
         topic: The coordination topic.
-        settings: Of the topic; missing ones are not checked.
+        settings: Settings of the topic; missing ones are not checked.
         replicas: Number of replicas of a partition.
     """
     for key, wanted in _REQUIRED.items():
@@ -161,40 +157,3 @@ def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> It
         repair = alter_command(topic, "retention.ms", str(DEFAULT_RETENTION_MS))
         yield f"has retention.ms={retention_ms}, must be at least {MIN_RETENTION_MS}", repair
     yield from replication_findings(topic, settings, replicas)
-
-
-def _replicas(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_s: float) -> int:
-    """Return the replicas of a partition, 0 where the topic does not exist."""
-    try:
-        metadata = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
-    except KafkaException as error:
-        raise unreachable(error, admin, bootstrap_servers) from error
-    if metadata is None or metadata.error is not None or not metadata.partitions:
-        return 0
-    return len(metadata.partitions[min(metadata.partitions)].replicas)
-
-
-def _create(admin: AdminClient, topic: NewTopic, timeout_s: float) -> None:
-    (future,) = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s).values()
-    try:
-        answer_of(future, timeout_s)
-    except KafkaException as error:
-        # Another process made it in between: the check that follows says whether it fits.
-        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise client_error(error, f"cannot create topic {topic.topic}") from error
-
-
-def _require_quorum(admin: AdminClient, topic: str, replicas: int, timeout_s: float) -> None:
-    """Set `min.insync.replicas` of a topic just created whose replicas the broker's default has decided."""
-    wanted = {key: value for key, value in replication_settings(replicas).items() if key == "min.insync.replicas"}
-    if not wanted:
-        return
-    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in wanted.items()]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    (future,) = admin.incremental_alter_configs([resource], request_timeout=timeout_s).values()
-    try:
-        answer_of(future, timeout_s)
-    except KafkaException as error:
-        # The check that follows names the setting and the command for a user with that right.
-        if NOT_ALLOWED not in error.args[0].name():
-            raise client_error(error, f"cannot set min.insync.replicas of topic {topic}") from error

@@ -30,7 +30,7 @@ class SlotPosition:
         batch: Number of the batch.
         slots: Slots of the sink.
         rows: Rows of that batch and slot that are committed.
-        digest: Of those rows, in order.
+        digest: Digest of those rows, in order.
         is_whole: Whether these are all rows of the batch and slot.
     """
 
@@ -135,7 +135,7 @@ def check_repeated(found: SlotPosition, digest: str, rows: int, where: str, *, i
 
     Args:
         found: What the slot has committed of this batch.
-        digest: Of the first `found.rows` rows of the repeated batch, or of all where it has fewer.
+        digest: Digest of the first `found.rows` rows of the repeated batch, or of all where it has fewer.
         rows: How many those are.
         where: Sink and slot, for the error.
         is_end: Whether the repeated batch has no more rows than these.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.config import Reach
 from kmq_spark.dlq.filter import DeadLetterFilter, filter_of, parse_id
 from kmq_spark.dlq.log import DeadLetterLog
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
@@ -38,28 +39,6 @@ __all__ = ["DeadLetter", "DeadLetterFilter", "RedriveSummary", "list_dead_letter
 
 MAX_IDS = 100_000
 """Most ids in one call; use a filter to select more."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    """Broker address, timeout and librdkafka settings of one call."""
-
-    bootstrap_servers: str
-    timeout_ms: int
-    extra: Mapping[str, str] | None
-
-    def layout(self, queue: str) -> QueueLayout:
-        return check_queue(
-            queue, bootstrap_servers=self.bootstrap_servers, timeout_ms=self.timeout_ms, extra=self.extra
-        )
-
-    def admin(self) -> AdminClient:
-        return make_client(AdminClient, admin_config(self.bootstrap_servers, extra=self.extra))
-
-    def log(self, layout: QueueLayout) -> DeadLetterLog:
-        return DeadLetterLog(
-            layout, bootstrap_servers=self.bootstrap_servers, timeout_ms=self.timeout_ms, extra=self.extra
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +97,9 @@ def list_dead_letters(
         KafkaClientError: The broker cannot be reached.
     """
     selection = _selection(ids, where, limit, everything=where is None and not ids)
-    connection = _Connection(bootstrap_servers, timeout_ms, extra)
-    layout = connection.layout(queue)
-    log = connection.log(layout)
+    reach = Reach(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=dict(extra or {}))
+    layout = check_queue(queue, **reach)
+    log = DeadLetterLog(layout, **reach)
     closed = log.closed(layout.redrive_partition_count)
     return _limited(selection.letters(log, closed, RedriveSummary()), selection.limit)
 
@@ -167,13 +146,13 @@ def redrive(
     """
     selection = _selection(ids, where, limit, everything=everything)
     target = QueueTopics.parse(queue if to is None else to)
-    connection = _Connection(bootstrap_servers, timeout_ms, extra)
-    layout = connection.layout(queue)
-    partitions = partition_count(connection.admin(), target.queue_topic, bootstrap_servers, timeout_ms)
+    reach = Reach(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=dict(extra or {}))
+    layout = check_queue(queue, **reach)
+    partitions = partition_count(_admin(reach), target.queue_topic, bootstrap_servers, timeout_ms)
     if not partitions:
         message = f"there is no topic {target.queue_topic!r} to redrive to; run `kmq queue create {target.queue_topic}`"
         raise TopicError(message)
-    return _close_letters(connection, layout, selection, target, partitions, dry_run=dry_run)
+    return _close_letters(reach, layout, selection, target, partitions, dry_run=dry_run)
 
 
 def purge(
@@ -193,34 +172,26 @@ def purge(
 
     In each partition the broker deletes the records below the lowest open dead letter.
 
-    Args:
-        queue: As for `redrive`.
-        bootstrap_servers: As for `redrive`.
-        ids: As for `redrive`.
-        where: As for `redrive`.
-        everything: As for `redrive`.
-        limit: As for `redrive`.
-        dry_run: As for `redrive`.
-        timeout_ms: As for `redrive`.
-        extra: As for `redrive`.
+    The arguments and errors are those of `redrive`.
 
     Returns:
         What was done.
-
-    Raises:
-        KmqError: As `redrive`.
     """
     selection = _selection(ids, where, limit, everything=everything)
-    connection = _Connection(bootstrap_servers, timeout_ms, extra)
-    layout = connection.layout(queue)
-    summary = _close_letters(connection, layout, selection, None, 0, dry_run=dry_run)
+    reach = Reach(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=dict(extra or {}))
+    layout = check_queue(queue, **reach)
+    summary = _close_letters(reach, layout, selection, None, 0, dry_run=dry_run)
     if not dry_run:
-        _delete_closed(connection, connection.layout(queue))
+        _delete_closed(reach, check_queue(queue, **reach))
     return summary
 
 
+def _admin(reach: Reach) -> AdminClient:
+    return make_client(AdminClient, admin_config(reach["bootstrap_servers"], extra=reach["extra"]))
+
+
 def _close_letters(
-    connection: _Connection,
+    reach: Reach,
     layout: QueueLayout,
     selection: _Selection,
     to: QueueTopics | None,
@@ -229,25 +200,23 @@ def _close_letters(
     dry_run: bool,
 ) -> RedriveSummary:
     summary = RedriveSummary(is_dry_run=dry_run)
-    log = connection.log(layout)
+    log = DeadLetterLog(layout, **reach)
     if dry_run:
         closed = log.closed(layout.redrive_partition_count)
         summary.count(_letters_to_close(selection, log, closed, summary, is_purge=to is None))
         return summary
     redrive_partition_count = ensure_redrive_topic(
         layout,
-        admin=connection.admin(),
-        bootstrap_servers=connection.bootstrap_servers,
-        timeout_ms=connection.timeout_ms,
+        admin=_admin(reach),
+        bootstrap_servers=reach["bootstrap_servers"],
+        timeout_ms=reach["timeout_ms"],
     )
     redriver = Redriver(
         layout,
         redrive_partition_count,
         to=to,
         to_partition_count=to_partition_count,
-        bootstrap_servers=connection.bootstrap_servers,
-        timeout_ms=connection.timeout_ms,
-        extra=connection.extra,
+        **reach,
     )
     with closing(redriver):
         # Older redrives are fenced by now, so none of them can close a letter after this read.
@@ -279,9 +248,9 @@ def _limited(letters: Iterator[DeadLetter], limit: int | None) -> Iterator[DeadL
             return
 
 
-def _delete_closed(connection: _Connection, layout: QueueLayout) -> None:
+def _delete_closed(reach: Reach, layout: QueueLayout) -> None:
     """Delete the records below the lowest open letter of each partition."""
-    log = connection.log(layout)
+    log = DeadLetterLog(layout, **reach)
     closed = log.closed(layout.redrive_partition_count)
     bounds = log.bounds(closed)
     topic, wanted = layout.topics.dead_letter_topic, []
@@ -296,11 +265,12 @@ def _delete_closed(connection: _Connection, layout: QueueLayout) -> None:
             wanted.append(TopicPartition(topic, partition, lowest))
     if not wanted:
         return
-    admin = connection.admin()  # keeps a reference: the futures of a garbage-collected client never complete
-    futures = admin.delete_records(wanted, request_timeout=connection.timeout_ms / 1000)
+    timeout_s = reach["timeout_ms"] / 1000
+    admin = _admin(reach)  # keeps a reference: the futures of a garbage-collected client never complete
+    futures = admin.delete_records(wanted, request_timeout=timeout_s)
     for future in futures.values():
         try:
-            answer_of(future, connection.timeout_ms / 1000)
+            answer_of(future, timeout_s)
         except KafkaException as error:
             raise client_error(error, f"purged the dead letters, but cannot delete records of {topic}") from error
 

@@ -176,7 +176,7 @@ class FleetFacts:
     A tracker fleet to which the queue belongs.
 
     Attributes:
-        name: Of the fleet.
+        name: Name of the fleet.
         topic: Its coordination topic.
         tracked_by: Member that holds the queue; empty if none does.
         assigned_to: Member to which the leader has assigned the queue; empty if none.

@@ -21,7 +21,7 @@ from kmq_spark.inspection.fleets import fleet_problems, fleet_summary
 from kmq_spark.inspection.liveness import Life, describe, life_of, snapshots_late
 from kmq_spark.inspection.producers import producers_problems, producers_summary
 from kmq_spark.inspection.spans import counted, span
-from kmq_spark.kafka.replication import replication_findings
+from kmq_spark.kafka.replication import alter_command, replication_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +135,7 @@ def replica_findings(check: str, topic: TopicFacts, broker_count: int, used_by: 
     Args:
         check: Name of the check.
         topic: That exists.
-        broker_count: Of the cluster.
+        broker_count: Number of brokers of the cluster.
         used_by: What stops with it: `the queue`.
     """
     if topic.leaderless:
@@ -147,12 +147,8 @@ def replica_findings(check: str, topic: TopicFacts, broker_count: int, used_by: 
             check, Level.WARNING, f"{topic.name} has out-of-sync replicas: partitions {places}", "check the brokers"
         )
     if topic.replicas == 1 and broker_count > 1:
-        yield Finding(
-            check,
-            Level.WARNING,
-            f"{topic.name} has one replica: the loss of its broker stops {used_by}",
-            "raise its replication factor",
-        )
+        what = f"{topic.name} has one replica: the loss of its broker stops {used_by}"
+        yield Finding(check, Level.WARNING, what, "raise its replication factor")
 
 
 def _topics(facts: QueueFacts) -> Iterator[Finding]:
@@ -190,24 +186,18 @@ def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
         # The append time of the markers is the clock of all leases. That of the messages gives only ages and times to
         # live.
         is_needed = key == "cleanup.policy" or topic.name == facts.markers_topic.name
-        yield Finding(
-            "topics",
-            Level.UNHEALTHY if is_needed else Level.WARNING,
-            f"{topic.name} has {key}={got}, should be {value}",
-            f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config {key}={value}",
-        )
+        what = f"{topic.name} has {key}={got}, should be {value}"
+        repair = alter_command(topic.name, key, value)
+        yield Finding("topics", Level.UNHEALTHY if is_needed else Level.WARNING, what, repair)
 
 
 def _rules(facts: QueueFacts) -> Iterator[Finding]:
     if not facts.rules:
         yield Finding("rules", Level.OK, "none of its own: the settings of its tracker and consumers apply")
     elif facts.rules_differing:
-        yield Finding(
-            "rules",
-            Level.WARNING,
-            f"these settings differ from the queue's rules, which override them: {', '.join(facts.rules_differing)}",
-            f"remove them from the settings, or change the rules: kmq queue alter {facts.queue}",
-        )
+        what = f"these settings differ from the queue's rules, which override them: {', '.join(facts.rules_differing)}"
+        repair = f"remove them from the settings, or change the rules: kmq queue alter {facts.queue}"
+        yield Finding("rules", Level.WARNING, what, repair)
     else:
         yield Finding("rules", Level.OK, facts.rules)
 
@@ -248,8 +238,7 @@ def _retention(facts: QueueFacts) -> Iterator[Finding]:
                 Level.WARNING if kept_ms > facts.lease_ms * deliveries else Level.UNHEALTHY,
                 f"{topic.name} is kept for {span(kept_ms)}; {deliveries} leases of {span(facts.lease_ms)} and an "
                 f"outage need {span(wanted_ms)}",
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
-                f"--add-config retention.ms={wanted_ms}",
+                alter_command(topic.name, "retention.ms", str(wanted_ms)),
             )
     if not is_short:
         kept = facts.markers_topic.settings.get("retention.ms")
@@ -277,12 +266,9 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
     late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
     unread = counted(tracker.unread, "marker")
     if tracker.unread and late_ms > TRACKER_LATE_MS:
-        yield Finding(
-            "tracker",
-            Level.UNHEALTHY,
-            f"{unread} not read, the oldest for {span(late_ms)}: the tracker is down or stuck",
-            f"check that it runs, and its log; if it does not run: {run}",
-        )
+        what = f"{unread} not read, the oldest for {span(late_ms)}: the tracker is down or stuck"
+        repair = f"check that it runs, and its log; if it does not run: {run}"
+        yield Finding("tracker", Level.UNHEALTHY, what, repair)
     elif tracker.unread_since_ms is not None:
         yield Finding("tracker", Level.OK, f"{unread} behind, {span(late_ms)}")
     else:
@@ -290,11 +276,8 @@ def _tracker(facts: QueueFacts) -> Iterator[Finding]:
         text = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
         state = describe(tracker, overdue, facts.now_ms) if life is Life.RUNNING else ""
         hint = "; unknown whether the tracker is idle or stopped: its version writes no heartbeat"
-        yield Finding(
-            "tracker",
-            Level.OK,
-            f"has read all markers{text}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else ""),
-        )
+        what = f"has read all markers{text}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else "")
+        yield Finding("tracker", Level.OK, what)
     yield from _tracker_places(facts, run)
 
 
@@ -303,19 +286,15 @@ def _tracker_places(facts: QueueFacts, run: str) -> Iterator[Finding]:
         first, end = facts.markers_topic.first.get(partition, 0), facts.markers_topic.end.get(partition, position)
         place = f"{facts.markers_topic.name}[{partition}]"
         if position < first:
-            yield Finding(
-                "tracker",
-                Level.UNHEALTHY,
-                f"retention removed markers {position} to {first - 1} of {place} before the tracker read them",
-                "raise retention.ms, then see 'markers were removed' in docs/operations.md",
-            )
+            what = f"retention removed markers {position} to {first - 1} of {place} before the tracker read them"
+            repair = "raise retention.ms, then see 'markers were removed' in docs/operations.md"
+            yield Finding("tracker", Level.UNHEALTHY, what, repair)
         elif position > end:
-            yield Finding(
-                "tracker",
-                Level.UNHEALTHY,
-                f"{place} ends at {end}, the tracker has committed {position}: the topic was deleted and created again",
-                f"{run}: it starts at the beginning of the new topic",
+            what = (
+                f"{place} ends at {end}, the tracker has committed {position}: the topic was deleted and created again"
             )
+            repair = f"{run}: it starts at the beginning of the new topic"
+            yield Finding("tracker", Level.UNHEALTHY, what, repair)
 
 
 def _fencing(facts: QueueFacts) -> Iterator[Finding]:
@@ -324,12 +303,9 @@ def _fencing(facts: QueueFacts) -> Iterator[Finding]:
         return
     text = ", ".join(name or "unknown" for name, _ in committers.most_common(MAX_LISTED))
     if len(committers) > 1:
-        yield Finding(
-            "fencing",
-            Level.WARNING,
-            f"{len(committers)} trackers made the latest commits: {text}",
-            "run one tracker per queue: a newer tracker fences the older one; find what restarts the older one",
-        )
+        what = f"{len(committers)} trackers made the latest commits: {text}"
+        repair = "run one tracker per queue: a newer tracker fences the older one; find what restarts the older one"
+        yield Finding("fencing", Level.WARNING, what, repair)
     else:
         yield Finding("fencing", Level.OK, f"last commit by {text}")
 
@@ -340,12 +316,8 @@ def _consumers(facts: QueueFacts) -> Iterator[Finding]:
     group, ready = facts.consumers, facts.ready.count
     members = sum(1 for count in group.members.values() if count)
     if not group.members and ready:
-        yield Finding(
-            "consumers",
-            Level.UNHEALTHY,
-            f"{counted(ready, 'message')} ready and no consumer in {group.name}",
-            "start workers",
-        )
+        what = f"{counted(ready, 'message')} ready and no consumer in {group.name}"
+        yield Finding("consumers", Level.UNHEALTHY, what, "start workers")
     elif not group.members:
         yield Finding("consumers", Level.OK, f"none in {group.name}, no message is ready")
     else:
@@ -364,13 +336,12 @@ def _removed_messages(facts: QueueFacts) -> Iterator[Finding]:
     for partition, position in sorted(facts.consumers.positions.items()):
         first = facts.queue_topic.first.get(partition, 0)
         if position < first:
-            yield Finding(
-                "consumers",
-                Level.UNHEALTHY,
+            what = (
                 f"retention removed messages {position} to {first - 1} of {facts.queue_topic.name}[{partition}] "
-                "before a consumer started them: they are lost",
-                "raise retention.ms of the queue topic, add workers",
+                "before a consumer started them: they are lost"
             )
+            repair = "raise retention.ms of the queue topic, add workers"
+            yield Finding("consumers", Level.UNHEALTHY, what, repair)
 
 
 def _overdue(facts: QueueFacts) -> Iterator[Finding]:
@@ -388,13 +359,12 @@ def _overdue(facts: QueueFacts) -> Iterator[Finding]:
         yield Finding("in flight", Level.OK, f"{text}, none past its deadline")
         return
     deadlines = [deadline for view in facts.views.values() for _, _, deadline in view.by_start() if deadline >= 0]
-    yield Finding(
-        "in flight",
-        Level.UNHEALTHY,
+    what = (
         f"{overdue} of {counted(in_flight + deferred, 'message')} {'is past its' if overdue == 1 else 'are past their'}"
-        f" deadline, the oldest by {span(facts.now_ms - min(deadlines))}: no tracker redelivers them",
-        f"start the tracker: kmq tracker run {facts.queue}",
+        f" deadline, the oldest by {span(facts.now_ms - min(deadlines))}: no tracker redelivers them"
     )
+    repair = f"start the tracker: kmq tracker run {facts.queue}"
+    yield Finding("in flight", Level.UNHEALTHY, what, repair)
 
 
 def _missing_ticks(facts: QueueFacts) -> Iterator[Finding]:
@@ -407,12 +377,11 @@ def _missing_ticks(facts: QueueFacts) -> Iterator[Finding]:
     }
     if since_ms and life_of(facts.tracker, facts.now_ms) is Life.RUNNING:
         places = ", ".join(map(str, sorted(since_ms)))
-        yield Finding(
-            "ticks",
-            Level.UNHEALTHY,
-            f"no TICK for {span(facts.now_ms - min(since_ms.values()))} although messages are due: partitions {places}",
-            "look for 'cannot write TICKs' in the tracker's log; restart the tracker",
+        what = (
+            f"no TICK for {span(facts.now_ms - min(since_ms.values()))} although messages are due: partitions {places}"
         )
+        repair = "look for 'cannot write TICKs' in the tracker's log; restart the tracker"
+        yield Finding("ticks", Level.UNHEALTHY, what, repair)
 
 
 def _stuck_workers(facts: QueueFacts) -> Iterator[Finding]:
@@ -434,12 +403,11 @@ def _stuck_workers(facts: QueueFacts) -> Iterator[Finding]:
         f"{name or 'unnamed'} holds {count} for {span(facts.now_ms - since_ms[name])}"
         for name, count in held.most_common(MAX_LISTED)
     )
-    yield Finding(
-        "workers",
-        Level.UNHEALTHY,
-        f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {text}",
-        "their handlers hang and keep-alive renews the leases: restart those processes, their messages are redelivered",
+    what = f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {text}"
+    repair = (
+        "their handlers hang and keep-alive renews the leases: restart those processes, their messages are redelivered"
     )
+    yield Finding("workers", Level.UNHEALTHY, what, repair)
 
 
 def _too_many_in_flight(facts: QueueFacts) -> Iterator[Finding]:
@@ -463,13 +431,12 @@ def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
     if count:
         places = [f"[{partition}]@{offset}" for partition, view in facts.views.items() for offset in view.unreadable]
         are_not_markers = "is not a marker" if count == 1 else "are not markers"
-        yield Finding(
-            "markers",
-            Level.WARNING,
+        what = (
             f"{counted(count, 'record')} of {facts.markers_topic.name} {are_not_markers}: "
-            f"{', '.join(places[:MAX_LISTED])}",
-            f"another program writes to the topic; copies of the records are in {facts.dead_letter_topic.name}",
+            f"{', '.join(places[:MAX_LISTED])}"
         )
+        repair = f"another program writes to the topic; copies of the records are in {facts.dead_letter_topic.name}"
+        yield Finding("markers", Level.WARNING, what, repair)
 
 
 def _dead_letters(facts: QueueFacts) -> Iterator[Finding]:
@@ -483,12 +450,8 @@ def _dead_letters(facts: QueueFacts) -> Iterator[Finding]:
     text = f"{about}{letters.count} in {facts.dead_letter_topic.name}"
     if facts.new_dead_letters:
         text += f", growing: {min(facts.new_dead_letters, letters.count)} in the last hour"
-    yield Finding(
-        "dead letters",
-        Level.WARNING,
-        text,
-        f"kmq dlq list {facts.queue}, then kmq dlq redrive {facts.queue} or purge",
-    )
+    repair = f"kmq dlq list {facts.queue}, then kmq dlq redrive {facts.queue} or purge"
+    yield Finding("dead letters", Level.WARNING, text, repair)
 
 
 def _checkpoint(facts: QueueFacts) -> Iterator[Finding]:
@@ -496,19 +459,15 @@ def _checkpoint(facts: QueueFacts) -> Iterator[Finding]:
     if checkpoint is None:
         return
     if checkpoint.problem:
-        yield Finding(
-            "checkpoint",
-            Level.UNHEALTHY,
-            f"{checkpoint.path}: {checkpoint.problem}",
-            "grant the tracker's user access; a damaged folder may be deleted: the state is rebuilt from the markers",
+        what = f"{checkpoint.path}: {checkpoint.problem}"
+        repair = (
+            "grant the tracker's user access; a damaged folder may be deleted: the state is rebuilt from the markers"
         )
+        yield Finding("checkpoint", Level.UNHEALTHY, what, repair)
     elif not checkpoint.is_local:
         yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: not on this machine, not checked")
     elif checkpoint.last_batch_at_ms is None:
         yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: no batch yet")
     else:
-        yield Finding(
-            "checkpoint",
-            Level.OK,
-            f"{checkpoint.path}: last batch {span(facts.now_ms - checkpoint.last_batch_at_ms)} ago",
-        )
+        what = f"{checkpoint.path}: last batch {span(facts.now_ms - checkpoint.last_batch_at_ms)} ago"
+        yield Finding("checkpoint", Level.OK, what)

@@ -17,19 +17,15 @@ import logging
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
-from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.bounded_calls import answer_of
-from kmq_spark.kafka.client_errors import unreachable
-from kmq_spark.kafka.lookups import NOT_ALLOWED, settings_of
+from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.replication import replication_settings
-from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, client_error, make_client
+from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, make_client
+from kmq_spark.kafka.topic_creation import TopicShape, create_topics, require_quorum, shape_of
 from kmq_spark.kafka.topic_rules import (
     HEADER_ROOM_BYTES,
     config_findings,
@@ -42,9 +38,7 @@ from kmq_spark.kafka.topic_rules import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
-    from concurrent.futures import Future
 
-    from confluent_kafka.admin import PartitionMetadata
 
 _RESERVED = re.compile(
     r"\.(?:(?:tracker|redrive|outcomes|consumer|producer|producers|sink|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)"
@@ -147,10 +141,10 @@ def create_queue(
         NewTopic(name, counts[name], replication_factor, config=configs[name]) for name in configs if name not in known
     ]
     if missing:
-        _create(admin, missing, timeout_ms)
+        create_topics(admin, missing, timeout_ms)
         made = _wait_until_known(admin, topics, set(configs), bootstrap_servers, timeout_ms)
         if replication_factor < 0:
-            _require_quorum(
+            require_quorum(
                 admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout_ms
             )
     until = time.monotonic() + (NEW_SETTINGS_S if missing else 0.0)
@@ -214,7 +208,7 @@ def check_queue(
 
 def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> int:
     """
-    Create the redrive topic if the queue is older than redrive topics and has none.
+    Create the redrive topic if the queue is older than redrive topics and has none; return its partition count.
 
     Args:
         layout: The layout of the queue, from `check_queue`.
@@ -222,60 +216,43 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
         bootstrap_servers: For error messages only.
         timeout_ms: Maximum time for each call to the broker.
 
-    Returns:
-        Number of partitions of the redrive topic.
-
     Raises:
-        TopicError: The topic does not exist and this client may not create it.
+        TopicError: The topic does not exist and this client may not create it, or the broker does not list it in time.
         KafkaClientError: The broker cannot be reached or rejects the request.
     """
-    topics = layout.topics
     if layout.redrive_partition_count:
         return layout.redrive_partition_count
-    settings = wanted_settings(topics, -1, SEVEN_DAYS_MS, 0)[topics.redrive_topic]
-    try:
-        _create(
-            admin, [NewTopic(topics.redrive_topic, layout.dead_letter_partition_count, -1, config=settings)], timeout_ms
-        )
-    except KafkaClientError as error:
-        if not error.code.endswith("_AUTHORIZATION_FAILED"):
-            raise
-        message = (
-            f"topic {topics.redrive_topic!r} does not exist and this user may not create it ({error.code}); "
-            f"run `kmq queue create {topics}` as a user with the right to create topics"
-        )
-        raise TopicError(message) from error
-    made = _wait_until_known(admin, topics, {topics.redrive_topic}, bootstrap_servers, timeout_ms)
-    if topics.redrive_topic in made:
-        _require_quorum(admin, {topics.redrive_topic: made[topics.redrive_topic]}, timeout_ms)
-    return partition_count(admin, topics.redrive_topic, bootstrap_servers, timeout_ms)
+    name = layout.topics.redrive_topic
+    settings = wanted_settings(layout.topics, -1, SEVEN_DAYS_MS, 0)[name]
+    new = NewTopic(name, layout.dead_letter_partition_count, -1, config=settings)
+    return _ensure_topic(layout.topics, new, admin, bootstrap_servers, timeout_ms)
 
 
 def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> None:
     """
     Create the topic of the producers' positions if the queue is older than such topics and has none.
 
-    Args:
-        topics: Names of the queue.
-        admin: Admin client.
-        bootstrap_servers: For error messages only.
-        timeout_ms: Maximum time for each call to the broker.
-
-    Raises:
-        TopicError: The topic does not exist and this client may not create it, or the broker does not show it in time.
-        KafkaClientError: The broker cannot be reached or rejects the request.
+    The arguments and errors are those of `ensure_redrive_topic`, with the names of the queue.
     """
-    name = topics.producers_topic
-    if partition_count(admin, name, bootstrap_servers, timeout_ms):
-        return
+    new = NewTopic(topics.producers_topic, 1, -1, config=producers_settings(-1))
+    _ensure_topic(topics, new, admin, bootstrap_servers, timeout_ms)
+
+
+def _ensure_topic(
+    topics: QueueTopics, new: NewTopic, admin: AdminClient, bootstrap_servers: str, timeout_ms: int
+) -> int:
+    """Create a topic of an existing queue if it does not exist; return its partition count."""
+    name = new.topic
+    if count := partition_count(admin, name, bootstrap_servers, timeout_ms):
+        return count
     try:
-        _create(admin, [NewTopic(name, 1, -1, config=producers_settings(-1))], timeout_ms)
+        create_topics(admin, [new], timeout_ms)
     except KafkaClientError as error:
         if not error.code.endswith("_AUTHORIZATION_FAILED"):
             raise
         message = (
             f"topic {name!r} does not exist or this user may not describe it, and may not create it ({error.code}); "
-            f"grant the access that `kmq acls {topics.queue} --print` lists, or run `kmq queue create {topics.queue}` "
+            f"grant the access that `kmq acls {topics.queue} --print` lists, or run `kmq queue create {topics}` "
             "as a user with the right to create topics"
         )
         raise TopicError(message) from error
@@ -286,7 +263,8 @@ def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap
             "check the broker, or grant Describe on it as `kmq acls` lists"
         )
         raise TopicError(message)
-    _require_quorum(admin, {name: made[name]}, timeout_ms)
+    require_quorum(admin, {name: made[name]}, timeout_ms)
+    return made[name].partitions
 
 
 def ensure_compacted_topic(
@@ -307,7 +285,7 @@ def ensure_compacted_topic(
     """
     if partition_count(admin, name, bootstrap_servers, timeout_ms):
         return
-    _create(admin, [NewTopic(name, 1, replication_factor, config={"cleanup.policy": "compact"})], timeout_ms)
+    create_topics(admin, [NewTopic(name, 1, replication_factor, config={"cleanup.policy": "compact"})], timeout_ms)
     until = time.monotonic() + timeout_ms / 1000
     while not partition_count(admin, name, bootstrap_servers, timeout_ms) and time.monotonic() < until:
         time.sleep(0.05)
@@ -326,20 +304,7 @@ def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms:
     Raises:
         KafkaClientError: The broker cannot be reached.
     """
-    return len(_partitions_of(client, topic, bootstrap_servers, timeout_ms))
-
-
-def _partitions_of(
-    client: Any,  # noqa: ANN401  # as above
-    topic: str,
-    bootstrap_servers: str,
-    timeout_ms: int,
-) -> dict[int, PartitionMetadata]:
-    try:
-        metadata = client.list_topics(topic, timeout=timeout_ms / 1000).topics.get(topic)
-    except KafkaException as error:
-        raise unreachable(error, client, bootstrap_servers) from error
-    return {} if metadata is None or metadata.error is not None else metadata.partitions
+    return shape_of(client, topic, bootstrap_servers, timeout_ms).partitions
 
 
 def _check_new_names(topics: QueueTopics, known: Mapping[str, object]) -> None:
@@ -369,58 +334,9 @@ def _check_partitions(topics: QueueTopics, has: int, wanted: int) -> None:
     raise TopicError(message)
 
 
-def _create(admin: AdminClient, missing: list[NewTopic], timeout_ms: int) -> None:
-    futures: dict[str, Future[None]] = admin.create_topics(
-        missing, operation_timeout=timeout_ms / 1000, request_timeout=timeout_ms / 1000
-    )
-    for name, future in futures.items():
-        try:
-            answer_of(future, timeout_ms / 1000)
-        except KafkaException as error:
-            # Another process created it in the meantime: the check that follows verifies it.
-            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-                raise client_error(error, f"cannot create topic {name}") from error
-        failpoint("queue.topic-created")
-
-
-def _require_quorum(admin: AdminClient, made: Mapping[str, _Shape], timeout_ms: int) -> None:
-    """
-    Set `min.insync.replicas` of new topics whose number of replicas is the broker's default.
-
-    Args:
-        admin: Admin client.
-        made: Topics that this call has created: existing topics are never changed.
-        timeout_ms: Maximum time for each call to the broker.
-    """
-    resources = [
-        ConfigResource(
-            ResourceType.TOPIC,
-            name,
-            incremental_configs=[
-                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-                for key, value in replication_settings(shape.replicas).items()
-            ],
-        )
-        for name, shape in made.items()
-        if "min.insync.replicas" in replication_settings(shape.replicas)
-    ]
-    if not resources:
-        return
-    futures: dict[ConfigResource, Future[None]] = admin.incremental_alter_configs(
-        resources, request_timeout=timeout_ms / 1000
-    )
-    for resource, future in futures.items():
-        try:
-            answer_of(future, timeout_ms / 1000)
-        except KafkaException as error:
-            # The check that follows reports the setting and the command, for a user with the right to change it.
-            if NOT_ALLOWED not in error.args[0].name():
-                raise client_error(error, f"cannot set min.insync.replicas of topic {resource.name}") from error
-
-
 def _wait_until_known(
     admin: AdminClient, topics: QueueTopics, wanted: AbstractSet[str], bootstrap_servers: str, timeout_ms: int
-) -> dict[str, _Shape]:
+) -> dict[str, TopicShape]:
     """Wait until the broker that responds knows the topics: the controller informs each broker at a different time."""
     until = time.monotonic() + timeout_ms / 1000
     while True:
@@ -431,18 +347,8 @@ def _wait_until_known(
         time.sleep(0.05)
 
 
-class _Shape(NamedTuple):
-    """Size of a topic: its partitions, and the replicas of its first partition."""
-
-    partitions: int
-    replicas: int
-
-
-def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, _Shape]:
+def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, TopicShape]:
     """Return the topics of a queue that exist."""
-    found = {}
-    for name in (*topics.all_topics, topics.redrive_topic, topics.producers_topic):
-        partitions = _partitions_of(admin, name, bootstrap_servers, timeout_ms)
-        if partitions:
-            found[name] = _Shape(len(partitions), len(partitions[min(partitions)].replicas))
-    return found
+    names = (*topics.all_topics, topics.redrive_topic, topics.producers_topic)
+    shapes = {name: shape_of(admin, name, bootstrap_servers, timeout_ms) for name in names}
+    return {name: shape for name, shape in shapes.items() if shape.partitions}

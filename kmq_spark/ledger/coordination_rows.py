@@ -97,7 +97,7 @@ class PartitionFold:
     The groups of one partition.
 
     Args:
-        partition: Of the coordination topic.
+        partition: Partition of the coordination topic.
         first_offset: Offset of the first record that is read; 0 = the log is whole.
 
     Attributes:

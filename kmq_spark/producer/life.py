@@ -83,12 +83,12 @@ class Life:
         state: What is committed.
         key: The id.
         topic: Queue topic.
-        log: Of the position records.
+        log: Log of the position records.
         transactions: The Kafka producer; replaced where it is over.
         is_sink: Whether it is that of a slot of a Spark sink; names its crash points.
 
     Args:
-        log: Of the position records.
+        log: Log of the position records.
         key: The id.
         config: librdkafka settings, `transactional.id` among them.
         by: This process, for the position records.

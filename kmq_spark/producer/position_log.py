@@ -123,7 +123,7 @@ class PositionLog:
         Return the newest record of every producer id that was not forgotten, by id; none where there is no topic.
 
         Args:
-            patience_s: See `read_committed`: for those who only look.
+            patience_s: See `read_committed`; set by read-only callers.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROGRESS_EACH = 10_000
 
 PATIENCE_S = 2.0
-"""How long those who only look wait for an open transaction; one of a running producer takes well below a second."""
+"""How long a read-only caller waits for an open transaction; that of a running producer takes well below a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Verification:
 
     Attributes:
         state: The position record; None where the id has none.
-        report: Of the messages up to the sequence of the record; of all messages where there is no record.
+        report: Report of the messages up to the sequence of the record; of all messages where there is no record.
         beyond: Messages with a sequence beyond the position record: another program used the id.
     """
 

@@ -196,7 +196,7 @@ def write_queue(
     Args:
         frame: The rows.
         topic: Name of the queue, and of its topic.
-        sink_id: Of this job; see `exactly_once_sink`.
+        sink_id: Id of this job; see `exactly_once_sink`.
         run_id: Name of this run: the same for a repetition, another one for the next run.
         value: Column of the payload, binary or text; no nulls.
         bootstrap_servers: Comma-separated `host:port`, as executors reach it.
@@ -269,7 +269,7 @@ def message_columns(frame: DataFrame, columns: Mapping[str, str | Column | None]
     Args:
         frame: Any rows.
         columns: By `value`, `key`, `headers`, `queue`, `delay`, `ttl`: name or expression of a column, None for none.
-        slots: Of the sink.
+        slots: Slots of the sink.
 
     Returns:
         One row a row, columns `slot: int`, `value: binary`, `key: binary`, `headers: array<struct<name, value>>`,
@@ -428,7 +428,7 @@ def write_partitions(plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> Itera
     Write the slots of one partition; runs on an executor.
 
     Args:
-        plan: Of the sink and its batch.
+        plan: Plan of the sink and its batch.
         batches: Rows of whole slots, slot by slot, in the order of their content.
 
     Yields:

@@ -68,7 +68,7 @@ class SinkPlan:
     What every task of a batch gets.
 
     Attributes:
-        settings: Of the sink.
+        settings: Settings of the sink.
         batch: What is written.
     """
 
@@ -85,7 +85,7 @@ def write_slot(plan: SinkPlan, slot: int, rows: Iterable[Row]) -> SlotResult:
     Write what a slot has not committed of its rows.
 
     Args:
-        plan: Of the sink and its batch.
+        plan: Plan of the sink and its batch.
         slot: Number of the slot.
         rows: All of its rows of the batch, in the order of their content.
 
@@ -194,9 +194,9 @@ def oversize_letter(settings: SinkSettings, row: Row, size: int) -> OutgoingReco
     a redrive leaves it: there is no message to send again.
 
     Args:
-        settings: Of the sink.
+        settings: Settings of the sink.
         row: The row.
-        size: Of the message that it would have been, bytes.
+        size: Size of the message that it would have been, bytes.
     """
     reason = (
         f"row is too large: got {size} bytes, at most {settings.max_message_bytes}; its value has {len(row.value)} "

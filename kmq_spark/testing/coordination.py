@@ -62,7 +62,7 @@ class ModelGroup:
         Apply a record; `effects`, `ignored` and `refreshed` are of the last one.
 
         Args:
-            offset: Of the record.
+            offset: Offset of the record.
             append_time_ms: Negative: it says nothing of the time.
             record: None for one of another group, or an unreadable one.
         """

@@ -35,7 +35,7 @@ class GroupLog:
         topic: Coordination topic, for error texts.
         partition: The group's partition, for error texts.
         first_offset: Offset of the first record that is going to be read; 0 = the log is whole.
-        leader_rule: Of the group.
+        leader_rule: Leader rule of the group.
 
     Attributes:
         world: As of the last record; provisional while `is_complete` is False.
@@ -77,7 +77,7 @@ class GroupLog:
         Read a record of the partition, in the order of the offsets.
 
         Args:
-            offset: Of the record.
+            offset: Offset of the record.
             append_time_ms: Epoch milliseconds, broker clock; negative where the record has none.
             key: The record's key, a group's name.
             value: The record's value.

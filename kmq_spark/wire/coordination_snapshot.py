@@ -112,7 +112,7 @@ def decode_world(data: bytes, leader_rule: Callable[[Mapping[str, Member]], str]
 
     Args:
         data: As `encode_world` wrote it; all parts of a snapshot, joined.
-        leader_rule: Of the group.
+        leader_rule: Leader rule of the group.
 
     Raises:
         MalformedRecordError: The bytes are no world, or it contradicts itself.

@@ -14,7 +14,7 @@ from faults.allowances import Process, Run
 from faults.leases import Session
 from faults.protocol import BackoffKind as Growth
 from faults.protocol import MessageId, QueueRules
-from faults.waits import Bounds, Stretch
+from faults.waits import Bounds, Interval
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import Rules
 from kmq_spark.core.markers import Outcome, Release
@@ -102,7 +102,7 @@ def bury_an_hour_late(story: Story) -> None:
 
 def redeliver_late_after_a_fault(story: Story) -> None:
     """I8: the broker was away for 20 s, and the redelivery came 16 s after its return."""
-    story.bounds = Bounds(away=[Stretch(17_100, 37_100)])
+    story.bounds = Bounds(away=[Interval(17_100, 37_100)])
     story.add(4, 11_800)
     story.append(start(4, 12_000))
     redeliver(story, 4, 12, 53_200, tick(53_100))

@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     A member that may get tasks.
 
     Attributes:
-        client_id: Of the member.
+        client_id: Client id of the member.
         capacity: Most tasks that it takes; 0 = no limit.
         metadata: What its JOIN said.
     """
@@ -68,7 +68,7 @@ def sticky_balanced(tasks: Sequence[str], members: Sequence[Candidate], current:
 
 def even_split(tasks: Sequence[str], members: Sequence[Candidate], current: Mapping[str, str]) -> dict[str, str]:
     """
-    Return an assignment of neighbours: the sorted tasks are cut into one stretch for each member.
+    Return an assignment of neighbours: the sorted tasks are cut into one chunk for each member.
 
     Args:
         tasks: All tasks of the group.
@@ -87,8 +87,8 @@ def even_split(tasks: Sequence[str], members: Sequence[Candidate], current: Mapp
     rest = iter(sorted(tasks))
     for row, member in enumerate(sorted(members)):
         count = each + (row < more)
-        stretch = [task for _, task in zip(range(count), rest, strict=False)]
-        assigned.update(dict.fromkeys(stretch[: member.capacity or MAX_CAPACITY], member.client_id))
+        chunk = [task for _, task in zip(range(count), rest, strict=False)]
+        assigned.update(dict.fromkeys(chunk[: member.capacity or MAX_CAPACITY], member.client_id))
     return assigned
 
 
@@ -97,7 +97,7 @@ def changes(world: World, assign: Assign = sticky_balanced) -> list[Assignment]:
     Return what an ASSIGN of the leader has to say: the assignments that differ from those that stand.
 
     Args:
-        world: Of the group.
+        world: World of the group.
         assign: Spreads the tasks; names that are no members, and tasks that do not exist, are left out.
 
     Returns:

@@ -83,7 +83,7 @@ class Effect(NamedTuple):
         change: What.
         client_id: Member that it is about; empty where it is about none.
         resource: Resource or task, empty where it is about none.
-        epoch: Of the claim: CLAIMED, RELEASED, LAPSED, MESSAGES_CLAIMED; else -1.
+        epoch: Epoch of the claim: CLAIMED, RELEASED, LAPSED, MESSAGES_CLAIMED; else -1.
     """
 
     change: Change

@@ -37,7 +37,7 @@ def apply(world: World, offset: int, append_time_ms: int, record: Record | None)
 
     Args:
         world: Changed in place; it takes microseconds that way, however large it is.
-        offset: Of the record. One below `world.next_offset` was applied before, and is ignored.
+        offset: Offset of the record. One below `world.next_offset` was applied before, and is ignored.
         append_time_ms: Epoch milliseconds, broker clock; a negative one says nothing of the time.
         record: None for one of another group, or one that is unreadable: time passes all the same.
 

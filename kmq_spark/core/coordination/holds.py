@@ -41,8 +41,8 @@ class Holds:
     What one instance of a member knows of its own claims.
 
     Args:
-        client_id: Of the member.
-        instance: Of this process.
+        client_id: Client id of the member.
+        instance: Instance of this process.
     """
 
     __slots__ = ("_newest_sent_at_ms", "_sent", "client_id", "instance")
@@ -59,7 +59,7 @@ class Holds:
         Remember a record that may renew the claims.
 
         Args:
-            sequence: Of the record; each is larger than the one before.
+            sequence: Sequence of the record; each is larger than the one before.
             at_ms: The member's monotonic clock, read before the record was handed over.
         """
         self._sent.append((sequence, at_ms))
@@ -69,7 +69,7 @@ class Holds:
         Note an own record that was read back from the log.
 
         Args:
-            sequence: Of the record. Earlier ones that were not read back never will be.
+            sequence: Sequence of the record. Earlier ones that were not read back never will be.
             refreshed: Whether it renewed the claims, by the world at its offset.
         """
         while self._sent and self._sent[0][0] <= sequence:

@@ -93,7 +93,7 @@ class HeldPosition(NamedTuple):
 
     Attributes:
         resource: What it holds.
-        epoch: Of its claim.
+        epoch: Epoch of its claim.
         position: Next one to process, as in Kafka's committed offsets.
     """
 

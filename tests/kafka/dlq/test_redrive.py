@@ -22,7 +22,7 @@ from kmq_spark import (
 )
 from kmq_spark.core.markers import Outcome
 from kmq_spark.dlq import redrive as redrive_module
-from kmq_spark.dlq.dead_letters import _Connection
+from kmq_spark.dlq.log import DeadLetterLog
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
 from kmq_spark.wire.headers import (
@@ -230,7 +230,6 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     """The first ends with a clear error, the second does the rest, and nothing goes back twice."""
     letters.bury(b"0", b"1", b"2", b"3", b"4")
     layout = check_queue(letters.name, bootstrap_servers=letters.bootstrap_servers)
-    connection = _Connection(letters.bootstrap_servers, 10_000, None)
     summary = RedriveSummary()
     older = Redriver(
         layout, layout.redrive_partition_count, to=letters.topics, to_partition_count=2,
@@ -238,7 +237,7 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     )  # fmt: skip
 
     def overtaken() -> Iterator[Any]:
-        log = connection.log(layout)
+        log = DeadLetterLog(layout, bootstrap_servers=letters.bootstrap_servers, timeout_ms=10_000)
         for number, letter in enumerate(log.letters(log.bounds(log.closed(2)))):
             if number == 3:  # in the middle of its second transaction
                 assert letters.redrive(everything=True).done == 3

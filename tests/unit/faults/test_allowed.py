@@ -7,7 +7,7 @@ from dataclasses import replace
 from faults.allowances import Process, Run
 from faults.leases import Session
 from faults.protocol import MessageId
-from faults.waits import Bounds, Stretch
+from faults.waits import Bounds, Interval
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import Rules
 from kmq_spark.core.markers import Outcome, Release
@@ -76,7 +76,7 @@ def test_ack_without_an_answer_is_written_again() -> None:
     """The broker was suspended for 15 s: the consumer's second END is counted, a fourth would be a violation."""
     story = Story()
     story.append(end(0, 9_000), end(0, 9_001))
-    story.bounds = replace(story.bounds, away=[Stretch(1_500, 16_500)])
+    story.bounds = replace(story.bounds, away=[Interval(1_500, 16_500)])
     verdict = story.verdict()
     assert verdict.violations == []
     assert verdict.counts["acked_again"] == 2
@@ -132,7 +132,7 @@ def test_message_fetched_again_may_come_twice() -> None:
 def test_message_may_be_fetched_again_after_the_broker_was_away() -> None:
     """Its consumer lives, and could not commit."""
     story = Story()
-    story.bounds = Bounds(away=[Stretch(1_500, 11_000)])
+    story.bounds = Bounds(away=[Interval(1_500, 11_000)])
     fetch_again(story, 1, 12_000, ends=False, by=78)
     redeliver(story, 1, 12, 20_100, tick(20_000))
     assert story.verdict().violations == []
@@ -150,7 +150,7 @@ def test_message_may_be_fetched_again_after_another_worker_came() -> None:
 
 
 def test_injector_may_repeat_what_a_tracker_said_of_an_expired_message() -> None:
-    """A stretch of the log is written once more; the same words of a tracker are a violation."""
+    """A part of the log is written once more; the same words of a tracker are a violation."""
     story = Story()
     story.append(end(1, 12_000, outcome=Outcome.EXPIRED), is_handled=False)
     story.resign(len(story.markers) - 1, OLD.tracker_id)
@@ -162,7 +162,7 @@ def test_injector_may_repeat_what_a_tracker_said_of_an_expired_message() -> None
 def test_message_may_be_fetched_again_after_its_consumer_came_back() -> None:
     """A suspended process wakes up, starts what it had fetched, and only then learns that it is out of the group."""
     story = Story()
-    story.bounds = Bounds(away=[Stretch(400, 900)])
+    story.bounds = Bounds(away=[Interval(400, 900)])
     fetch_again(story, 1, 12_000, ends=False, by=78)
     redeliver(story, 1, 12, 20_100, tick(20_000))
     verdict = story.verdict()
@@ -308,7 +308,7 @@ def test_rules_where_the_end_lies_say_what_becomes_of_an_expired_message() -> No
 
 
 def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
-    """A stretch of the log twice, as F9 writes it: no tracker decided the second END."""
+    """A part of the log twice, as F9 writes it: no tracker decided the second END."""
     story = Story()
     story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
     story.append(start(4, 14_000), tick(19_100), end(4, 19_200, outcome=Outcome.EXPIRED))
@@ -384,7 +384,7 @@ def test_newer_tracker_may_take_over() -> None:
 def test_time_in_which_the_broker_was_away_excuses_a_late_redelivery() -> None:
     """20 s of suspension, and 14 s after it."""
     story = Story()
-    story.bounds = Bounds(away=[Stretch(6_100, 26_100)], stall_ms=10_000)
+    story.bounds = Bounds(away=[Interval(6_100, 26_100)], stall_ms=10_000)
     for offset, source in ((10, 1), (11, 3)):
         story.change(offset, copy_of(story.message(source), offset, 40_100, 1))
     story.markers[6:] = log(

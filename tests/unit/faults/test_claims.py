@@ -21,13 +21,13 @@ from faults.claims import (
     LogRecord,
     _decoded,
     bad_grants,
+    holdings_of,
     late_repeats,
     missing,
     orphans,
     overlaps,
     read_lines,
     repeats,
-    stretches_of,
     takeovers_ms,
     undisturbed,
 )
@@ -54,46 +54,46 @@ def log_of(*rows: tuple[int, int, int, str, str, int]) -> dict[int, LogRecord]:
 
 
 def test_acts_one_after_the_other_are_no_violation() -> None:
-    stretches = stretches_of([*acts("a-1", 10, 0, 500), *acts("b-2", 20, 501, 900), *acts("c-3", 5, 0, 9, "other")])
-    assert list(overlaps(stretches)) == []
+    holdings = holdings_of([*acts("a-1", 10, 0, 500), *acts("b-2", 20, 501, 900), *acts("c-3", 5, 0, 9, "other")])
+    assert list(overlaps(holdings)) == []
 
 
 def test_two_owners_at_a_time_are_found() -> None:
-    (found,) = overlaps(stretches_of([*acts("a-1", 10, 0, 500), *acts("b-2", 20, 499, 900)]))
+    (found,) = overlaps(holdings_of([*acts("a-1", 10, 0, 500), *acts("b-2", 20, 499, 900)]))
     assert found == "r: b-2 acted under epoch 20 1 ms before a-1 ended under epoch 10"
 
 
 def test_epoch_of_two_processes_is_found() -> None:
-    (found,) = overlaps(stretches_of([*acts("a-1", 10, 0, 500), *acts("b-2", 10, 600, 900)]))
+    (found,) = overlaps(holdings_of([*acts("a-1", 10, 0, 500), *acts("b-2", 10, 600, 900)]))
     assert "epoch 10 was used by a-1 and by b-2" in found
 
 
 def test_older_epoch_that_acts_later_is_found() -> None:
     """Epochs only rise."""
-    assert list(overlaps(stretches_of([*acts("a-1", 20, 0, 500), *acts("b-2", 10, 600, 900)])))
+    assert list(overlaps(holdings_of([*acts("a-1", 20, 0, 500), *acts("b-2", 10, 600, 900)])))
 
 
 def test_epoch_that_is_no_claim_of_the_member_is_found() -> None:
-    stretches = stretches_of(acts("a-1", 10, 0, 1))
+    holdings = holdings_of(acts("a-1", 10, 0, 1))
     good = log_of((10, 0, CLAIM, "a", "r", 0))
-    assert list(bad_grants(stretches, good, T)) == []
+    assert list(bad_grants(holdings, good, T)) == []
     for bad in (
         log_of((11, 0, CLAIM, "a", "r", 0)),
         log_of((10, 0, HEARTBEAT, "a", "r", 0)),
         log_of((10, 0, CLAIM, "b", "r", 0)),
         log_of((10, 0, CLAIM, "a", "s", 0)),
     ):
-        (found,) = bad_grants(stretches, bad, T)
+        (found,) = bad_grants(holdings, bad, T)
         assert found.startswith("C2: ")
 
 
 def test_claim_that_passes_on_too_early_is_found() -> None:
     """After 2T of silence, or a release, it is right; 2T after the claim with a renewal between it is not."""
-    stretches = stretches_of([*acts("a-1", 10, 0, 500), *acts("b-2", 20, 600, 900)])
+    holdings = holdings_of([*acts("a-1", 10, 0, 500), *acts("b-2", 20, 600, 900)])
     claimed, renewed = (10, 0, CLAIM, "a", "r", 0), (12, 500, HEARTBEAT, "a", "", 0)
 
     def found(*rows: tuple[int, int, int, str, str, int]) -> list[str]:
-        return list(bad_grants(stretches, log_of(claimed, *rows), T))
+        return list(bad_grants(holdings, log_of(claimed, *rows), T))
 
     assert found((20, 2_001, CLAIM, "b", "r", 0)) == []
     assert found(renewed, (20, 2_501, CLAIM, "b", "r", 0)) == []
@@ -115,27 +115,27 @@ def test_claim_is_renewed_by_another_claim_only_if_that_was_granted() -> None:
     """A process acts under a claim that was granted; under a refused one it does not."""
     passed_on = [*acts("a-1", 10, 0, 500), *acts("b-2", 20, 600, 900)]
     log = log_of((10, 0, CLAIM, "a", "r", 0), (12, 500, CLAIM, "a", "s", 0), (20, 2_001, CLAIM, "b", "r", 0))
-    assert list(bad_grants(stretches_of(passed_on), log, T)) == []
-    (text,) = bad_grants(stretches_of([*passed_on, *acts("a-1", 12, 510, 520, "s")]), log, T)
+    assert list(bad_grants(holdings_of(passed_on), log, T)) == []
+    (text,) = bad_grants(holdings_of([*passed_on, *acts("a-1", 12, 510, 520, "s")]), log, T)
     assert text.startswith("C3: b-2 was granted r")
 
 
 def test_takeover_is_measured_from_the_kill() -> None:
     """What the process had lost before it was killed does not count."""
-    stretches = stretches_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600)])
-    assert takeovers_ms(stretches, [Kill(1_000, "a-1")], held_within_ms=200) == [2_500]
-    assert takeovers_ms(stretches, [Kill(1_200, "a-1")], held_within_ms=200) == []
-    assert takeovers_ms(stretches, [Kill(1_000, "b-2")], held_within_ms=200) == []
+    holdings = holdings_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600)])
+    assert takeovers_ms(holdings, [Kill(1_000, "a-1")], held_within_ms=200) == [2_500]
+    assert takeovers_ms(holdings, [Kill(1_200, "a-1")], held_within_ms=200) == []
+    assert takeovers_ms(holdings, [Kill(1_000, "b-2")], held_within_ms=200) == []
 
 
 def test_resource_that_no_process_takes_after_a_kill_is_found() -> None:
     """Not what another process has acted on, and not what the killed one had lost before."""
-    stretches = stretches_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600), *acts("a-1", 11, 0, 990, "s")])
-    assert list(orphans(stretches, [Kill(1_000, "a-1")], held_within_ms=200)) == [
+    holdings = holdings_of([*acts("a-1", 10, 0, 990), *acts("b-2", 20, 3_500, 3_600), *acts("a-1", 11, 0, 990, "s")])
+    assert list(orphans(holdings, [Kill(1_000, "a-1")], held_within_ms=200)) == [
         "s: no process has acted on it since a-1 was killed"
     ]
-    assert list(orphans(stretches, [Kill(1_200, "a-1")], held_within_ms=200)) == []
-    assert list(orphans(stretches, [], held_within_ms=200)) == []
+    assert list(orphans(holdings, [Kill(1_200, "a-1")], held_within_ms=200)) == []
+    assert list(orphans(holdings, [], held_within_ms=200)) == []
 
 
 def test_takeover_is_judged_where_the_broker_was_there_until_the_bound() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from faults.clocks import Epoch, MovableClock
 from faults.protocol import MessageId
-from faults.waits import QUIET_COUNT, Bounds, Quiet, Stretch, Wait, gaps, merged, too_late
+from faults.waits import QUIET_COUNT, Bounds, Interval, Quiet, Wait, gaps, merged, too_late
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 PLACE = MessageId(0, 1)
 
 
-def test_longest_quiet_stretch_lies_between_the_faults() -> None:
-    quiet = Quiet([Stretch(100, 200), Stretch(250, 300), Stretch(190, 220)])
+def test_longest_quiet_interval_lies_between_the_faults() -> None:
+    quiet = Quiet([Interval(100, 200), Interval(250, 300), Interval(190, 220)])
     assert quiet.longest_ms(50, 400) == 100  # 300 to 400
     assert quiet.longest_ms(120, 260) == 30  # 220 to 250
     assert quiet.longest_ms(120, 180) == 0
@@ -23,19 +23,19 @@ def test_longest_quiet_stretch_lies_between_the_faults() -> None:
     assert quiet.longest_ms(400, 500) == 100
 
 
-def test_stretches_that_touch_are_one() -> None:
-    assert merged([Stretch(5, 9), Stretch(1, 3), Stretch(3, 4)]) == [Stretch(1, 4), Stretch(5, 9)]
+def test_intervals_that_touch_are_merged() -> None:
+    assert merged([Interval(5, 9), Interval(1, 3), Interval(3, 4)]) == [Interval(1, 4), Interval(5, 9)]
 
 
 def test_gaps_are_what_nothing_covers() -> None:
-    assert gaps([Stretch(20, 30), Stretch(25, 40)], Stretch(10, 50)) == [Stretch(10, 20), Stretch(40, 50)]
-    assert gaps([], Stretch(10, 50)) == [Stretch(10, 50)]
-    assert gaps([Stretch(0, 99)], Stretch(10, 50)) == []
+    assert gaps([Interval(20, 30), Interval(25, 40)], Interval(10, 50)) == [Interval(10, 20), Interval(40, 50)]
+    assert gaps([], Interval(10, 50)) == [Interval(10, 50)]
+    assert gaps([Interval(0, 99)], Interval(10, 50)) == []
 
 
 def test_short_faults_do_not_excuse_a_long_wait() -> None:
     """Two pauses of a second in a minute: 49 s of it were quiet."""
-    bounds = Bounds(away=[Stretch(5_000, 6_000), Stretch(10_000, 11_000)])
+    bounds = Bounds(away=[Interval(5_000, 6_000), Interval(10_000, 11_000)])
     (found,) = too_late([Wait(PLACE, 0, 60_000)], bounds)
     assert "60000 ms late, 49000 ms of it" in found
 
@@ -45,7 +45,7 @@ def test_fault_free_lateness_is_judged_by_its_99th_percentile() -> None:
     waits = [Wait(PLACE, 100_000 + number, 106_000 + number) for number in range(QUIET_COUNT)]
     (found,) = too_late(waits, Bounds())
     assert "p99 of 100 redeliveries long after any fault is 6000 ms" in found
-    assert list(too_late(waits, Bounds(away=[Stretch(90_000, 91_000)]))) == []
+    assert list(too_late(waits, Bounds(away=[Interval(90_000, 91_000)]))) == []
 
 
 def test_moved_clock_is_read_in_true_time(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_clock_that_shows_a_time_again_is_read_in_the_order_of_the_log(tmp_path:
     assert clock.true_times_ms([100_000, 119_000, 61_000, 100_000]) == [100_000, 119_000, 121_000, 160_000]
 
 
-def test_reading_at_the_edge_of_a_step_belongs_to_the_stretch_behind_it(tmp_path: Path) -> None:
+def test_reading_at_the_edge_of_a_step_belongs_to_the_interval_after_it(tmp_path: Path) -> None:
     """The injector notes a step a moment after the clock has made it."""
     clock = MovableClock(tmp_path)
     clock.epochs = [Epoch(0, 0), Epoch(10_000, -60_000)]
