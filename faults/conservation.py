@@ -321,7 +321,7 @@ def unbalanced(
     """
     total = sum((account.totals() for account in accounts), Counter())
     in_flight = sum(len(each.in_flight) for each in leases) - sum(account.waiting() for account in accounts)
-    # Sent again or dead-lettered although a consumer's word had ended the lease: that is counted there.
+    # Sent again or dead-lettered although a consumer had ended the lease: that is counted there.
     twice = sum(account.settled_twice() for account in accounts)
     ended = sum(total[name] for name in ("acked", "rejected", "expired", NONEXISTENT)) + copies + dead_letters - twice
     if total["started"] != in_flight + ended:

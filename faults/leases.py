@@ -4,7 +4,7 @@ The leases of every message, followed through the markers log alone, independent
 Rule 1: time is the clock of the partition as docs/protocol.md has it (`LogClock`), from append times alone; no clock of
 ours, and none of the tracker's code.
 Rule 2: a lease is a list of segments: parts of the log in which the message was in flight with one deadline.
-Rule 3: a delivery that was given back, or put off by a deferral, ended with a word until the next START.
+Rule 3: a delivery that was given back, or deferred, is not silent until the next START.
 Rule 4: a tracker's END is justified by a TICK of its own session at which some segment was due, and by nothing else. It
 is wrong where it, or what ended the segment, lies below the first TICK that could decide that segment.
 Rule 5: a session decides in the order of the log: that TICK does not lie below one which an END of an earlier
