@@ -94,6 +94,24 @@ class FullRecordWriter:
         """Whether a markers partition is full."""
         return bool(self._full)
 
+    @property
+    def limit(self) -> int:
+        """The `max_in_flight` in force."""
+        newest = self._reader.newest
+        return self._local_max_in_flight if newest is None else newest.settings.max_in_flight
+
+    def is_near_full(self, growth: Mapping[int, int]) -> bool:
+        """
+        Return whether a markers partition is full, or would be full after *growth*.
+
+        Args:
+            growth: Messages started less messages ended since the newest batch, by markers partition.
+        """
+        if self._full:
+            return True
+        in_flight, limit = self._in_flight, self.limit
+        return any(in_flight.get(partition, 0) + count > limit for partition, count in growth.items())
+
     def observe(self, outcomes: Sequence[PartitionOutcome]) -> None:
         """Update the numbers of messages in flight from the outcomes of a batch."""
         # Replace the dict: another thread may be iterating over the old one.
@@ -105,8 +123,7 @@ class FullRecordWriter:
             return
         if self._has_failed:
             self._producer, self._has_failed = None, False
-        newest = self._reader.newest
-        limit = self._local_max_in_flight if newest is None else newest.settings.max_in_flight
+        limit = self.limit
         self._full = {
             partition: count
             for partition, count in self._in_flight.items()

@@ -16,6 +16,8 @@ from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_client_id, reader_config
 from kmq_spark.tracker.consumer_positions import ConsumerPositions
 from kmq_spark.tracker.full_record import FullRecordWriter
+from kmq_spark.tracker.marker_watch import MarkerWatch
+from kmq_spark.tracker.pacing import Pauser
 from kmq_spark.tracker.queue_ends import QueueEnds
 from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.redelivery import RedeliverySender
@@ -23,6 +25,7 @@ from kmq_spark.tracker.ticker import Ticker
 
 if TYPE_CHECKING:
     from kmq_spark.config import Settings
+    from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.kafka.topics import QueueLayout
 
 
@@ -88,3 +91,14 @@ def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Tick
         key,
         ends=QueueEnds(asking, layout.topics.queue_topic),
     )
+
+
+def pauser_of(
+    settings: Settings, queue: str, topics: QueueTopics, ticker: Ticker, full_record_writer: FullRecordWriter
+) -> Pauser:
+    """Return what pauses between the batches of a queue's tracker, not connected yet."""
+    kafka = settings.kafka
+    reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, new_client_id("watch"), plain(kafka.extra))
+    local = queue_rules_of(settings.for_queue(queue), version=1)
+    watch = MarkerWatch(reading, topics.markers_topic, dead_letters_expired=local.dead_letters_expired)
+    return Pauser(ticker, watch, settings.tracker.rest_ms, full_record_writer.is_near_full)

@@ -37,8 +37,14 @@ from kmq_spark.tracker.catch_up import CatchUp
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
 from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic, is_out_of_date
 from kmq_spark.tracker.fold_rows import FoldSettings
-from kmq_spark.tracker.pacing import pause_s
-from kmq_spark.tracker.parts import full_record_writer_of, rules_of, rules_reader_of, sender_of, ticker_of
+from kmq_spark.tracker.parts import (
+    full_record_writer_of,
+    pauser_of,
+    rules_of,
+    rules_reader_of,
+    sender_of,
+    ticker_of,
+)
 from kmq_spark.tracker.progress import SNAPSHOT_LATE_BATCHES, batch_s, batches_since_snapshot, read_to
 from kmq_spark.tracker.query import MarkersSource, build_query, read_markers
 from kmq_spark.tracker.stats import TrackerStats
@@ -53,6 +59,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.tracker.full_record import FullRecordWriter
+    from kmq_spark.tracker.pacing import Pauser
     from kmq_spark.tracker.sender.redelivery import RedeliverySender
     from kmq_spark.tracker.sender.sent import Sent
     from kmq_spark.tracker.ticker import Ticker
@@ -67,7 +74,7 @@ _JVM_IS_LOST = "lost the connection to Spark's JVM"
 SNAPSHOT_WARN_INTERVAL_S = 60.0
 
 STOP_WAIT_S = 10.0
-"""How long a stop waits for the end of the running batch. A batch that waits for an unreachable broker does not end."""
+"""How long a stop waits for the end of the query after Spark has stopped it."""
 
 
 class _BatchRefusedError(Exception):
@@ -145,7 +152,7 @@ class QueueTracker:
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Request that `run` ends between two batches."""
+        """Request that `run` ends. What the running batch has decided is sent first."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -221,7 +228,7 @@ class QueueTracker:
         began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         reader = rules_reader_of(self._settings, self._queue, layout)
-        self._full_record_writer = full_record_writer_of(self._settings, self._queue, layout, reader)
+        writer = self._full_record_writer = full_record_writer_of(self._settings, self._queue, layout, reader)
         sender = sender_of(self._settings, self._queue, layout, reader)
         self._sender = sender
         is_done = False
@@ -237,7 +244,8 @@ class QueueTracker:
             if sender.consumer_positions is not None:
                 sender.consumer_positions.start()
             ticker = self._ticker = ticker_of(self._settings, layout, resume.key)
-            self._track(sender, ticker, resume, began_s)
+            pauser = pauser_of(self._settings, self._queue, layout.topics, ticker, writer)
+            self._track(sender, ticker, pauser, resume, began_s)
             is_done = True
         finally:
             sender.close(is_stopped=is_done)
@@ -267,7 +275,9 @@ class QueueTracker:
             folder.remove()
         folder.write_topic_id(resume.topic_id)
 
-    def _track(self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float) -> None:
+    def _track(
+        self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, began_s: float
+    ) -> None:
         self._failure = self._periodic_work_failure = None
         self._refuses_batches = False
         self._first_batch = -1
@@ -275,14 +285,15 @@ class QueueTracker:
         try:
             if self._settings.tracker.trigger == "available-now":
                 ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
-            query = self._query = self._start_query(sender, ticker, resume, began_s)
+            query = self._query = self._start_query(sender, ticker, pauser, resume, began_s)
             ticker.periodic_work = lambda: self._do_periodic_work(sender, query)
             self._wait_for_end(query, ticker)
         finally:
             ticker.stop()
+            pauser.close()
 
     def _start_query(
-        self, sender: RedeliverySender, ticker: Ticker, resume: ResumePoint, began_s: float
+        self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, began_s: float
     ) -> StreamingQuery:
         tracker, kafka = self._settings.tracker, self._settings.kafka
         topics = sender.topics
@@ -314,7 +325,7 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._deliver_function(sender, ticker, CatchUp(self._queue, resume.decide_from, began_s)),
+            self._deliver_function(sender, ticker, pauser, CatchUp(self._queue, resume.decide_from, began_s)),
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
@@ -322,7 +333,7 @@ class QueueTracker:
         return writer.start()
 
     def _deliver_function(
-        self, sender: RedeliverySender, ticker: Ticker, catch_up: CatchUp
+        self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, catch_up: CatchUp
     ) -> Callable[[int, list[PartitionOutcome]], None]:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
             with self._batch_lock:
@@ -334,6 +345,7 @@ class QueueTracker:
                 try:
                     # The ticker first: the time of the next TICK does not depend on what this batch sends.
                     ticker.observe(outcomes)
+                    pauser.observe(outcomes)
                     failpoint("tracker.batch")
                     sent = sender.deliver(outcomes)
                     failpoint("tracker.delivered")
@@ -358,20 +370,19 @@ class QueueTracker:
                     batch_id, self._queue, sent.redelivered, sent.dead_lettered, sent.expired,
                     extra={"action": "redelivered", "queue": self._queue},
                 )  # fmt: skip
-            self._pause_after(batch_id, ticker, catch_up)
+            self._pause_after(batch_id, pauser, catch_up)
 
         return deliver
 
-    def _pause_after(self, batch_id: int, ticker: Ticker, catch_up: CatchUp) -> None:
+    def _pause_after(self, batch_id: int, pauser: Pauser, catch_up: CatchUp) -> None:
         """
         Pause while nothing is due, to leave the processor to other processes.
 
         Without a pause batch follows batch, since consumers write markers all the time.
         """
-        tracker, ended_s = self._settings.tracker, time.monotonic()
-        longest_s = pause_s(ended_s - self._batch_began_s, tracker.rest_ms)
-        if longest_s and catch_up.is_over and tracker.trigger != "available-now":
-            ticker.pause(longest_s)
+        ended_s = time.monotonic()
+        if catch_up.is_over and self._settings.tracker.trigger != "available-now":
+            pauser.pause(ended_s - self._batch_began_s)
         self._batch_began_s = time.monotonic()
         # Keep two: Spark's newest progress report may be of this batch or of the one before it.
         before_s = self._pauses_s.get(batch_id - 1, 0.0)
@@ -403,12 +414,12 @@ class QueueTracker:
             )  # fmt: skip
 
     def _wait_for_end(self, query: StreamingQuery, ticker: Ticker) -> None:
-        """Wait for the end of the query. Stop it between two batches after `stop`, or when a helper thread failed."""
+        """Wait for the end of the query. Stop it after `stop`, or when a helper thread failed."""
         try:
             while query.isActive and not self._stopping.is_set() and self._helper_failure(ticker) is None:
                 self._stopping.wait(0.1)
             if query.isActive:
-                self._stop_between_batches(query)
+                self._stop_query(query, ticker)
             query.awaitTermination(int(STOP_WAIT_S))
         except StreamingQueryException as error:
             if isinstance(self._failure, KmqError):
@@ -432,10 +443,14 @@ class QueueTracker:
         helper_error.__cause__ = failure
         return helper_error
 
-    def _stop_between_batches(self, query: StreamingQuery) -> None:
-        deadline_s = time.monotonic() + STOP_WAIT_S
-        while time.monotonic() < deadline_s and query.isActive and query.status["isTriggerActive"]:
-            time.sleep(0.01)
+    def _stop_query(self, query: StreamingQuery, ticker: Ticker) -> None:
+        """
+        Stop the query as soon as the running batch has sent what it decided; do not wait for the end of a batch.
+
+        On a busy queue batch follows batch, so a wait for a moment between two batches could take seconds.
+        """
+        # A batch that pauses has sent everything.
+        ticker.end_pauses()
         # From here on no batch sends, so a batch that `query.stop()` interrupts has sent nothing. The lock is free
         # while the query stops: a batch that waited for it would keep Spark waiting until its time-out.
         with self._batch_lock:

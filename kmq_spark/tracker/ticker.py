@@ -200,6 +200,7 @@ class Ticker(threading.Thread):
         self._replacement_limit = RateLimit(WARN_INTERVAL_S)
         self._reported_partitions: set[int] = set()
         self._all_reported = threading.Event()
+        self._has_pauses = True
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Update the state of the partitions from the outcomes of a batch."""
@@ -229,14 +230,39 @@ class Ticker(threading.Thread):
                 ticks.ticks_left = ticks.max_ticks
         self._changed.set()
 
-    def pause(self, longest_s: float) -> None:
+    def expect(self, partition: int, due_at_ms: int) -> None:
+        """
+        Note that a message may be due earlier than the newest batch knows, because of a marker that it has not read.
+
+        Args:
+            partition: Markers partition.
+            due_at_ms: Its deadline, epoch milliseconds, broker clock. The next `observe` replaces it.
+        """
+        with self._lock:
+            ticks = self._partitions.setdefault(partition, _PartitionTicks())
+            is_known = ticks.next_deadline_at_ms is not None and ticks.next_deadline_at_ms <= due_at_ms
+            if is_known and ticks.in_flight > 0:
+                return
+            ticks.next_deadline_at_ms, ticks.in_flight = due_at_ms, max(1, ticks.in_flight)
+        self._changed.set()
+
+    def pause(self, longest_s: float) -> bool:
         """
         Wait until the log contains an unread TICK that may decide something, at most *longest_s* seconds.
 
         Nothing is decided between two TICKs, so a batch there costs as much as any other and decides nothing.
+
+        Returns:
+            Whether the pause is over: there is such a TICK, or `end_pauses` or `stop` was called.
         """
         with self._ticked:
-            self._ticked.wait_for(self._is_pause_over, longest_s)
+            return self._ticked.wait_for(self._is_pause_over, longest_s)
+
+    def end_pauses(self) -> None:
+        """End a running `pause` and every later one at once."""
+        with self._ticked:
+            self._has_pauses = False
+            self._ticked.notify_all()
 
     def wait_first_ticks(self, timeout_s: float) -> None:
         """
@@ -337,7 +363,7 @@ class Ticker(threading.Thread):
                 ticks.wants_tick = ticks.wants_tick or ticks.wanted_since_s is not None
 
     def _is_pause_over(self) -> bool:
-        if self._stopping.is_set() or self.failure is not None:
+        if self._stopping.is_set() or self.failure is not None or not self._has_pauses:
             return True
         return any(each.newest_deciding_tick >= each.read_to for each in self._partitions.values())
 

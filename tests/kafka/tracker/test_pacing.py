@@ -1,21 +1,101 @@
-"""The tracker of a busy queue without due messages pauses between two batches."""
+"""The tracker of a busy queue pauses between two batches while nothing is due, and stops without a further batch."""
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 
-from tests.kafka.stage import wait_until
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
+from kmq_spark.tracker import pacing
+from kmq_spark.wire.codec import encode_marker
+from tests.kafka.stage import LEASE_MS, receive_all, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.kafka.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 REST_S = 2.0
 BUSY_S = 8.0
+HOUR_S = 3_600.0
+
+
+@contextmanager
+def busy_markers(stage: Stage) -> Iterator[None]:
+    """Write markers to every partition, fifty times a second, for the time of a block; they have no effect."""
+    over = threading.Event()
+    renewals = [
+        (partition, encode_marker(Marker(MarkerType.KEEPALIVE, partition, (OffsetRange(10**6, 1),), 3_600_000)))
+        for partition in range(stage.layout.partition_count)
+    ]
+
+    def write() -> None:
+        producer = Producer({"bootstrap.servers": stage.bootstrap_servers, "linger.ms": 0})
+        while not over.wait(0.02):
+            for partition, value in renewals:
+                producer.produce(stage.layout.topics.markers_topic, value, partition=partition)
+            producer.poll(0)
+        producer.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else ends these pauses: neither their length nor silence."""
+    monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", HOUR_S)
+    monkeypatch.setattr(pacing, "QUIET_S", HOUR_S)
+    stage.send("released", "rejected")
+    with busy_markers(stage), stage.tracking() as tracker, stage.consumer(lease_ms=3_600_000) as consumer:
+        messages = {message.value: message for message in receive_all(consumer, 2)}
+        messages[b"released"].release()
+        (again,) = receive_all(consumer, 1)
+        assert (again.value, again.delivery_count) == (b"released", 2)
+        messages[b"rejected"].reject("bad")
+        assert wait_until(lambda: tracker.stats.dead_lettered == 1)
+        stage.send("short")
+        with stage.consumer(lease_ms=1_000) as other:
+            again.ack()
+            consumer.close()
+            assert [message.value for message in receive_all(other, 1)] == [b"short"]
+            (late,) = receive_all(other, 1)
+            assert (late.value, late.delivery_count) == (b"short", 2)
+            late.ack()
+
+
+def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing(stage: Stage) -> None:
+    """In a pause or in a batch: the running batch sends what it decided, and no other one begins to send."""
+    values = [str(number) for number in range(20)]
+    stage.send(*values)
+    with busy_markers(stage), stage.consumer() as consumer:
+        assert len(receive_all(consumer, len(values))) == len(values)  # none is settled
+        for wanted in (1, 2, 3):
+            batches: list[None] = []
+            with stage.tracking() as tracker:
+                tracker.on_batch = lambda *_, batches=batches: batches.append(None)
+                assert wait_until(lambda batches=batches, wanted=wanted: len(batches) >= wanted)
+                tracker.stop()
+                at_stop = len(batches)
+            assert len(batches) <= at_stop + 1
+        with stage.tracking():
+            again = receive_all(consumer, len(values), ack=True)
+            assert sorted(message.value or b"" for message in again) == sorted(value.encode() for value in values)
+            assert [message.delivery_count for message in again] == [2] * len(values)
+            assert consumer.receive(1, timeout=LEASE_MS / 1000) == []
 
 
 def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(stage: Stage) -> None:

@@ -1,10 +1,11 @@
-"""How long a tracker pauses between two batches: the setting, or twice the batch, with a limit."""
+"""How long a tracker pauses between two batches, with and without a view of the markers that arrive meanwhile."""
 
 from __future__ import annotations
 
 import pytest
 
-from kmq_spark.tracker.pacing import pause_s
+from kmq_spark.tracker.marker_watch import Unread
+from kmq_spark.tracker.pacing import MOST_UNREAD_BYTES, MOST_UNREAD_MESSAGES, is_batch_wanted, pause_s
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,31 @@ from kmq_spark.tracker.pacing import pause_s
         (0.2, 0, 0.0),  # switched off
     ],
 )
-def test_pause_is_the_setting_or_twice_the_batch_up_to_a_second(
+def test_pause_without_a_watch_is_the_setting_or_twice_the_batch_up_to_a_second(
     worked_s: float, rest_ms: int, expected_s: float
 ) -> None:
     """Nothing else has a say but what is due: see `Ticker.pause`."""
     assert pause_s(worked_s, rest_ms) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(
+    ("unread", "passed_s", "quiet_s", "expected"),
+    [
+        (Unread(is_blind=False), 4.9, 0.9, False),  # markers arrive, nothing is due
+        (Unread(is_blind=False), 5.0, 0.0, True),  # gauges are five seconds old at most
+        (Unread(is_blind=False), 1.0, 1.0, True),  # no more markers: the last batch for now
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.3, 0.0, True),
+        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.3, 0.0, True),
+        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.2, 0.0, False),  # not before `rest_ms`
+        (Unread(is_blind=True), 0.4, 0.0, True),  # as long as a pause without a watch
+        (Unread(is_blind=True), 0.3, 0.0, False),
+    ],
+)
+def test_pause_with_a_watch_ends_when_a_batch_is_worth_its_cost(
+    unread: Unread,
+    passed_s: float,
+    quiet_s: float,
+    expected: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    is_wanted = is_batch_wanted(unread, passed_s=passed_s, quiet_s=quiet_s, unwatched_s=0.4, rest_s=0.25)
+    assert is_wanted is expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -259,6 +260,36 @@ def test_batch_that_has_not_read_the_newest_tick_is_followed_by_no_rest(
     newest = max(tick.offset() or 0 for tick in log.ticks)
     ticker.observe([standing(each, read_to=newest) for each in range(PARTITIONS)])
     ticker.pause(3_600)  # ends: else it outlasts the time of this test
+
+
+def test_deadline_that_no_batch_knows_gets_its_tick_and_ends_the_pause(
+    make_ticker: Callable[..., Ticker], log: Log
+) -> None:
+    """A marker that Spark has not read may be due before all others."""
+    ticker = started(make_ticker, log)
+    read_to = (log.ticks[-1].offset() or 0) + 1
+    far_ms = BROKER_MS + 3_600_000
+    ticker.observe([standing(each, read_to=read_to, deadline_at_ms=far_ms) for each in (0, 1)])
+    ticker.observe([standing(each, read_to=read_to, in_flight=0) for each in (2, 3)])
+    assert not ticker.pause(0.2)
+    ticker.expect(1, BROKER_MS - 1)
+    ticker.expect(2, BROKER_MS - 1)  # nothing was in flight there
+    ticker.expect(1, far_ms)  # the earlier one counts
+    assert ticker.pause(3_600)
+    assert sorted(set(log.wait(PARTITIONS + 2)[PARTITIONS:])) == [1, 2]
+
+
+def test_stop_ends_pauses(make_ticker: Callable[..., Ticker], log: Log) -> None:
+    """Those of a query that is being stopped, while TICKs are still written."""
+    ticker = started(make_ticker, log)
+    ticker.observe([standing(each, read_to=10**9) for each in range(PARTITIONS)])
+    assert not ticker.pause(0.1)
+    ender = threading.Timer(0.2, ticker.end_pauses)
+    ender.start()
+    assert ticker.pause(3_600)
+    assert ticker.pause(3_600)
+    assert ticker.is_alive()
+    ender.join()
 
 
 def seconds_of_pause(ticker: Ticker, longest_s: float) -> float:

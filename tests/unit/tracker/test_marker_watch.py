@@ -1,0 +1,190 @@
+"""What the watch sees of the markers that Spark has not read, on librdkafka's own mock broker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kmq_spark.core.backoff import Backoff
+from kmq_spark.core.decisions import Decisions
+from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
+from kmq_spark.core.outcome import PartitionOutcome
+from kmq_spark.core.policy import QueueRules
+from kmq_spark.core.state import Status
+from kmq_spark.tracker.marker_watch import MarkerWatch
+from kmq_spark.wire.codec import encode_marker
+from tests.limits import COMES_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "watched.markers"
+PARTITIONS = 4  # the mock broker makes its topics so
+LEASE_MS = 30_000
+AT_MS = 1_000_000
+
+
+class Log:
+    """A markers topic on a mock broker, and a watch that has read all that was there before the test."""
+
+    def __init__(self, address: str) -> None:
+        """Find the ends."""
+        self._producer = Producer({"bootstrap.servers": address, "log_level": 0})
+        reader = Consumer({"bootstrap.servers": address, "group.id": "ends", "log_level": 0})
+        self.ends = {
+            partition: reader.get_watermark_offsets(TopicPartition(TOPIC, partition), timeout=COMES_S)[1]
+            for partition in range(PARTITIONS)
+        }
+        reader.close()
+        config = {"bootstrap.servers": address, "group.id": "watch", "log_level": 0}
+        self.watch = MarkerWatch(config, TOPIC, dead_letters_expired=False)
+        self.watch.observe(read(partition, end) for partition, end in self.ends.items())
+
+    def write(self, partition: int, value: bytes, at_ms: int = AT_MS) -> None:
+        """Write a record with a timestamp: the mock broker keeps the one of the producer."""
+        self._producer.produce(TOPIC, value, partition=partition, timestamp=at_ms)
+        assert self._producer.flush(COMES_S) == 0
+
+    def see(self, record_bytes: int = 0) -> None:
+        """Let the watch read until it has seen so many bytes and all partitions."""
+        until_s = time.monotonic() + COMES_S
+        while (self.watch.unread.is_blind or self.watch.unread.bytes < record_bytes) and time.monotonic() < until_s:
+            self.watch.read()
+            time.sleep(0.01)
+
+
+def read(partition: int, read_to: int, rules: QueueRules | None = None) -> PartitionOutcome:
+    """Return the outcome of a batch that has read a partition up to an offset."""
+    return PartitionOutcome(partition, Status(read_to, 1, 0, read_to, None, {}, rules=rules), Decisions.empty())
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Run librdkafka's mock broker, which lives as long as the client that made it."""
+    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = owner.list_topics(timeout=5).brokers.values()
+    owner.list_topics(TOPIC, timeout=5)
+    yield f"{broker.host}:{broker.port}"
+    owner.flush(0)
+
+
+@pytest.fixture
+def log(address: str) -> Iterator[Log]:
+    """Return a log with a watch."""
+    log = Log(address)
+    yield log
+    log.watch.close()
+
+
+def marker(kind: MarkerType, count: int, **fields: object) -> bytes:
+    """Return a record of a marker that covers so many messages."""
+    return encode_marker(Marker(kind, 0, (OffsetRange(0, count),), **fields))  # type: ignore[arg-type]
+
+
+def test_watch_knows_the_earliest_deadline_and_the_size_of_what_is_unread(log: Log) -> None:
+    late, early = marker(MarkerType.START, 500, redeliver_after_ms=LEASE_MS), marker(MarkerType.START, 1)
+    log.write(1, late)
+    log.write(2, late)
+    log.write(2, early, AT_MS + 10)
+    end = marker(MarkerType.END, 200)
+    log.write(1, end)
+    log.watch.begin()
+    log.see(2 * len(late) + len(early) + len(end))
+    unread = log.watch.unread
+    assert unread.due_at_ms == {1: AT_MS + LEASE_MS, 2: AT_MS + 10}
+    assert unread.messages == 500 + 500 + 1 + 200
+    assert unread.growth == {1: 500 - 200, 2: 500 + 1}
+    assert not unread.is_blind
+
+
+def test_watch_begins_at_what_spark_has_not_read(log: Log) -> None:
+    """What a batch has read is in its status."""
+    log.write(3, marker(MarkerType.KEEPALIVE, 1))
+    log.watch.observe([read(3, log.ends[3] + 1)])
+    log.watch.begin()
+    log.see()
+    assert not log.watch.unread.is_blind
+    assert log.watch.unread.due_at_ms == {}
+    # A second pause reads from the same places.
+    log.watch.end()
+    record = marker(MarkerType.KEEPALIVE, 1)
+    log.write(3, record)
+    log.watch.begin()
+    log.see(len(record))
+    assert log.watch.unread.due_at_ms == {3: AT_MS}
+
+
+@pytest.mark.parametrize("is_dead_lettered", [False, True])
+def test_expired_message_is_due_where_the_rules_of_the_newest_batch_dead_letter_it(
+    log: Log,
+    is_dead_lettered: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    log.watch.observe([read(0, log.ends[0], QueueRules(1, 3, Backoff(), is_dead_lettered))])
+    record = marker(MarkerType.END, 1, outcome=Outcome.EXPIRED)
+    log.write(0, record)
+    log.watch.begin()
+    log.see(len(record))
+    assert log.watch.unread.due_at_ms == ({0: -1} if is_dead_lettered else {})
+
+
+def test_record_that_is_no_marker_only_counts_its_bytes(log: Log) -> None:
+    log.write(0, b"\xff\xff")
+    log.watch.begin()
+    log.see(2)
+    assert (log.watch.unread.bytes, log.watch.unread.messages, log.watch.unread.is_blind) == (2, 0, False)
+
+
+def test_watch_that_has_not_heard_from_every_partition_is_blind(log: Log) -> None:
+    log.watch.begin()
+    assert log.watch.unread.is_blind
+    log.see()
+    assert not log.watch.unread.is_blind
+    log.watch.end()
+    log.watch.begin()
+    assert log.watch.unread.is_blind  # in each pause anew
+
+
+def test_watch_of_what_retention_removed_is_blind_and_says_so(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    """It never begins elsewhere: it would miss markers."""
+    log.watch.observe([read(0, 10**9)])
+    log.watch.begin()
+    until_s = time.monotonic() + COMES_S
+    with caplog.at_level(logging.WARNING):
+        while not caplog.records and time.monotonic() < until_s:
+            log.watch.read()
+            time.sleep(0.01)
+    assert log.watch.unread.is_blind
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"cannot read {TOPIC} ahead of Spark: ")
+
+
+def test_closed_watch_is_blind(log: Log) -> None:
+    """Spark may still run a batch when its query could not be stopped in time."""
+    log.watch.begin()
+    log.see()
+    log.watch.close()
+    log.watch.read()
+    assert log.watch.unread.is_blind
+    log.watch.begin()
+    log.watch.end()
+    assert log.watch.unread.is_blind
+
+
+def test_watch_is_blind_for_a_pause_in_which_the_brokers_clock_was_set_back(log: Log) -> None:
+    """What is in flight falls due at another append time than the newest batch said."""
+    record = marker(MarkerType.START, 1, redeliver_after_ms=LEASE_MS)
+    log.write(0, record)
+    log.watch.begin()
+    log.see(len(record))
+    log.write(0, record, AT_MS - 30)  # the clocks of partition leaders differ by that
+    log.see(2 * len(record))
+    assert not log.watch.unread.is_blind
+    log.write(0, record, AT_MS - 3_600_000)
+    until_s = time.monotonic() + COMES_S
+    while not log.watch.unread.is_blind and time.monotonic() < until_s:
+        log.watch.read()
+    assert log.watch.unread.is_blind
