@@ -159,8 +159,7 @@ class TrackerSettings(_Section):
     """Shortest time between two TICKs of a markers partition: a bound on the clock's share of the lateness."""
 
     rest_ms: int = Field(default=250, ge=0, le=10_000)
-    """Longest pause after a batch while nothing is due; a TICK ends it. A message released without delay may wait as
-    long."""
+    """Shortest pause after a batch while nothing is due; the TICK of a deadline or of a release ends it."""
 
     commit_interval_ms: int = Field(default=5_000, ge=100, le=600_000)
     """How often the group's offsets are committed while nothing is sent: how old the lag is that Kafka's tools show."""

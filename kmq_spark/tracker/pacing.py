@@ -30,7 +30,7 @@ Pause without a watch = `PAUSE_SHARE` x duration of the batch before it, at most
 """
 
 LONGEST_WATCHED_S = 5.0
-"""Longest pause with a watch: gauges, `kmq top` and Spark's progress are at most that old while markers arrive."""
+"""Longest pause with a watch: the tracker's gauges and committed offsets are at most that old while markers arrive."""
 
 QUIET_S = 1.0
 """A pause ends when no marker has arrived for this time: one more batch, and the state is up to date."""

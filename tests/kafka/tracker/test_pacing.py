@@ -16,8 +16,10 @@ from kmq_spark.wire.codec import encode_marker
 from tests.kafka.stage import LEASE_MS, receive_all, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.tracker.sender.sent import Sent
     from tests.kafka.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -25,6 +27,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 REST_S = 2.0
 BUSY_S = 8.0
 HOUR_S = 3_600.0
+
+
+class Batches:
+    """Counts the batches of a tracker."""
+
+    number = 0
+
+    def count(self, _outcomes: Sequence[PartitionOutcome], _sent: Sent) -> None:
+        """Count one."""
+        self.number += 1
 
 
 @contextmanager
@@ -84,13 +96,13 @@ def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing
     with busy_markers(stage), stage.consumer() as consumer:
         assert len(receive_all(consumer, len(values))) == len(values)  # none is settled
         for wanted in (1, 2, 3):
-            batches: list[None] = []
+            batches = Batches()
             with stage.tracking() as tracker:
-                tracker.on_batch = lambda *_, batches=batches: batches.append(None)
-                assert wait_until(lambda batches=batches, wanted=wanted: len(batches) >= wanted)
+                tracker.on_batch = batches.count
+                assert wait_until(lambda batches=batches, wanted=wanted: batches.number >= wanted)  # type: ignore[misc]  # a lambda that binds the loop's variables
                 tracker.stop()
-                at_stop = len(batches)
-            assert len(batches) <= at_stop + 1
+                at_stop = batches.number
+            assert batches.number <= at_stop + 1
         with stage.tracking():
             again = receive_all(consumer, len(values), ack=True)
             assert sorted(message.value or b"" for message in again) == sorted(value.encode() for value in values)
