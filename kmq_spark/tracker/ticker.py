@@ -246,6 +246,17 @@ class Ticker(threading.Thread):
             ticks.next_deadline_at_ms, ticks.in_flight = due_at_ms, max(1, ticks.in_flight)
         self._changed.set()
 
+    def due_in_s(self) -> float:
+        """Return the time until the earliest deadline that is known, seconds; infinity for none."""
+        now_s = time.monotonic()
+        with self._lock:
+            known_s = [
+                _until_due_s(each, each.next_deadline_at_ms, now_s)
+                for each in self._partitions.values()
+                if each.in_flight > 0 and each.next_deadline_at_ms is not None
+            ]
+        return min(known_s, default=math.inf)
+
     def pause(self, longest_s: float) -> bool:
         """
         Wait until the log contains an unread TICK that may decide something, at most *longest_s* seconds.

@@ -27,23 +27,30 @@ def test_pause_without_a_watch_is_the_setting_or_twice_the_batch_up_to_a_second(
 
 
 @pytest.mark.parametrize(
-    ("unread", "passed_s", "quiet_s", "expected"),
+    ("unread", "passed_s", "quiet_s", "due_in_s", "expected"),
     [
-        (Unread(is_blind=False), 4.9, 0.9, False),  # markers arrive, nothing is due
-        (Unread(is_blind=False), 5.0, 0.0, True),  # gauges are five seconds old at most
-        (Unread(is_blind=False), 1.0, 1.0, True),  # no more markers: the last batch for now
-        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.3, 0.0, True),
-        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.3, 0.0, True),
-        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.2, 0.0, False),  # not before `rest_ms`
-        (Unread(is_blind=True), 0.4, 0.0, True),  # as long as a pause without a watch
-        (Unread(is_blind=True), 0.3, 0.0, False),
+        (Unread(is_blind=False), 4.9, 0.9, 30.0, False),  # markers arrive, nothing is due
+        (Unread(is_blind=False), 5.0, 0.0, 30.0, True),  # gauges are five seconds old at most
+        (Unread(is_blind=False), 1.0, 1.0, 30.0, True),  # no more markers: the last batch for now
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.3, 0.0, 30.0, True),
+        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.3, 0.0, 30.0, True),
+        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.2, 0.0, 30.0, False),  # not before `rest_ms`
+        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES // 5), 0.3, 0.0, 1.0, True),  # a deadline is near
+        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES // 5), 0.3, 0.0, 3.0, False),
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES // 5), 0.3, 0.0, 1.0, True),
+        (Unread(is_blind=False), 0.3, 0.0, 1.0, False),  # little to fold: its TICK ends the pause
+        (Unread(is_blind=True), 0.4, 0.0, 30.0, True),  # as long as a pause without a watch
+        (Unread(is_blind=True), 0.3, 0.0, 30.0, False),
     ],
 )
 def test_pause_with_a_watch_ends_when_a_batch_is_worth_its_cost(
     unread: Unread,
     passed_s: float,
     quiet_s: float,
+    due_in_s: float,
     expected: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
-    is_wanted = is_batch_wanted(unread, passed_s=passed_s, quiet_s=quiet_s, unwatched_s=0.4, rest_s=0.25)
+    is_wanted = is_batch_wanted(
+        unread, passed_s=passed_s, quiet_s=quiet_s, due_in_s=due_in_s, unwatched_s=0.4, rest_s=0.25
+    )
     assert is_wanted is expected

@@ -267,12 +267,14 @@ def test_deadline_that_no_batch_knows_gets_its_tick_and_ends_the_pause(
 ) -> None:
     """A marker that Spark has not read may be due before all others."""
     ticker = started(make_ticker, log)
-    read_to = (log.ticks[-1].offset() or 0) + 1
+    read_to = {tick.partition(): (tick.offset() or 0) + 1 for tick in log.ticks}
     far_ms = BROKER_MS + 3_600_000
-    ticker.observe([standing(each, read_to=read_to, deadline_at_ms=far_ms) for each in (0, 1)])
-    ticker.observe([standing(each, read_to=read_to, in_flight=0) for each in (2, 3)])
+    ticker.observe([standing(each, read_to=read_to[each], deadline_at_ms=far_ms) for each in (0, 1)])
+    ticker.observe([standing(each, read_to=read_to[each], in_flight=0) for each in (2, 3)])
     assert not ticker.pause(0.2)
+    assert 3_000 < ticker.due_in_s() < 3_600
     ticker.expect(1, BROKER_MS - 1)
+    assert ticker.due_in_s() < 0
     ticker.expect(2, BROKER_MS - 1)  # nothing was in flight there
     ticker.expect(1, far_ms)  # the earlier one counts
     assert ticker.pause(3_600)
