@@ -72,19 +72,32 @@ def _newest_batch(bench: Bench) -> int:
 
 
 def cpu_s() -> dict[str, float]:
-    """Return the processor time so far of this process, of the Spark JVM and of its Python workers, seconds."""
+    """
+    Return the processor time so far of this process, of its Spark JVM and of its Python workers, seconds.
+
+    Only descendants of this process count: other Spark sessions may run on the machine.
+    """
     found = {"driver_python": 0.0, "jvm": 0.0, "workers": 0.0}
     own = Path("/proc/self").resolve().name
+    parents: dict[str, str] = {}
+    spent: dict[str, tuple[str, float]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             kind = kind_of((folder / "cmdline").read_bytes(), is_own=folder.name == own)
             fields = (folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
         except OSError:
             continue
+        parents[folder.name] = fields[1]
         if kind:
             # Its own time, and for the daemon of the workers that of those that have ended.
             parts = fields[11:15] if kind == "workers" else fields[11:13]
-            found[kind] += sum(map(int, parts)) / _TICKS_PER_S
+            spent[folder.name] = kind, sum(map(int, parts)) / _TICKS_PER_S
+    for process, (kind, seconds) in spent.items():
+        ancestor = process
+        while ancestor not in {own, "0", ""}:
+            ancestor = parents.get(ancestor, "")
+        if ancestor == own:
+            found[kind] += seconds
     return found
 
 
