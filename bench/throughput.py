@@ -127,7 +127,7 @@ def acked_of(tracker: QueueTracker) -> int:
     return sum(status.counters["acked"] for status in list(tracker.stats.statuses.values()))
 
 
-def contend(kind: str, processes: int, **work: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # of contender.Work
+def contend(kind: str, processes: int, **work: Any) -> list[dict[str, Any]]:  # of contender.Work
     """Run the processes of a contender and return what each printed."""
     with tempfile.NamedTemporaryFile() as board:
         np.zeros(processes, np.int64).tofile(board.name)

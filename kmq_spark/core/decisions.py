@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kmq_spark.core.in_flight import spread
 from kmq_spark.core.policy import DecisionAction
 
 if TYPE_CHECKING:
@@ -111,9 +112,8 @@ class Decisions:
 
     def messages(self) -> list[Decision]:
         """Return one `Decision` a message, in order."""
-        run = np.repeat(np.arange(len(self)), self.message_count)
-        columns = {name: getattr(self, name)[run] for name in DECISION_DTYPES}
-        columns["message_offset"] = unrolled(self.message_offset, self.message_count)
+        run, message_offset = spread(self.message_offset, self.message_count)
+        columns = {name: getattr(self, name)[run] for name in DECISION_DTYPES} | {"message_offset": message_offset}
         values = {name: column.tolist() for name, column in columns.items()}
         values["action"] = map(DecisionAction, values["action"])
         values["reason"] = map(self.reasons.__getitem__, run.tolist())
@@ -129,9 +129,3 @@ DECISION_DTYPES: dict[str, np.dtype[Any]] = {
     "is_silent": np.dtype(np.bool_),
 }
 """The columns of `Decisions`, in field order, and their types."""
-
-
-def unrolled(first: NDArray[np.int64], count: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the message offsets of runs, one run after the other: *count* offsets from *first* on for each."""
-    begin = np.cumsum(count, dtype=np.int64) - count
-    return np.repeat(first - begin, count) + np.arange(count.sum(dtype=np.int64))

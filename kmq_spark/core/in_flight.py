@@ -65,7 +65,7 @@ def ranges_of(message_offsets: NDArray[np.int64]) -> tuple[OffsetRange, ...]:
     return tuple(map(OffsetRange, message_offsets[starts].tolist(), counts.tolist()))
 
 
-def spread(first: NDArray[np.int64], count: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def spread(first: NDArray[np.int64], count: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """
     Expand ranges of integers.
 
@@ -77,7 +77,7 @@ def spread(first: NDArray[np.int64], count: NDArray[np.int64]) -> tuple[NDArray[
         The index of its range for each integer, and the integers, range by range.
     """
     of_range = np.repeat(np.arange(len(count)), count)
-    before = np.cumsum(count) - count
+    before = np.cumsum(count, dtype=np.int64) - count
     return of_range, (first - before)[of_range] + np.arange(len(of_range))
 
 

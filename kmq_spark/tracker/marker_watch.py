@@ -58,7 +58,6 @@ class Unread:
     Attributes:
         is_blind: Whether there may be markers that the watch does not see, or the broker's clock was set back.
         bytes: Size of the markers.
-        messages: Number of messages that they cover.
         newest_at_s: When the newest one was read, monotonic seconds; the time of `begin` if there is none.
         due_at_ms: Earliest deadline that they may cause, epoch milliseconds, broker clock, by markers partition.
         growth: Messages started less messages ended, by markers partition.
@@ -66,7 +65,6 @@ class Unread:
 
     is_blind: bool = True
     bytes: int = 0
-    messages: int = 0
     newest_at_s: float = field(default_factory=time.monotonic)
     due_at_ms: dict[int, int] = field(default_factory=dict)
     growth: dict[int, int] = field(default_factory=dict)
@@ -167,7 +165,6 @@ class MarkerWatch:
         if not marker.ranges:
             return
         count = sum(each.count for each in marker.ranges)
-        unread.messages += count
         if marker.type is not MarkerType.KEEPALIVE:
             change = count if marker.type is MarkerType.START else -count
             unread.growth[partition] = unread.growth.get(partition, 0) + change

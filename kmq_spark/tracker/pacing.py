@@ -36,13 +36,12 @@ QUIET_S = 1.0
 """A pause ends when no marker has arrived for this time: one more batch, and the state is up to date."""
 
 MOST_UNREAD_BYTES = 4_000_000
-MOST_UNREAD_MESSAGES = 3_500_000
-"""What one batch folds in about a second on two cores: 80,000 markers of 50 bytes, or 0.3 µs a message."""
+"""What one batch folds in about a second on two cores: 80,000 markers of 50 bytes, whatever they cover."""
 
 NEAR_S = 2.0
 NEAR_SHARE = 0.15
 """
-From so many seconds before a deadline on, this share of the two limits is enough to end a pause: a batch that decides
+From so many seconds before a deadline on, this share of the limit is enough to end a pause: a batch that decides
 something should not have much else to fold.
 """
 
@@ -82,7 +81,7 @@ def is_batch_wanted(
     if unread.is_blind:
         return passed_s >= unwatched_s
     share = NEAR_SHARE if due_in_s < NEAR_S else 1.0
-    if unread.bytes >= share * MOST_UNREAD_BYTES or unread.messages >= share * MOST_UNREAD_MESSAGES:
+    if unread.bytes >= share * MOST_UNREAD_BYTES:
         return True
     return quiet_s >= QUIET_S or passed_s >= LONGEST_WATCHED_S
 

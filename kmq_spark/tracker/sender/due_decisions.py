@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kmq_spark.core.decisions import unrolled
-from kmq_spark.core.in_flight import REJECTED
+from kmq_spark.core.in_flight import REJECTED, spread
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.kafka.records import headers_of
@@ -141,7 +140,7 @@ class DueDecisions:
         first, count = self._columns["message_offset"][rows], self._columns["message_count"][rows]
         end = first + count
         largest_end = np.maximum.accumulate(end)
-        wanted = unrolled(first, count)
+        _, wanted = spread(first, count)
         if (first[1:] < largest_end[:-1]).any():
             wanted = np.unique(wanted)
         return _Partition(rows, first, end, largest_end, wanted)

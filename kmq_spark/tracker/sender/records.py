@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kmq_spark.core.decisions import unrolled
+from kmq_spark.core.in_flight import spread
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.policy import exhausted_reason, is_exhausted, with_last_error
 from kmq_spark.kafka.marker_ranges import cut_ranges
@@ -200,7 +200,7 @@ class Ends:
             key: The queue's signing key; empty for no signatures.
         """
         for (marker_partition, queue_partition, outcome, reason), runs in self._runs.items():
-            for message_offsets in _rounds(unrolled(*np.array(runs).T)):
+            for message_offsets in _rounds(spread(*np.array(runs).T)[1]):
                 for ranges in cut_ranges(message_offsets):
                     marker = Marker(
                         type=MarkerType.END,

@@ -50,7 +50,7 @@ def test_no_tick_decides_anything_up_to_the_earliest_deadline(steps: list[tuple[
     """Whatever the rules: a pause that ends just after this deadline is never too long."""
     times_ms = accumulate((step_ms for _, step_ms in steps), initial=1_000)
     placed = log(*(each._replace(appended_at_ms=at_ms) for (each, _), at_ms in zip(steps, times_ms, strict=False)))
-    decided = fold(PartitionState(), placed, Rules()).decisions.rows()
+    decided = fold(PartitionState(), placed, Rules()).decisions.messages()
     for decision in decided:
         known = [
             next_due_at_ms(each.marker, each.appended_at_ms, dead_letters_expired=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmq_spark.tracker.marker_watch import Unread
-from kmq_spark.tracker.pacing import MOST_UNREAD_BYTES, MOST_UNREAD_MESSAGES, is_batch_wanted, pause_s
+from kmq_spark.tracker.pacing import MOST_UNREAD_BYTES, is_batch_wanted, pause_s
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,9 @@ def test_pause_without_a_watch_is_the_setting_or_twice_the_batch_up_to_a_second(
         (Unread(is_blind=False), 5.0, 0.0, 30.0, True),  # gauges are five seconds old at most
         (Unread(is_blind=False), 1.0, 1.0, 30.0, True),  # no more markers: the last batch for now
         (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.3, 0.0, 30.0, True),
-        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.3, 0.0, 30.0, True),
-        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES), 0.2, 0.0, 30.0, False),  # not before `rest_ms`
-        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES // 5), 0.3, 0.0, 1.0, True),  # a deadline is near
-        (Unread(is_blind=False, messages=MOST_UNREAD_MESSAGES // 5), 0.3, 0.0, 3.0, False),
-        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES // 5), 0.3, 0.0, 1.0, True),
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.2, 0.0, 30.0, False),  # not before `rest_ms`
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES // 5), 0.3, 0.0, 1.0, True),  # a deadline is near
+        (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES // 5), 0.3, 0.0, 3.0, False),
         (Unread(is_blind=False), 0.3, 0.0, 1.0, False),  # little to fold: its TICK ends the pause
         (Unread(is_blind=True), 0.4, 0.0, 30.0, True),  # as long as a pause without a watch
         (Unread(is_blind=True), 0.3, 0.0, 30.0, False),
