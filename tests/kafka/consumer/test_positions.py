@@ -79,10 +79,11 @@ def test_gathered_offsets_do_not_wait_for_acknowledgements(queue: Queue) -> None
     queue.send(*"ab")
     with consumer_of(queue) as consumer:
         writer: Any = consumer._writer
-        writer._ack_linger_s = 3_600.0
+        writer._ack_linger_s = 10.0
         receive_all(consumer, 1)
         receive_all(consumer, 1)
         assert wait_until(lambda: queue.committed() == {0: 2})
+        writer._ack_linger_s = 0.0  # for the close
 
 
 def test_many_batches_need_few_commits(queue: Queue) -> None:
