@@ -163,7 +163,6 @@ class QueueConsumer:
             consumer_id=self.consumer_id,
             ack_linger_ms=ack_linger_ms,
             keep_alive=keep_alive,
-            commit_gathered=lambda: self._intake.commit_gathered(),  # noqa: PLW0108  # the intake is created below
         )
         full_watch = self._full_watch = FullWatch(self._topics, bootstrap_servers, extra)
         self._intake = Intake(

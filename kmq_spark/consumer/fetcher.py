@@ -3,11 +3,10 @@ Read the queue topic: fetch records, buffer the ones that cannot start yet, seek
 
 How the client joins and leaves the group, and when it is replaced: `membership.py`.
 
-Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls. Only `commit_gathered` may
-be called from another thread. A lock keeps all commits in order, so that no older offset follows that of a revoke.
+Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls.
 Rule 2: a record that is fetched and not started waits in the buffer, in fetch order. No committed offset passes it.
-Rule 3: offsets of several batches are committed together: after `GATHER_COMMITS_S` if messages were started, after
-`COMMIT_SKIPPED_S` if records were only skipped. Offsets are committed at once if the last commit was longer ago.
+Rule 3: an offset may wait for the next commit: after a large batch up to `GATHER_COMMITS_S` from the last commit, after
+skipped records up to `COMMIT_SKIPPED_S`. All commits come from the thread that fetches, so they are in order.
 Rule 4: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
 Rule 5: if the client is replaced, the partitions count as lost.
 Rule 6: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
@@ -20,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +39,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GATHER_COMMITS_S = 0.05
+GATHER_FROM = 100
 """
-Longest time in which the offsets of started messages are gathered. A busy consumer commits 20 times a second instead of
-hundreds of times. The cost: if it is killed, the messages of this time are fetched again although they were started.
+A batch of `GATHER_FROM` messages or more is committed with the next ones, if the last commit is less than
+`GATHER_COMMITS_S` ago: a consumer at full speed commits 20 times a second instead of hundreds of times. The cost: if it
+is killed before its next fetch, it has received at most the batches of this time twice.
 """
 
 COMMIT_SKIPPED_S = 1.0
@@ -103,10 +103,7 @@ class Fetcher:
         self.owned: set[int] = set()
         self._positions: dict[int, int] = {}
         self._uncommitted: dict[int, int] = {}
-        # Reentrant: an interrupt may prevent its release. Other threads than the receiving one never wait for it.
-        self._committing = threading.RLock()
         self._commit_at = math.inf
-        self._is_leaving = False
         self._has_confirmed = False
         self._failed_commits = 0
         self._commit_warning_limit = RateLimit(COMMIT_LOG_S)
@@ -140,8 +137,9 @@ class Fetcher:
             KmqError: The client reported an error that needs action.
         """
         self._raise_error()
-        if self._membership.is_lost:
-            self._replace_client()
+        if self._membership.is_lost and self._membership.replace():
+            self._forget(set(self.owned))
+            self.client = self._membership.client
         if self._uncommitted:
             self._commit_if_due()
         at_least = max_records if gather_s else at_least
@@ -210,46 +208,24 @@ class Fetcher:
 
         Args:
             positions: Offset after the records that were started or skipped, by partition.
-            within_s: Seconds from the last commit in which to commit: 0 for now, `GATHER_COMMITS_S` after started
-                messages, `COMMIT_SKIPPED_S` if reading the records again would cost almost nothing.
+            within_s: Seconds from the last commit in which to commit; 0 for now. Later only with the next call.
         """
-        with self._committing:
-            owned = {partition: offset for partition, offset in positions.items() if partition in self.owned}
-            self._positions.update(owned)
-            self._uncommitted.update(owned)
-            self._commit_at = min(self._commit_at, self._committed_at + within_s)
-        is_first = bool(owned) and within_s < COMMIT_SKIPPED_S and not self._has_confirmed
-        if is_first:
+        owned = {partition: offset for partition, offset in positions.items() if partition in self.owned}
+        self._positions.update(owned)
+        self._uncommitted.update(owned)
+        self._commit_at = min(self._commit_at, self._committed_at + within_s)
+        if owned and within_s < COMMIT_SKIPPED_S and not self._has_confirmed:
             self._send_commit()
             self._wait_for_confirmation()
         else:
             self._commit_if_due()
 
-    def commit_gathered(self) -> None:
-        """
-        Commit gathered offsets if they are due. Any thread may call this method, at any time.
-
-        Needed because the receiving thread may work on its messages for a long time before its next call.
-        """
-        # Unlocked first: mostly there is nothing to do. In a transaction only the receiving thread may commit.
-        if time.monotonic() < self._commit_at or self.commit_in_transaction is not None:
-            return
-        # The receiving thread may hold the lock for long, for example in a rebalance. It commits then by itself.
-        if not self._committing.acquire(blocking=False):
-            return
-        try:
-            if not self._is_leaving:
-                self._commit_if_due()
-        finally:
-            self._committing.release()
-
     def record_committed(self, positions: Mapping[int, int]) -> None:
         """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
-        with self._committing:
-            self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
-            for partition in positions:
-                # An older offset, of skipped records before these: its commit would set the group back.
-                self._uncommitted.pop(partition, None)
+        self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
+        for partition in positions:
+            # An older offset, of skipped records before these: its commit would set the group back.
+            self._uncommitted.pop(partition, None)
 
     def is_position_at_least(self, partition: int, offset: int) -> bool:
         """Return whether the offset to commit of an assigned partition is at or after *offset*."""
@@ -317,17 +293,7 @@ class Fetcher:
         Raises:
             KmqError: The client reported an error.
         """
-        with self._committing:
-            # A commit of another thread must not meet a client that is being closed.
-            self._is_leaving = True
         self._membership.leave(timeout, lambda: self.owned)
-
-    def _replace_client(self) -> None:
-        """Replace the client, if a new one reaches the broker. Its partitions count as lost."""
-        with self._committing:
-            if self._membership.replace():
-                self._forget(set(self.owned))
-                self.client = self._membership.client
 
     def _check_offsets(self) -> None:
         """Check the committed offsets of new partitions, before the first delivery and offset commit of each."""
@@ -386,20 +352,19 @@ class Fetcher:
             self._send_commit()
 
     def _send_commit(self) -> None:
-        with self._committing:
-            self._commit_at = math.inf
-            if not self._uncommitted:
-                return
-            self._committed_at = time.monotonic()
-            if self.commit_in_transaction is not None:
-                self._send_in_transaction(self.commit_in_transaction)
-                return
-            positions, self._uncommitted = self._uncommitted, {}
-            try:
-                self.client.commit(offsets=self._offsets(positions), asynchronous=True)
-                failpoint("consumer.commit-sent")
-            except KafkaException as error:
-                self._on_commit(error.args[0], self._offsets(positions))
+        self._commit_at = math.inf
+        if not self._uncommitted:
+            return
+        self._committed_at = time.monotonic()
+        if self.commit_in_transaction is not None:
+            self._send_in_transaction(self.commit_in_transaction)
+            return
+        positions, self._uncommitted = self._uncommitted, {}
+        try:
+            self.client.commit(offsets=self._offsets(positions), asynchronous=True)
+            failpoint("consumer.commit-sent")
+        except KafkaException as error:
+            self._on_commit(error.args[0], self._offsets(positions))
 
     def _send_in_transaction(self, commit: Callable[[Mapping[int, int]], None]) -> None:
         """Commit and wait for the response. The offsets stay uncommitted if it fails or is interrupted."""
@@ -472,17 +437,15 @@ class Fetcher:
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit the offsets of started messages before the next owner of the partitions reads them."""
         gone = {each.partition for each in partitions}
-        # Locked to the end: another thread must not send an older offset after this commit.
-        with self._committing:
-            self._positions.update(self._started_positions(gone))
-            positions = {partition: offset for partition, offset in self._positions.items() if partition in gone}
-            if positions:
-                try:
-                    consumer.commit(offsets=self._offsets(positions), asynchronous=False)
-                except KafkaException as error:
-                    self._log_commit(error.args[0].str())
-                failpoint("consumer.revoked")
-            self._forget(gone)
+        self._positions.update(self._started_positions(gone))
+        positions = {partition: offset for partition, offset in self._positions.items() if partition in gone}
+        if positions:
+            try:
+                consumer.commit(offsets=self._offsets(positions), asynchronous=False)
+            except KafkaException as error:
+                self._log_commit(error.args[0].str())
+            failpoint("consumer.revoked")
+        self._forget(gone)
         self._log_rebalance("revoked", partitions)
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -491,14 +454,13 @@ class Fetcher:
         self._log_rebalance("lost", partitions)
 
     def _forget(self, partitions: set[int]) -> None:
-        with self._committing:
-            self.owned -= partitions
-            self._paused -= partitions
-            self._unchecked -= partitions
-            self._buffer = [record for record in self._buffer if record.partition() not in partitions]
-            for partition in partitions:
-                self._positions.pop(partition, None)
-                self._uncommitted.pop(partition, None)
+        self.owned -= partitions
+        self._paused -= partitions
+        self._unchecked -= partitions
+        self._buffer = [record for record in self._buffer if record.partition() not in partitions]
+        for partition in partitions:
+            self._positions.pop(partition, None)
+            self._uncommitted.pop(partition, None)
 
     def _log_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
         if not partitions:
@@ -508,11 +470,10 @@ class Fetcher:
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         failed = [each for each in partitions if error is not None or each.error is not None]
-        with self._committing:
-            for each in failed:
-                if each.partition in self._positions:
-                    self._uncommitted.setdefault(each.partition, self._positions[each.partition])
-                    self._commit_at = min(self._commit_at, self._committed_at + COMMIT_SKIPPED_S)
+        for each in failed:
+            if each.partition in self._positions:
+                self._uncommitted.setdefault(each.partition, self._positions[each.partition])
+                self._commit_at = min(self._commit_at, self._committed_at + COMMIT_SKIPPED_S)
         reason = error or next((each.error for each in failed), None)
         if reason is not None:
             self._log_commit(reason.str())

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.fetcher import COMMIT_SKIPPED_S, GATHER_COMMITS_S, Fetcher
+from kmq_spark.consumer.fetcher import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM, Fetcher
 from kmq_spark.consumer.markers.deferrals import deferrals
 from kmq_spark.consumer.markers.starts import PlainStarts, StartWriter
 from kmq_spark.consumer.poison.admission import MAX_SUSPECT_GROUP, BatchPlan, Room, Verdict, count_that_fits, plan_batch
@@ -221,19 +221,16 @@ class Intake:
             batch.drop_expired()
 
     def commit(self, batch: StartedBatch) -> None:
-        """Commit the offset after a batch whose START is durable, at once or gathered with later ones."""
+        """Commit the offset after a batch whose START is durable, at once or with later ones."""
         if batch.is_marked and self._starts.commit_positions is not None:
             self._fetcher.record_committed(batch.next_offsets)
         else:
-            within_s = GATHER_COMMITS_S if batch.is_marked else COMMIT_SKIPPED_S
-            # A suspect may kill this process. Gathered offsets would be lost with it, and all these messages repeated.
-            self._fetcher.commit(batch.next_offsets, within_s=0.0 if batch.is_suspect else within_s)
+            within_s = COMMIT_SKIPPED_S
+            if batch.is_marked:
+                within_s = GATHER_COMMITS_S if len(batch.content) >= GATHER_FROM else 0.0
+            self._fetcher.commit(batch.next_offsets, within_s=within_s)
         if batch in self._started:
             self._started.remove(batch)
-
-    def commit_gathered(self) -> None:
-        """Commit gathered offsets if they are due. Any thread may call this method, at any time."""
-        self._fetcher.commit_gathered()
 
     def end_of(self, topic: str, timeout: float) -> int:
         """Call `Fetcher.end_of`. Any thread may call this method, but not after `close`."""

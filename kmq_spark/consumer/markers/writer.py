@@ -1,6 +1,5 @@
 """
-Write the markers of settled messages, renew the leases of held messages, and commit gathered offsets, in a background
-thread.
+Write the markers of settled messages and renew the leases of held messages, in a background thread.
 
 Rule 1: acknowledgements are collected for a few milliseconds and written as one END per queue partition.
 Rule 2: releases are written as one KEEPALIVE per queue partition and delay, rejections as one END per reason,
@@ -24,7 +23,7 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.marker_ranges import cut_ranges, join_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from kmq_spark.consumer.leases import Lease, LeaseTable, Outbox, Settled
     from kmq_spark.consumer.markers.producer import MarkerProducer
@@ -39,9 +38,6 @@ IDLE_S = 0.02
 FLUSH_S = 0.001
 """Longest wait between two rounds while a thread waits for a flush."""
 
-SERVE_S = 0.02
-"""Longest wait for reports, so that gathered offsets are committed in time."""
-
 POLL_UNIT_S = 0.001
 """Shortest wait for reports. The client waits whole milliseconds, and not at all for less: the thread would spin."""
 
@@ -54,7 +50,7 @@ SWEEP_S = 0.1
 
 class MarkerWriter:
     """
-    The thread that writes the ENDs, releases and renewals of one consumer, and that commits its gathered offsets.
+    The thread that writes the ENDs, releases and renewals of one consumer.
 
     Args:
         producer: Sends the markers; this thread serves its delivery reports.
@@ -62,7 +58,6 @@ class MarkerWriter:
         consumer_id: Name of the consumer, written into every marker.
         ack_linger_ms: Longest time that settled messages are collected before their marker is sent.
         keep_alive: Whether to renew the leases of held messages.
-        commit_gathered: Commits gathered offsets that are due.
     """
 
     def __init__(
@@ -73,7 +68,6 @@ class MarkerWriter:
         consumer_id: str,
         ack_linger_ms: int,
         keep_alive: bool,
-        commit_gathered: Callable[[], None],
     ) -> None:
         """Store the values; `start` starts the thread."""
         self._producer = producer
@@ -81,7 +75,6 @@ class MarkerWriter:
         self._consumer_id = consumer_id
         self._ack_linger_s = ack_linger_ms / 1000
         self._keep_alive = keep_alive
-        self._commit_gathered = commit_gathered
         self._swept_at = 0.0
         self._rounds = 0
         self._flushing = 0
@@ -179,17 +172,9 @@ class MarkerWriter:
         until = began_at + (IDLE_S if is_idle else self._ack_linger_s)
         while True:
             left = FLUSH_S if self._flushing else until - time.monotonic()
-            self._producer.serve(max(POLL_UNIT_S, min(left, SERVE_S)))
-            self._commit_offsets()
+            self._producer.serve(max(POLL_UNIT_S, left))
             if self._flushing or time.monotonic() >= until:
                 return
-
-    def _commit_offsets(self) -> None:
-        try:
-            self._commit_gathered()
-        except Exception:
-            # As in `_run`: the thread must not end. The receiving thread commits later offsets.
-            logger.exception("cannot commit offsets", extra={"action": "commit_failed"})
 
     def _write_acked(self, outbox: Outbox) -> None:
         offsets, together = outbox.take_acked(), outbox.take_acked_ranges()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from kmq_spark.consumer.fetcher import GATHER_COMMITS_S
+from kmq_spark.consumer.fetcher import GATHER_FROM
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -66,44 +67,18 @@ def test_record_whose_partition_is_revoked_while_more_are_read_is_not_handed_out
         fetcher.client = client
 
 
-def test_gathered_offsets_are_committed_although_nothing_more_is_received(queue: Queue) -> None:
-    """A caller may work on its messages for hours before the next `receive`."""
+def test_offset_of_a_small_batch_is_committed_at_once(queue: Queue) -> None:
+    """A caller may work on its messages for hours before the next `receive`, and be killed then."""
     queue.send(*"abc")
     with consumer_of(queue) as consumer:
-        received = [receive_all(consumer, 1) for _ in "abc"]  # the second and the third within the gathering time
-        assert len(received) == 3
-        assert wait_until(lambda: queue.committed() == {0: 3})
-
-
-def test_gathered_offsets_do_not_wait_for_acknowledgements(queue: Queue) -> None:
-    queue.send(*"ab")
-    with consumer_of(queue) as consumer:
-        writer: Any = consumer._writer
-        writer._ack_linger_s = 10.0
-        receive_all(consumer, 1)
-        receive_all(consumer, 1)
-        assert wait_until(lambda: queue.committed() == {0: 2})
-        writer._ack_linger_s = 0.0  # for the close
-
-
-def test_many_batches_need_few_commits(queue: Queue) -> None:
-    queue.send(*map(str, range(200)))
-    with consumer_of(queue, ack_linger_ms=0) as consumer:
-        fetcher: Any = consumer._intake._fetcher
-        sent: list[float] = []
-        send = fetcher._send_commit
-
-        def send_and_note() -> None:
-            sent.append(time.monotonic())
-            send()
-
-        fetcher._send_commit = send_and_note
-        for _ in range(200):
+        for next_offset in (1, 2, 3):
             receive_all(consumer, 1)
-        assert wait_until(lambda: queue.committed() == {0: 200})
-        passed_s = time.monotonic() - sent[0]
-        # The first one is sent at once; one may be sent twice, by both threads.
-        assert len(sent) <= 3 + passed_s / GATHER_COMMITS_S
+            assert wait_until(partial(is_committed, queue, next_offset))
+
+
+def is_committed(queue: Queue, next_offset: int) -> bool:
+    """Return whether this is the committed offset of partition 0."""
+    return queue.committed() == {0: next_offset}
 
 
 def never_due(consumer: QueueConsumer) -> Any:  # noqa: ANN401  # tests look into it
@@ -111,6 +86,19 @@ def never_due(consumer: QueueConsumer) -> Any:  # noqa: ANN401  # tests look int
     fetcher: Any = consumer._intake._fetcher
     fetcher._committed_at = time.monotonic() + 3_600
     return fetcher
+
+
+def test_offset_of_a_large_batch_waits_and_a_later_fetch_commits_it(queue: Queue) -> None:
+    queue.send(*map(str, range(3 * GATHER_FROM)))
+    with consumer_of(queue) as consumer:
+        receive_all(consumer, 1)
+        fetcher = never_due(consumer)
+        receive_all(consumer, 3 * GATHER_FROM - 1)
+        assert queue.committed() == {0: 1}
+        assert fetcher._uncommitted == {0: 3 * GATHER_FROM}
+        fetcher._commit_at = 0.0
+        assert not consumer.receive(1, timeout=0.01)
+        assert wait_until(lambda: queue.committed() == {0: 3 * GATHER_FROM})
 
 
 def test_close_commits_gathered_offsets(queue: Queue) -> None:
@@ -133,14 +121,3 @@ def test_revoked_partition_has_its_gathered_offset_committed_and_no_older_one_fo
         fetcher._on_revoke(fetcher.client, [TopicPartition(queue.name, 0)])
         assert queue.committed() == {0: 3}
         assert fetcher._uncommitted == {}
-
-
-def test_offset_is_not_committed_by_the_other_thread_while_the_client_leaves(queue: Queue) -> None:
-    queue.send(*"ab")
-    with consumer_of(queue) as consumer:
-        receive_all(consumer, 1)
-        fetcher = never_due(consumer)
-        receive_all(consumer, 1)
-        fetcher._is_leaving, fetcher._commit_at = True, 0.0
-        fetcher.commit_gathered()
-        assert fetcher._uncommitted == {0: 2}

@@ -136,21 +136,21 @@ def decide_and_fail_to_deliver(markers: MarkersFolder, runs: Runs) -> None:
 
 
 def test_decisions_frame_names_each_due_message(spark: SparkSession, markers: MarkersFolder) -> None:
-    """One row per decision and one status row per partition; the fold returns nothing else."""
+    """One row per run of messages and one status row per partition; the fold returns nothing else."""
     markers.append((0, 10, 5_000, start(1, 2)), (1, 20, 5_000, start(7)), (0, 11, 6_001, TICK))
     frame = decide(markers.read(spark), SETTINGS)
     query = frame.writeStream.format("memory").queryName("decisions").outputMode("append").start()
     query.processAllAvailable()
     query.stop()
-    actual = spark.table("decisions").select("marker_partition", "row_kind", "message_offset", "deadline_at_ms")
+    names = ("marker_partition", "row_kind", "message_offset", "message_count", "deadline_at_ms")
+    actual = spark.table("decisions").select(*names)
     expected = spark.createDataFrame(
         [
-            (0, ROW_STATUS, -1, -1),
-            (0, ROW_REDELIVER, 1, 6_000),  # 5_000 + 1_000
-            (0, ROW_REDELIVER, 2, 6_000),
-            (1, ROW_STATUS, -1, -1),
+            (0, ROW_STATUS, -1, -1, -1),
+            (0, ROW_REDELIVER, 1, 2, 6_000),  # messages 1 and 2; 5_000 + 1_000
+            (1, ROW_STATUS, -1, -1, -1),
         ],
-        "marker_partition int, row_kind byte, message_offset long, deadline_at_ms long",
+        "marker_partition int, row_kind byte, message_offset long, message_count int, deadline_at_ms long",
     )
     assert_df_equality(expected, actual, ignore_row_order=True, ignore_nullable=True)
 
