@@ -43,7 +43,7 @@ GATHER_FROM = 100
 """
 A batch of `GATHER_FROM` messages or more is committed with the next ones, if the last commit is less than
 `GATHER_COMMITS_S` ago: a consumer at full speed commits 20 times a second instead of hundreds of times. The cost: if it
-is killed before its next fetch, it has received at most the batches of this time twice.
+is killed before its next fetch, the next owner of its partitions fetches at most the batches of this time again.
 """
 
 COMMIT_SKIPPED_S = 1.0
