@@ -7,8 +7,9 @@ Rule 2: a tracker is started when the queue is assigned to this process and its 
 Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, assigned to another process or held
 by another process. It is not stopped because its claim is over: if no process can reach the coordination topic, all go
 on with what they track, and a process that takes a queue over fences its former tracker.
-Rule 4: a claim is released when its tracker has ended, or `HAND_OVER_S` after it was asked to end: its successor fences
-it.
+Rule 4: a queue that is assigned to another process is handed over: its claim is released at once, and its tracker goes on
+until the successor fences it, for `HAND_OVER_S` at most. Where it stops for another reason, it ends before its claim is
+released.
 Rule 5: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HAND_OVER_S = 5.0
-"""How long a successor waits for a tracker that was asked to end, seconds."""
+HAND_OVER_S = 15.0
+"""How long a tracker goes on after its claim was released to a successor, seconds."""
 
 DRAIN_S = 25.0
 """How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
@@ -83,8 +84,8 @@ class _Tracking:
     def __init__(self, queue: str, claim: Claim, tracker: FleetTracker) -> None:
         self.queue, self.claim, self.tracker = queue, claim, tracker
         self.error: Exception | None = None
-        self.is_released = False
-        self.stop_asked_s: float | None = None
+        self.is_released = self.is_stopping = False
+        self.leaving_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
         self._thread.start()
 
@@ -92,13 +93,24 @@ class _Tracking:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
+    def hand_over(self, successor: str) -> None:
+        """Release the claim, once; the tracker goes on until the successor fences it or `stop` is called."""
+        if self.leaving_since_s is None:
+            self.leaving_since_s = time.monotonic()
+            logger.info(
+                "handing %s over to %s", self.queue, successor,
+                extra={"action": "fleet_hands_over", "queue": self.queue},
+            )  # fmt: skip
+            self.release()
+
     def stop(self, reason: str) -> None:
         """Ask the tracker to end, once."""
-        if self.stop_asked_s is None:
-            self.stop_asked_s = time.monotonic()
+        if not self.is_stopping:
+            self.is_stopping = True
+            self.leaving_since_s = self.leaving_since_s or time.monotonic()
             logger.info(
                 "stopping the tracker of %s: %s", self.queue, reason,
-                extra={"action": "fleet_hands_over", "queue": self.queue},
+                extra={"action": "fleet_stops", "queue": self.queue},
             )  # fmt: skip
             self.tracker.stop()
 
@@ -239,11 +251,20 @@ class TrackerFleet:
                 raise
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
-            if reason := self._reason_to_stop(view, queue, is_draining=is_draining):
+            if successor := self._successor(view, queue):
+                tracking.hand_over(successor)
+            elif reason := self._reason_to_stop(view, queue, is_draining=is_draining):
                 tracking.stop(reason)
+            elif tracking.leaving_since_s is not None:
+                tracking.stop("it comes back to this process, which starts it again")
             self._look_after(queue, tracking)
         if not is_draining:
             self._begin_assigned()
+
+    def _successor(self, view: dict[str, Any], queue: str) -> str:
+        """Return the other member to which a queue is assigned, empty for none."""
+        assigned_to = view["tasks"].get(queue, {"client_id": ""})["client_id"]
+        return assigned_to if assigned_to != self.member and not view["paused_until_ms"] else ""
 
     def _reason_to_stop(self, view: dict[str, Any], queue: str, *, is_draining: bool) -> str:
         """Return why a tracker must stop, empty if it must not; see rule 3."""
@@ -252,29 +273,27 @@ class TrackerFleet:
             return "the queue was removed from the fleet"
         if view["paused_until_ms"]:
             return "the fleet is paused"
-        assigned_to = task["client_id"]
-        if assigned_to not in {"", self.member}:
-            return f"the queue is assigned to {assigned_to}"
-        if is_draining and assigned_to != self.member:
+        if is_draining and task["client_id"] != self.member:
             return "this process ends and no other one is there"
         if claim is not None and claim["holder"] not in {"", self.member}:
             return f"{claim['holder']} holds the queue"
         return ""
 
     def _look_after(self, queue: str, tracking: _Tracking) -> None:
-        """Release the claim of a tracker that has ended or takes too long to end."""
+        """Release the claim of a tracker that has ended, and stop one that no successor has fenced in time."""
         if not tracking.is_running:
             del self._running[queue]
             tracking.release()
             self._note_end(queue, tracking)
             self._on_event("stopped", queue)
-        elif tracking.stop_asked_s is not None and time.monotonic() - tracking.stop_asked_s > HAND_OVER_S:
+        elif tracking.leaving_since_s is not None and time.monotonic() - tracking.leaving_since_s > HAND_OVER_S:
             tracking.release()
+            tracking.stop("no successor has fenced it")
 
     def _note_end(self, queue: str, tracking: _Tracking) -> None:
         """Log why a tracker has ended, and set when it may be started again here."""
         error = tracking.error
-        if error is None or tracking.stop_asked_s is not None:
+        if error is None or tracking.leaving_since_s is not None:
             self._failures.pop(queue, None)
             logger.info("tracker of %s ended", queue, extra={"action": "ended", "queue": queue})
             return
@@ -298,7 +317,7 @@ class TrackerFleet:
         for queue in assigned:
             tracking = self._running.get(queue)
             is_waiting = time.monotonic() < self._not_before_s.get(queue, 0.0)
-            if not self._is_queue(queue) or is_waiting or (tracking is not None and tracking.stop_asked_s is not None):
+            if not self._is_queue(queue) or is_waiting or (tracking is not None and tracking.leaving_since_s is not None):
                 continue
             if tracking is not None and tracking.claim.is_held:
                 continue
@@ -348,7 +367,7 @@ class TrackerFleet:
         return False
 
     def _drain(self) -> None:
-        """Let the other members take all queues, each after its tracker has ended here."""
+        """Give all queues to the other members, and wait until these have fenced the trackers here."""
         if not self._running:
             return
         until_s = time.monotonic() + DRAIN_S

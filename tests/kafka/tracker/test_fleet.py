@@ -35,9 +35,10 @@ class NotingTracker:
     """A tracker that tracks nothing and notes when it ran."""
 
     def __init__(self, queue: str, error: Exception | None = None, *, hangs: bool = False) -> None:
-        """Run until stopped, or raise *error* at once; one that *hangs* does not react to `stop`."""
+        """Run until stopped, or raise *error* at once; one that *hangs* reacts to `end` and not to `stop`."""
         self.queue, self._error, self._hangs = queue, error, hangs
         self.began_s = self.ended_s = 0.0
+        self.is_asked_to_stop = False
         self._stopping, self.end = threading.Event(), threading.Event()
 
     @property
@@ -52,11 +53,19 @@ class NotingTracker:
             if self._error is not None:
                 raise self._error
             (self.end if self._hangs else self._stopping).wait()
+            if self._error is not None:
+                raise self._error
         finally:
             self.ended_s = time.monotonic()
 
     def stop(self) -> None:
         """Note that it is to end."""
+        self.is_asked_to_stop = True
+        self._stopping.set()
+
+    def fence(self) -> None:
+        """End with an error, as a tracker does when another one of its queue has opened its sender."""
+        self._error = FencedError("fenced by a newer tracker")
         self._stopping.set()
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -68,14 +77,17 @@ class NotingTracker:
 class Process:
     """A process of a fleet, in a thread of this one."""
 
-    def __init__(self, settings: Settings, name: str, make: Callable[[str], NotingTracker]) -> None:
-        """Start it."""
+    def __init__(
+        self, settings: Settings, name: str, make: Callable[[str], NotingTracker], fence: Callable[[str], None]
+    ) -> None:
+        """Start it. *fence* is called with the queue of each tracker that begins."""
         self.made: list[NotingTracker] = []
         self.events: list[tuple[str, str]] = []
         self.failure: BaseException | None = None
         self.engine_error: KmqError | None = None
 
         def made(queue: str) -> FleetTracker:
+            fence(queue)
             self.made.append(make(queue))
             return self.made[-1]
 
@@ -145,9 +157,14 @@ class Fleet:
             process.end()
 
     def process(
-        self, member: str, *queues: str, make: Callable[[str], NotingTracker] = NotingTracker, **tracker: Any
+        self,
+        member: str,
+        *queues: str,
+        make: Callable[[str], NotingTracker] = NotingTracker,
+        is_fencing: bool = True,
+        **tracker: Any,
     ) -> Process:
-        """Start a process, and wait until it has joined."""
+        """Start a process, and wait until it has joined. Each of its trackers fences the older ones of its queue."""
         settings = load_settings(
             None,
             {
@@ -158,10 +175,15 @@ class Fleet:
                 },
             },
         )  # fmt: skip
-        self._processes.append(Process(settings, self.name, make))
+        fence = self._fence if is_fencing else lambda _queue: None
+        self._processes.append(Process(settings, self.name, make, fence))
         process = self._processes[-1]
         assert wait_until(lambda: ("joined", "") in process.events or process.failure is not None)
         return process
+
+    def _fence(self, queue: str) -> None:
+        for tracker in [tracker for process in self._processes for tracker in process.made if tracker.queue == queue]:
+            tracker.fence()
 
     def operator(self) -> Coordinator:
         """Follow the fleet's group."""
@@ -191,9 +213,6 @@ def test_each_queue_is_tracked_by_one_process(fleet: Fleet) -> None:
     second = fleet.process("b", "orders", "emails", "bills")
     assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 2)
     assert sorted(first.running() + second.running()) == ["bills", "emails", "orders"]
-    (moved,) = second.running()
-    # The tracker of the former owner has ended before that of the new one begins.
-    assert first.tracker(moved).ended_s <= second.tracker(moved).began_s
 
 
 def test_queues_of_a_process_that_dies_are_taken_over(fleet: Fleet) -> None:
@@ -207,18 +226,20 @@ def test_queues_of_a_process_that_dies_are_taken_over(fleet: Fleet) -> None:
     assert standby.fleet.takeovers == 1
 
 
-def test_queues_of_a_process_that_ends_are_handed_over(fleet: Fleet) -> None:
-    """One after the other: the new owner begins when the tracker of the old one has ended. It is no takeover."""
+def test_queues_of_a_process_that_ends_are_handed_over_without_a_gap(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The old tracker goes on until the new one fences it, and is not asked to stop. It is no takeover, no failure."""
     first = fleet.process("a", "orders", "emails")
     assert wait_until(lambda: len(first.running()) == 2)
     standby = fleet.process("b")
     assert wait_until(lambda: len(standby.running()) == 1)
     first.end()
     assert wait_until(lambda: standby.running() == ["emails", "orders"])
-    for queue in ("emails", "orders"):
-        assert first.tracker(queue).ended_s <= standby.tracker(queue).began_s
+    assert [tracker.is_asked_to_stop for tracker in first.made] == [False, False]
     assert standby.fleet.takeovers == 0
     assert first.failure is None
+    assert "failed; it is started again" not in caplog.text
 
 
 def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
@@ -230,9 +251,22 @@ def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
     assert only.events[-1] == ("stopped", "orders")
 
 
-def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The claim is released after a while: the successor's producer fences what still runs."""
+def test_tracker_that_no_successor_fences_is_stopped_after_a_while(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
+    first = fleet.process("a", "orders")
+    assert wait_until(lambda: first.running() == ["orders"])
+    standby = fleet.process("b", is_fencing=False)
+    first.fleet.stop()
+    assert wait_until(lambda: standby.running() == ["orders"])
+    assert first.running() == ["orders"]
+    assert wait_until(lambda: first.running() == [])
+    assert first.tracker("orders").is_asked_to_stop
+    assert first.wait_end() is None
+
+
+def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:
     first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
     assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
