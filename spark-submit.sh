@@ -67,6 +67,7 @@ exec "$submit" \
     --driver-java-options "-Xss16m -XX:+UseSerialGC $quick -Dlog4j2.configurationFile=file://$here/kmq_spark/spark/log4j2.properties" \
     --conf spark.ui.showConsoleProgress=false \
     --conf spark.ui.enabled="${KMQ_SPARK_UI:-false}" \
+    --conf spark.kafka.consumer.cache.capacity=4096 \
     --conf spark.python.unix.domain.socket.enabled=true \
     --conf 'spark.redaction.regex=(?i)secret|password|token|access[.]?key|kafka[.](sasl|ssl)|jaas|private.?key' \
     "$@"

@@ -103,6 +103,9 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # Of all queues of a process together. Above 64, the default, Spark opens a new Kafka client for each markers
+        # partition in each batch: the one that it closes to make room is the one that it needs next.
+        "spark.kafka.consumer.cache.capacity": "4096",
         # Unix sockets between the JVM and the Python workers are faster than loopback TCP.
         "spark.python.unix.domain.socket.enabled": "true",
         # PySpark's daemon, without a traceback for each worker when a query stops.

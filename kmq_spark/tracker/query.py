@@ -54,6 +54,8 @@ class MarkersSource:
         max_markers_per_batch: Most markers in one batch.
         extra: Settings of the Java client without the `kafka.` prefix, such as `security.protocol`.
         fail_on_removed: Whether the query fails if retention removed markers before they were read.
+        tasks: Most Spark tasks that read. Without a limit each markers partition has one, and costs most of its time
+            with its start.
     """
 
     bootstrap_servers: str
@@ -63,6 +65,7 @@ class MarkersSource:
     max_markers_per_batch: int
     extra: Mapping[str, str]
     fail_on_removed: bool = True
+    tasks: int = 2
 
     def options(self) -> dict[str, str]:
         """Return the options of Spark's Kafka source."""
@@ -75,9 +78,9 @@ class MarkersSource:
             "groupIdPrefix": self.group_id_prefix,
             # The END of an aborted transaction must not be read.
             "kafka.isolation.level": "read_committed",
-            # By default the fetch of a small partition waits 500 ms for more records. With 10 ms a batch takes 390 ms
-            # instead of 2400 ms.
-            "kafka.fetch.max.wait.ms": "10",
+            # A fetch of a partition with a few new records waits this long first; by default it is 500 ms, and a task
+            # reads its partitions one after the other. Nothing is gained by it: only what the broker has is read.
+            "kafka.fetch.max.wait.ms": "1",
             # By default a task that lost its broker connection waits two minutes (spark.network.timeout), even if the
             # broker is back after five seconds. With these timeouts the query fails and restarts with new clients.
             "kafkaConsumer.pollTimeoutMs": "10000",
@@ -102,7 +105,7 @@ def read_markers(spark: SparkSession, source: MarkersSource) -> DataFrame:
         F.col("offset").alias("marker_offset"),
         F.unix_millis("timestamp").alias("appended_at_ms"),
         F.col("value"),
-    )
+    ).coalesce(source.tasks)
 
 
 def decide(markers: DataFrame, settings: FoldSettings) -> DataFrame:

@@ -308,6 +308,7 @@ class QueueTracker:
             max_markers_per_batch=tracker.max_markers_per_batch,
             extra=plain(kafka.spark_extra),
             fail_on_removed=tracker.fail_on_removed_markers,
+            tasks=tracker.state_partitions,
         )
         fold_settings = FoldSettings(
             markers_topic=topics.markers_topic,

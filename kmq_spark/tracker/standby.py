@@ -105,6 +105,7 @@ def _run_batch(spark: SparkSession, layout: QueueLayout, queue: str, settings: S
         max_markers_per_batch=tracker.max_markers_per_batch,
         extra=plain(kafka.spark_extra),
         fail_on_removed=False,
+        tasks=tracker.state_partitions,
     )
     fold_settings = FoldSettings(
         markers_topic=topics.markers_topic,
