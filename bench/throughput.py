@@ -5,8 +5,9 @@ Measure consumers beside each other, in one run, interleaved: plain consume, Kaf
 
 A case is a size in bytes and a number of consumer processes. In each round, each contender reads the same number of
 messages, in a process of its own; the order changes from round to round. Ours read with a tracker beside them, which
-folds what they write; plain and share consumers have none. Rates are only compared within a run. The first rounds do
-not count: broker and tracker are compiled in them.
+folds what they write; plain and share consumers have none. The processes of a contender start at the same time, and get
+their partitions at the same time. Rates are only compared within a run. The first rounds do not count: broker and
+tracker are compiled in them.
 
 CPU is that of a whole run: a client from its creation to its close; broker and tracker from before the clients start
 until all is read, and until the tracker has folded the last END. On Linux only.
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 OURS = frozenset({"ack", "batch", "run"})
 CASES = (Case(100, 1), Case(100, 4), Case(1_024, 1))
-MAX_MESSAGES = 1_500_000
+MAX_MESSAGES = 4_000_000
 """Of a topic: a run takes seconds then, and what starts with it is a small part of it."""
 WARM_UP_FOLDS = 12
 """Of a tracker in rounds that do not count; in others, whose JVM is warm, it folds once, so that its workers exist."""
