@@ -7,8 +7,8 @@ Rule 2: a tracker is started when the queue is assigned to this process and its 
 Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, assigned to another process or held
 by another process. It is not stopped because its claim is over: if no process can reach the coordination topic, all go
 on with what they track, and a process that takes a queue over fences its former tracker.
-Rule 4: a queue that is assigned to another process is handed over: its claim is released at once, and its tracker goes on
-until the successor fences it, for `HAND_OVER_S` at most. Where it stops for another reason, it ends before its claim is
+Rule 4: a queue that is assigned to another process is handed over: its claim is released at once, and its tracker goes
+on until the successor fences it, for `HAND_OVER_S` at most. Stopped for another reason, it ends before its claim is
 released.
 Rule 5: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
@@ -317,9 +317,9 @@ class TrackerFleet:
         for queue in assigned:
             tracking = self._running.get(queue)
             is_waiting = time.monotonic() < self._not_before_s.get(queue, 0.0)
-            if not self._is_queue(queue) or is_waiting or (tracking is not None and tracking.leaving_since_s is not None):
+            if not self._is_queue(queue) or is_waiting:
                 continue
-            if tracking is not None and tracking.claim.is_held:
+            if tracking is not None and (tracking.leaving_since_s is not None or tracking.claim.is_held):
                 continue
             try:
                 # None while its last owner holds it.
