@@ -13,6 +13,7 @@ the same error is retried: a broker that restarts does not know its topics for a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -72,6 +73,9 @@ _JVM_CONNECTION_ERRORS = (Py4JNetworkError, ConnectionError)
 _JVM_IS_LOST = "lost the connection to Spark's JVM"
 
 SNAPSHOT_WARN_INTERVAL_S = 60.0
+
+FIRST_TICKS_S = 2.0
+"""Longest wait for the first TICKs before the query starts, seconds."""
 
 STOP_WAIT_S = 10.0
 """How long a stop waits for the end of the query after Spark has stopped it."""
@@ -229,6 +233,9 @@ class QueueTracker:
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         reader = rules_reader_of(self._settings, self._queue, layout)
         writer = self._full_record_writer = full_record_writer_of(self._settings, self._queue, layout, reader)
+        # Before the sender is opened: the ticker's client needs half a second until it can write, and redelivery is away
+        # from the moment at which the older tracker is fenced.
+        ticker = ticker_of(self._settings, layout)
         sender = sender_of(self._settings, self._queue, layout, reader)
         self._sender = sender
         is_done = False
@@ -243,7 +250,8 @@ class QueueTracker:
             )  # fmt: skip
             if sender.consumer_positions is not None:
                 sender.consumer_positions.start()
-            ticker = self._ticker = ticker_of(self._settings, layout, resume.key)
+            ticker.key = resume.key
+            self._ticker = ticker
             pauser = pauser_of(self._settings, self._queue, layout.topics, ticker, writer)
             self._track(sender, ticker, pauser, resume, began_s)
             is_done = True
@@ -285,6 +293,10 @@ class QueueTracker:
         try:
             if self._settings.tracker.trigger == "available-now":
                 ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
+            else:
+                # With the first TICKs in the log the first batch decides; without them the second one does.
+                with contextlib.suppress(KafkaClientError):
+                    ticker.wait_first_ticks(FIRST_TICKS_S)
             query = self._query = self._start_query(sender, ticker, pauser, resume, began_s)
             ticker.periodic_work = lambda: self._do_periodic_work(sender, query)
             self._wait_for_end(query, ticker)

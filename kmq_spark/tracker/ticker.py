@@ -161,10 +161,11 @@ class Ticker(threading.Thread):
         markers_topic: Topic that gets the TICKs.
         partition_count: Number of its partitions.
         interval_ms: Shortest time between two TICKs of a partition, milliseconds.
-        key: Key that signs the TICKs; empty for no signatures.
+        key: Key that signs the TICKs; empty for no signatures. It may be set until `start`.
         ends: Reads the end offsets of the queue topic; None for TICKs without end offsets.
 
     Attributes:
+        key: As above.
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
     """
@@ -193,7 +194,7 @@ class Ticker(threading.Thread):
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._key = key
+        self.key = key
         self._ends = ends
         self._ends_requested_at_s = -ENDS_INTERVAL_S
         self._warning_limit = RateLimit(WARN_INTERVAL_S)
@@ -420,7 +421,7 @@ class Ticker(threading.Thread):
             marker = tick_marker(ticks.queue_ends, ticks.ends_as_of)
             ticks.queue_ends = ()
         on_delivery = partial(self._report, time.monotonic(), marker.ends_as_of)
-        tick = signed(encode_marker(marker), partition, self._key)
+        tick = signed(encode_marker(marker), partition, self.key)
         try:
             self._producer.produce(self._topic, value=tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
