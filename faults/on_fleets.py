@@ -245,6 +245,8 @@ def upgraded(campaign: Campaign) -> list[Stage]:
     for _ in range(campaign.scaled(6, least=1)):
         if not (member := fleet.end_one(is_clean=True)):
             break
+        # As after a kill: the expiry of those in flight must not fall into the next hand-over.
+        time.sleep(LEASE_MS / 1000 / 2)
         fleet.wait_joined(fleet.start(member))
     stages = fleet.finish()
     what = "redelivery was away while a process of a fleet was stopped"

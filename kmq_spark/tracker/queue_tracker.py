@@ -233,8 +233,8 @@ class QueueTracker:
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         reader = rules_reader_of(self._settings, self._queue, layout)
         writer = self._full_record_writer = full_record_writer_of(self._settings, self._queue, layout, reader)
-        # Before the sender is opened: the ticker's client needs half a second until it can write, and redelivery is away
-        # from the moment at which the older tracker is fenced.
+        # Before the sender is opened: the ticker's client needs half a second until it can write, and redelivery is
+        # away from the moment at which the older tracker is fenced.
         ticker = ticker_of(self._settings, layout)
         sender = sender_of(self._settings, self._queue, layout, reader)
         self._sender = sender
