@@ -15,7 +15,7 @@ from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.core.policy import DecisionAction, Rules
 from kmq_spark.spark.session import streaming_settings
 from kmq_spark.tracker.fold_rows import ROW_REDELIVER, ROW_STATUS, FoldSettings
-from kmq_spark.tracker.query import build_query, decide
+from kmq_spark.tracker.query import MarkersSource, build_query, decide, read_markers
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -199,3 +199,10 @@ def test_outcome_carries_status_and_columns_of_each_partition(markers: MarkersFo
     assert (second.marker_partition, second.status.in_flight, second.status.next_marker_offset) == (3, 0, 42)
     assert second.decisions.action.tolist() == [DecisionAction.REDELIVER]
     assert second.decisions.tick_at_ms.tolist() == [6_500]
+
+
+def test_markers_partitions_share_tasks(spark: SparkSession) -> None:
+    """A task a partition costs more with its start than with what it reads."""
+    source = MarkersSource("127.0.0.1:1", "orders.markers", dict.fromkeys(range(64), 0), "kmq", 1_000, {}, tasks=3)
+    plan = read_markers(spark, source)._jdf.queryExecution().logical()  # only a query that runs has partitions
+    assert (plan.numPartitions(), plan.shuffle()) == (3, False)
