@@ -47,6 +47,14 @@ def test_only_what_was_started_before_and_lies_past_the_end_leaves(
     assert result.state.counters.nonexistent == (not stays)
 
 
+@pytest.mark.parametrize("partition", [0, 3])
+def test_range_that_crosses_the_end_is_cut_there(partition: int) -> None:
+    ticked = tick(1_000, queue_ends=[-1] * partition + [8], ends_as_of=1)
+    result = fold(PartitionState.empty(), log(start(5, count=5, queue_partition=partition), ticked), Rules())
+    assert in_flight(result) == [(partition, 5), (partition, 6), (partition, 7)]
+    assert result.state.counters.nonexistent == 2
+
+
 def test_partitions_that_the_tick_does_not_list_stay() -> None:
     """The topic may have grown since the ticker looked."""
     ticked = tick(1_000, queue_ends=[0, 5], ends_as_of=2)

@@ -305,6 +305,18 @@ def test_one_tick_decides_no_more_than_its_bound_earliest_first() -> None:
     assert second.decisions.message_offset.tolist() == [1]
 
 
+@pytest.mark.parametrize("bound", range(1, 13))
+def test_any_bound_cuts_the_same_order_within_a_range_too(bound: int) -> None:
+    leases = [
+        start(ranges=[(first, count)], lease_ms=lease_ms)
+        for first, count, lease_ms in ((1, 1, 300), (10, 3, 100), (20, 1, 200), (30, 2, 100), (40, 4, 50), (50, 1, 400))
+    ]
+    every = folded(*leases, tick()).decisions.messages()
+    bounded = folded(*leases, tick(), max_decisions_per_tick=bound)
+    assert bounded.decisions.messages() == every[:bound]
+    assert bounded.status.in_flight == 12 - bound
+
+
 def test_messages_of_one_deadline_are_decided_in_order_of_their_partition_and_offset() -> None:
     """Thousands fall due together after an outage; each tracker that replays the log decides them in one order."""
     leases = [
