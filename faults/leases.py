@@ -187,6 +187,7 @@ class Leases:
         ends: ENDs by a tracker, message by message, in log order.
         starts: STARTs of each message: marker offset, delivery count, writer.
         in_flight: Messages in flight at the end of the log.
+        deferred_until_ms: Of messages whose newest START is a deferral: until when, epoch milliseconds.
         acked: Messages that an END with outcome ACKED took out of flight.
         consumer_ends: ENDs that a consumer wrote, one by one.
         late_acks: ENDs with outcome ACKED of messages that were not in flight any more.
@@ -200,6 +201,7 @@ class Leases:
     ends: list[Justified] = field(default_factory=list)
     starts: defaultdict[MessageId, list[tuple[int, int, str]]] = field(default_factory=lambda: defaultdict(list))
     in_flight: set[MessageId] = field(default_factory=set)
+    deferred_until_ms: dict[MessageId, int] = field(default_factory=dict)
     acked: set[MessageId] = field(default_factory=set)
     consumer_ends: list[ConsumerEnd] = field(default_factory=list)
     late_acks: int = 0
@@ -336,6 +338,9 @@ class _Reading:
         count, is_deferral = max(1, marker.delivery_count), marker.never_handed_out
         segment = self._segment(message_id, logged, marker, count - is_deferral)
         segment.is_silent = not is_deferral
+        self.leases.deferred_until_ms.pop(message_id, None)
+        if is_deferral:
+            self.leases.deferred_until_ms[message_id] = segment.deadline_at_ms
         self.segments[message_id].append(segment)
         self.leases.starts[message_id].append((logged.marker_offset, count, marker.writer))
         self._started.add(message_id, logged.marker_offset)

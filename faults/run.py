@@ -14,6 +14,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -145,6 +146,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run what was asked for; return the exit code."""
     options = _arguments(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    # As Ctrl-C: what the running scenario has started ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="kmq-faults-"))
     _say(f"seed {options.seed}, logs in {folder}")
     wanted = set(filter(None, options.only.split(",")))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from faults.clocks import FalseClock, MovableClock
     from faults.conservation import ReportedStatus
     from faults.leases import Session
+    from faults.protocol import MessageId
     from kmq_spark.core.state import Status as TrackerStatus
     from kmq_spark.local.broker import EmbeddedBroker
     from kmq_spark.tracker.queue_tracker import QueueTracker
@@ -77,6 +78,10 @@ SURVIVOR_S = 20.0
 
 DRAIN_TIMEOUT_S = 60.0
 """I9: all is worked off a minute after the last fault."""
+
+DEFERRED_TIMEOUT_S = 20.0
+LONGEST_DRAIN_S = 300.0
+"""Longest drain in which deferrals, of two minutes at most, are waited for."""
 
 
 def _now_ms() -> int:
@@ -313,7 +318,8 @@ class Stage(JudgedStage):
 
         Args:
             workers: How many fresh ones, for each logical queue.
-            timeout_s: I9 is broken after it, times the patience.
+            timeout_s: I9 is broken after it, times the patience, or `DEFERRED_TIMEOUT_S` after a time at which all that
+                is open is deferred, as suspects are that wait for their turn.
         """
         timeout_s *= self.patience
         survivors = self.workers
@@ -331,10 +337,15 @@ class Stage(JudgedStage):
         began_s = time.monotonic()
         self.is_drained = True
         try:
-            while left := self._open_count():
-                if time.monotonic() - began_s > timeout_s:
+            give_up_s = began_s + timeout_s
+            while left := self._open():
+                now_s = time.monotonic()
+                if min(left.values()) > time.time() * 1000 and now_s < began_s + LONGEST_DRAIN_S:
+                    give_up_s = max(give_up_s, now_s + DEFERRED_TIMEOUT_S * self.patience)
+                if now_s > give_up_s:
                     who = f"{len(survivors)} workers that survived" if survivors else f"{workers} fresh workers"
-                    self.fail(f"I9: {left} messages are open {timeout_s:g} s after the last fault, with {who}")
+                    waited_s = now_s - began_s
+                    self.fail(f"I9: {len(left)} messages are open {waited_s:.0f} s after the last fault, with {who}")
                     break
                 time.sleep(1.0)
         finally:
@@ -468,10 +479,15 @@ class Stage(JudgedStage):
         """Return the trackers that took over, in their order, from what they logged."""
         return sessions(self.folder, self.queue)
 
-    def _open_count(self) -> int:
+    def _open(self) -> dict[MessageId, int]:
+        """Return the messages that are open, each with the time until which it is deferred, ms; 0 for now."""
         dump = read_dump(self.queue, self.bootstrap_servers)
         without(dump, self.hostile_markers)
-        return len(open_messages(dump, [read_leases(partition, log, []) for partition, log in dump.markers.items()]))
+        leases = [read_leases(partition, log, []) for partition, log in dump.markers.items()]
+        until_ms: dict[MessageId, int] = {}
+        for each in leases:
+            until_ms |= each.deferred_until_ms
+        return {message: until_ms.get(message, 0) for message in open_messages(dump, leases)}
 
     def _run_tracker(self, tracker: QueueTracker) -> None:
         try:
