@@ -188,6 +188,19 @@ def test_expired_message_is_gone_where_the_queue_drops_it() -> None:
     assert (len(result.decisions), result.status.in_flight, result.status.counters["expired"]) == (0, 0, 1)
 
 
+def test_expired_messages_of_all_batches_are_counted() -> None:
+    first = folded(start(count=2), end(outcome=Outcome.EXPIRED)).state
+    assert folded(end(8, outcome=Outcome.EXPIRED), state=first).status.counters["expired"] == 2
+
+
+def test_first_marker_of_a_batch_ends_what_was_rejected_before_it() -> None:
+    """An earlier tracker's END: where it went unnoticed, the dead letter would be sent twice."""
+    rejected = folded(start(count=2), end(outcome=Outcome.REJECTED), end(8, outcome=Outcome.REJECTED)).state
+    ends = [end(offset, outcome=Outcome.DEAD_LETTERED) for offset in (7, 8)]
+    result = folded(*ends, tick(FOREVER_MS), state=rejected)
+    assert (len(result.decisions), result.status.in_flight) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("reason", "expected_reason"), [("", "expired"), ("ttl of 5 ms was over", "ttl of 5 ms was over")]
 )
