@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 OURS = frozenset({"ack", "batch", "run"})
 CASES = (Case(100, 1), Case(100, 4), Case(1_024, 1))
-MAX_MESSAGES = 4_000_000
+MAX_MESSAGES = 2_500_000
 """Of a topic: a run takes seconds then, and what starts with it is a small part of it."""
 WARM_UP_FOLDS = 12
 """Of a tracker in rounds that do not count; in others, whose JVM is warm, it folds once, so that its workers exist."""
