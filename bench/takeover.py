@@ -39,7 +39,7 @@ GROUP = "takeover"
 _CHANCE = random.Random()  # noqa: S311  # which process is next, and when
 
 
-class Stretch(NamedTuple):
+class Ownership(NamedTuple):
     """The acts of one process on one resource under one epoch."""
 
     resource: str
@@ -133,7 +133,7 @@ class Group:
             process.wait()
 
 
-def stretches_of(folder: Path) -> list[Stretch]:
+def ownerships_of(folder: Path) -> list[Ownership]:
     """Return what all processes did, from their files."""
     found: dict[tuple[str, int, str], tuple[float, float]] = {}
     for file in folder.iterdir():
@@ -142,14 +142,14 @@ def stretches_of(folder: Path) -> list[Stretch]:
             key = (resource, int(epoch), file.name)
             first_ms, _ = found.get(key, (float(at_ms), 0.0))
             found[key] = (first_ms, float(at_ms))
-    return sorted(Stretch(*key, *times) for key, times in found.items())
+    return sorted(Ownership(*key, *times) for key, times in found.items())
 
 
-def judge(stretches: list[Stretch], deaths: list[Death]) -> dict[str, Any]:
+def judge(ownerships: list[Ownership], deaths: list[Death]) -> dict[str, Any]:
     """Return overlaps, and how long the resources of killed processes waited, in ms."""
     overlaps, waits_ms = 0, []
     killed_ms = {death.process: death.at_ms for death in deaths}
-    for before, after in itertools.pairwise(stretches):
+    for before, after in itertools.pairwise(ownerships):
         if before.resource != after.resource:
             continue
         overlaps += after.first_ms <= before.last_ms or after.epoch == before.epoch
@@ -158,7 +158,7 @@ def judge(stretches: list[Stretch], deaths: list[Death]) -> dict[str, Any]:
         if died_ms is not None and died_ms - before.last_ms < 5 * ACT_S * 1000:
             waits_ms.append(after.first_ms - died_ms)
     return {
-        "claims": len(stretches),
+        "claims": len(ownerships),
         "overlaps": overlaps,
         "orphans": len(waits_ms),
         "takeover_p50_ms": round(statistics.median(waits_ms)) if waits_ms else None,
@@ -182,7 +182,7 @@ def main(
             time.sleep(3 * t_ms / 1000)
         finally:
             group.end()
-        figures = judge(stretches_of(Path(folder)), group.deaths)
+        figures = judge(ownerships_of(Path(folder)), group.deaths)
     return {
         "seconds": seconds,
         "processes": processes,
