@@ -78,7 +78,11 @@ class Process:
     """A process of a fleet, in a thread of this one."""
 
     def __init__(
-        self, settings: Settings, name: str, make: Callable[[str], NotingTracker], fence: Callable[[str], None]
+        self,
+        settings: Settings,
+        name: str,
+        make: Callable[[str], NotingTracker],
+        fence: Callable[[str], None] = lambda _queue: None,
     ) -> None:
         """Start it. *fence* is called with the queue of each tracker that begins."""
         self.made: list[NotingTracker] = []
