@@ -65,7 +65,7 @@ def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
             _kill_one(stage, "", 1, after_s=0.5)
         nth = 1 if point in AT_START else generator.randint(2, 5)
         if not _kill_one(stage, point, nth, after_s=generator.uniform(0.5, 3.0)):
-            # Few batches are sent in several transactions, for example.
+            # Some points are passed rarely: few batches are sent in several transactions.
             _kill_one(stage, point, 1, after_s=0)
     stage.must_have_passed(points)
     recover(stage, stage.tracker())

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from faults.checker import Verdict, open_messages
+from faults.checker import Verdict
+from faults.drains import DRAIN_TIMEOUT_S, DrainLimit, open_until_ms
 from faults.events import EventFile
 from faults.evidence import RECORDS, REMEMBERED, RecordFile, facts_text, keep_rest
 from faults.judge import verdict_of
 from faults.judged_stage import JudgedStage
-from faults.leases import read_leases
 from faults.mix import LOGICAL_QUEUE, Mix, ask
 from faults.processes import NEVER_MS, Child, PeakWatch, TrackerChild, WorkerChild
 from faults.secrets import JAVA_SECRET, SECRET
@@ -75,13 +75,6 @@ DRAIN_WORK_MS = 10
 
 SURVIVOR_S = 20.0
 """I9: within this time a worker that survived is given a message, while some are sent."""
-
-DRAIN_TIMEOUT_S = 60.0
-"""I9: all is worked off a minute after the last fault."""
-
-DEFERRED_TIMEOUT_S = 20.0
-LONGEST_DRAIN_S = 300.0
-"""Longest drain in which deferrals, of two minutes at most, are waited for."""
 
 
 def _now_ms() -> int:
@@ -318,10 +311,9 @@ class Stage(JudgedStage):
 
         Args:
             workers: How many fresh ones, for each logical queue.
-            timeout_s: I9 is broken after it, times the patience, or `DEFERRED_TIMEOUT_S` after a time at which all that
-                is open is deferred, as suspects are that wait for their turn.
+            timeout_s: I9 is broken after it, times the patience; longer where all that is open is deferred, see
+                `faults.drains`.
         """
-        timeout_s *= self.patience
         survivors = self.workers
         self._judge_survivors(survivors)
         for sender in self._senders:
@@ -337,12 +329,10 @@ class Stage(JudgedStage):
         began_s = time.monotonic()
         self.is_drained = True
         try:
-            give_up_s = began_s + timeout_s
+            limit = DrainLimit(began_s, timeout_s, self.patience)
             while left := self._open():
                 now_s = time.monotonic()
-                if min(left.values()) > time.time() * 1000 and now_s < began_s + LONGEST_DRAIN_S:
-                    give_up_s = max(give_up_s, now_s + DEFERRED_TIMEOUT_S * self.patience)
-                if now_s > give_up_s:
+                if limit.is_over(left.values(), now_s, time.time() * 1000):
                     who = f"{len(survivors)} workers that survived" if survivors else f"{workers} fresh workers"
                     waited_s = now_s - began_s
                     self.fail(f"I9: {len(left)} messages are open {waited_s:.0f} s after the last fault, with {who}")
@@ -480,14 +470,10 @@ class Stage(JudgedStage):
         return sessions(self.folder, self.queue)
 
     def _open(self) -> dict[MessageId, int]:
-        """Return the messages that are open, each with the time until which it is deferred, ms; 0 for now."""
+        """Return the messages that are open now, and until when each is deferred; see `open_until_ms`."""
         dump = read_dump(self.queue, self.bootstrap_servers)
         without(dump, self.hostile_markers)
-        leases = [read_leases(partition, log, []) for partition, log in dump.markers.items()]
-        until_ms: dict[MessageId, int] = {}
-        for each in leases:
-            until_ms |= each.deferred_until_ms
-        return {message: until_ms.get(message, 0) for message in open_messages(dump, leases)}
+        return open_until_ms(dump)
 
     def _run_tracker(self, tracker: QueueTracker) -> None:
         try:
