@@ -270,6 +270,21 @@ def test_tracker_that_no_successor_fences_is_stopped_after_a_while(
     assert first.wait_end() is None
 
 
+def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Fleet) -> None:
+    first = fleet.process("a", "orders", "emails")
+    assert wait_until(lambda: len(first.running()) == 2)
+    second = fleet.process("b", is_fencing=False)
+    assert wait_until(lambda: len(second.running()) == 1)
+    (moved,) = second.running()
+    old = first.tracker(moved)
+    assert old.is_running
+    second.fleet.stop()
+    assert wait_until(lambda: len(first.made) == 3 and first.running() == ["emails", "orders"])
+    assert old.is_asked_to_stop
+    assert not old.is_running
+    assert second.wait_end() is None
+
+
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:
     first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
     assert wait_until(lambda: first.running() == ["orders"])

@@ -11,9 +11,12 @@ import pytest
 from confluent_kafka import Producer
 
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
-from kmq_spark.tracker import pacing
+from kmq_spark.tracker import pacing, queue_tracker
+from kmq_spark.tracker.queue_tracker import QueueTracker
+from kmq_spark.tracker.ticker import Ticker
 from kmq_spark.wire.codec import encode_marker
 from tests.kafka.stage import LEASE_MS, receive_all, wait_until
+from tests.limits import COMES_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from tests.kafka.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+LATE_S = 5.0
+"""Longer than a query takes to its first batch."""
 
 REST_S = 2.0
 BUSY_S = 8.0
@@ -63,6 +69,32 @@ def busy_markers(stage: Stage) -> Iterator[None]:
     finally:
         over.set()
         writer.join()
+
+
+def test_first_batch_of_a_tracker_decides_what_is_due(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late its first TICKs are, its query starts after them: a batch reads what was there when it began."""
+    monkeypatch.setattr(queue_tracker, "FIRST_TICKS_S", COMES_S)
+    write = Ticker._write
+
+    def write_late(ticker: Ticker, partition: int) -> None:
+        time.sleep(0 if ticker._reported_partitions else LATE_S)
+        write(ticker, partition)
+
+    monkeypatch.setattr(Ticker, "_write", write_late)
+    stage.send("released")
+    with stage.consumer() as consumer:
+        receive_all(consumer, 1)[0].release()
+    redelivered: list[int] = []
+    tracker = QueueTracker(stage.spark, stage.queue, stage.settings())
+    tracker.on_batch = lambda _outcomes, sent: redelivered.append(sent.redelivered)
+    thread = threading.Thread(target=tracker.run)
+    thread.start()
+    try:
+        assert tracker.wait_ready(COMES_S)
+    finally:
+        tracker.stop()
+        thread.join(COMES_S)
+    assert redelivered[0] == 1
 
 
 def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written(
