@@ -4,12 +4,12 @@ Run one process of a tracker fleet: track the queues that the fleet's group assi
 Rule 1: coordination decides which process starts a tracker. Exactly once rests on the fencing of the tracker's
 transactional producer alone: two trackers of one queue at a time send nothing twice.
 Rule 2: a tracker is started when the queue is assigned to this process and its claim was granted.
-Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, assigned to another process or held
-by another process. It is not stopped because its claim is over: if no process can reach the coordination topic, all go
-on with what they track, and a process that takes a queue over fences its former tracker.
+Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, or held by a process to which it is
+not assigned. It is not stopped because its claim is over: if no process can reach the coordination topic, all go on
+with what they track, and a process that takes a queue over fences its former tracker.
 Rule 4: a queue that is assigned to another process is handed over: its claim is released at once, and its tracker goes
-on until the successor fences it, for `HAND_OVER_S` at most. Stopped for another reason, it ends before its claim is
-released.
+on until the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another
+reason ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
 Rule 5: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HAND_OVER_S = 15.0
-"""How long a tracker goes on after its claim was released to a successor, seconds."""
+"""Longest time that a tracker goes on after a hand-over, and that one which was stopped may take to end, seconds."""
 
 DRAIN_S = 25.0
 """How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""

@@ -161,11 +161,11 @@ class Ticker(threading.Thread):
         markers_topic: Topic that gets the TICKs.
         partition_count: Number of its partitions.
         interval_ms: Shortest time between two TICKs of a partition, milliseconds.
-        key: Key that signs the TICKs; empty for no signatures. It may be set until `start`.
+        key: Key that signs the TICKs; empty for no signatures.
         ends: Reads the end offsets of the queue topic; None for TICKs without end offsets.
 
     Attributes:
-        key: As above.
+        key: The key. It may be set until `start`, because the client needs time to connect before the key is known.
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
     """
