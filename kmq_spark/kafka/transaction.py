@@ -63,6 +63,12 @@ Maximum time to add offsets. It takes milliseconds. But after the broker has bee
 a new producer needs a second: redelivery goes on within 15 s of the broker's return.
 """
 
+CONNECT_WAIT_S = 1.0
+"""Maximum time to wait for the first connection to a broker before `init_transactions` is called."""
+
+_CONNECTING_TOPIC = "__transaction_state"
+"""Topic of the request that waits for a connection. The broker itself writes it for each transaction."""
+
 _TIMEOUT_NAMES = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})
 
 
@@ -108,6 +114,9 @@ class TransactionalProducer:
         self._is_abandoned = False
         self._is_commit_requested = False
         self._final_error: KafkaClientError | FencedError | None = None
+        # If no broker is connected when it is called, `init_transactions` tries again only after 0.5 s.
+        with contextlib.suppress(KafkaException):
+            self._producer.list_topics(_CONNECTING_TOPIC, timeout=min(CONNECT_WAIT_S, self._timeout_s))
         self._tracker_failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
         self._tracker_failpoint("tracker.fenced-older")
