@@ -1,7 +1,8 @@
 """
 Manage the checkpoint folder of one query, on any file system that Spark's JVM can write.
 
-The folder contains the id of the markers topic. A folder that cannot be used is renamed.
+The folder contains the id of the markers topic, and of the tracker that used it last. A folder that cannot be used is
+renamed.
 
 Rule 1: A checkpoint that cannot be used is renamed. Only one that is out of date is deleted: a rebuild from the markers
 topic reads less.
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 TOPIC_ID_FILE = "kmq-topic-id"
 """File in the checkpoint folder that contains the id of the markers topic to which the checkpoint belongs."""
 
+TRACKER_ID_FILE = "kmq-tracker-id"
+"""File in the checkpoint folder that contains the id of the tracker that used the checkpoint last."""
+
 
 class CheckpointFolder:
     """
@@ -52,14 +56,11 @@ class CheckpointFolder:
 
     def topic_id(self) -> str:
         """Return the id of the checkpoint's markers topic; empty where it is not known."""
-        try:
-            if self._local is not None:
-                file = self._local / TOPIC_ID_FILE
-                return file.read_text().strip() if file.exists() else ""
-            return _HadoopFolder(self._path, self._spark).read(TOPIC_ID_FILE).strip()
-        except (OSError, UnicodeDecodeError, Py4JError, PySparkException) as error:
-            logger.warning("cannot read %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, one_line(error))
-            return ""
+        return self._read(TOPIC_ID_FILE)
+
+    def tracker_id(self) -> str:
+        """Return the id of the tracker that used the checkpoint last; empty where it is not known."""
+        return self._read(TRACKER_ID_FILE)
 
     def has_batches(self) -> bool:
         """Return whether a batch was committed: without one the checkpoint does not prove that markers were read."""
@@ -73,16 +74,12 @@ class CheckpointFolder:
 
     def write_topic_id(self, topic_id: str) -> None:
         """Write the id of the markers topic to which the checkpoint belongs from now on; empty: write nothing."""
-        if not topic_id or self.topic_id() == topic_id:
-            return
-        try:
-            if self._local is not None:
-                self._local.mkdir(parents=True, exist_ok=True)
-                (self._local / TOPIC_ID_FILE).write_text(topic_id)
-            else:
-                _HadoopFolder(self._path, self._spark).write(TOPIC_ID_FILE, topic_id)
-        except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot write %s of checkpoint %s: %s", TOPIC_ID_FILE, self._path, one_line(error))
+        if topic_id and self.topic_id() != topic_id:
+            self._write(TOPIC_ID_FILE, topic_id)
+
+    def write_tracker_id(self, tracker_id: str) -> None:
+        """Write the id of the tracker that uses the checkpoint from now on."""
+        self._write(TRACKER_ID_FILE, tracker_id)
 
     def read_to(self) -> dict[int, int]:
         """
@@ -134,6 +131,27 @@ class CheckpointFolder:
                 self._path, aside, extra={"action": "checkpoint_damaged"},
             )  # fmt: skip
         return aside
+
+    def _read(self, name: str) -> str:
+        """Return the text of a small file in the folder; empty where there is none or it cannot be read."""
+        try:
+            if self._local is not None:
+                file = self._local / name
+                return file.read_text().strip() if file.exists() else ""
+            return _HadoopFolder(self._path, self._spark).read(name).strip()
+        except (OSError, UnicodeDecodeError, Py4JError, PySparkException) as error:
+            logger.warning("cannot read %s of checkpoint %s: %s", name, self._path, one_line(error))
+            return ""
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            if self._local is not None:
+                self._local.mkdir(parents=True, exist_ok=True)
+                (self._local / name).write_text(text)
+            else:
+                _HadoopFolder(self._path, self._spark).write(name, text)
+        except (OSError, Py4JError, PySparkException) as error:
+            logger.warning("cannot write %s of checkpoint %s: %s", name, self._path, one_line(error))
 
     @staticmethod
     def _is_local(scheme: str) -> bool:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.positions import ResumePoint
 
 OUT_OF_DATE_MARKERS = 10_000
-"""A checkpoint is out of date if a rebuild reads this many markers less; such a batch takes less than a second."""
+"""
+A checkpoint that the queue's last tracker used is out of date if a rebuild reads this many markers less. One that an
+earlier tracker used is out of date unless a rebuild reads this many more. The tracker reads them in a second or less.
+"""
 
 DAMAGE_TEXTS = (
     # Spark's error classes for a state store that cannot be loaded, and for logs of a checkpoint that cannot be read.
@@ -92,18 +95,24 @@ def is_of_another_topic(error: BaseException) -> bool:
     return any(TOPIC_SHRANK in text for text in (text_of(error), *_java_texts(error)))
 
 
-def is_out_of_date(read_to: Mapping[int, int], resume: ResumePoint) -> bool:
+def is_out_of_date(read_to: Mapping[int, int], tracker_id: str, resume: ResumePoint) -> bool:
     """
-    Return whether a rebuild of the state from the markers topic reads fewer markers than a start from the checkpoint.
+    Return whether a rebuild of the state from the markers topic is quicker than a start from the checkpoint.
+
+    If another tracker has fenced the one that used the checkpoint, its last batch was not committed. Spark would run
+    that batch again first, which decides nothing. A rebuild begins with the batch that decides.
 
     Args:
         read_to: First marker that the checkpoint has not read, by markers partition; empty if unknown.
+        tracker_id: The tracker that used the checkpoint last; empty if unknown.
         resume: Where a rebuild begins. If markers were removed, or it has no committed offset, the checkpoint is kept.
     """
     if not read_to or resume.removed or resume.unproven_gaps or resume.has_no_position:
         return False
     ahead = sum(start - read_to.get(partition, 0) for partition, start in resume.starting_offsets.items())
-    return ahead > OUT_OF_DATE_MARKERS
+    # The queue's last tracker may still use its checkpoint, so that one is kept.
+    is_of_last_tracker = not tracker_id or any(at.tracker_id == tracker_id for at in resume.positions.values())
+    return ahead > (OUT_OF_DATE_MARKERS if is_of_last_tracker else -OUT_OF_DATE_MARKERS)
 
 
 def _java_texts(error: BaseException) -> list[str]:

@@ -242,7 +242,7 @@ class QueueTracker:
         try:
             resume = sender.open(self._known_ids)
             self._known_ids |= sender.known_ids
-            self._check_checkpoint(resume, sender.topics.markers_topic)
+            self._check_checkpoint(resume, sender)
             logger.info(
                 "tracker %s of %s started; decides from marker offsets %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
@@ -258,9 +258,9 @@ class QueueTracker:
         finally:
             sender.close(is_stopped=is_done)
 
-    def _check_checkpoint(self, resume: ResumePoint, markers_topic: str) -> None:
+    def _check_checkpoint(self, resume: ResumePoint, sender: RedeliverySender) -> None:
         """
-        Rename the checkpoint if it belongs to another topic.
+        Rename the checkpoint if it belongs to another topic; delete it if a rebuild is quicker.
 
         Raises:
             KmqError: Retention removed markers before they were read.
@@ -269,19 +269,20 @@ class QueueTracker:
         known_id = folder.topic_id()
         is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
         if self._settings.tracker.fail_on_removed_markers:
-            resume.check_nothing_removed(markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
+            resume.check_nothing_removed(sender.topics.markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
         if not is_of_topic and (known_id or resume.is_other_topic or resume.has_no_position):
             # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
             # if it is longer, Spark skips the markers below the checkpoint's offset.
             folder.rename_damaged()
-        elif is_out_of_date(folder.read_to(), resume):
+        elif is_out_of_date(folder.read_to(), folder.tracker_id(), resume):
             # Another process has tracked the queue since, with a checkpoint of its own.
             logger.info(
-                "checkpoint %s is out of date: the state is rebuilt from the markers topic, which reads less",
+                "checkpoint %s is out of date: the state is rebuilt from the markers topic, which is quicker",
                 self._checkpoint, extra={"action": "checkpoint_out_of_date", "queue": self._queue},
             )  # fmt: skip
             folder.remove()
         folder.write_topic_id(resume.topic_id)
+        folder.write_tracker_id(sender.tracker_id)
 
     def _track(
         self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, began_s: float

@@ -70,7 +70,8 @@ def test_checkpoint_is_named_and_renamed_on_a_file_system_of_hadoop(
     folder = CheckpointFolder(f"file://{tmp_path}/orders", spark)
     assert folder.rename_damaged() is None
     folder.write_topic_id("first")
-    assert folder.topic_id() == "first"
+    folder.write_tracker_id("newest")
+    assert (folder.topic_id(), folder.tracker_id()) == ("first", "newest")
     assert not folder.has_batches()
     (tmp_path / "orders" / "commits").mkdir()
     (tmp_path / "orders" / "commits" / "0").write_text("v1")

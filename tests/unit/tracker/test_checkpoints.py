@@ -11,12 +11,15 @@ import pytest
 
 from kmq_spark.errors import KafkaClientError, StateError
 from kmq_spark.failpoints import EXIT_CODE, VARIABLE
-from kmq_spark.kafka.positions import ResumePoint
+from kmq_spark.kafka.positions import Position, ResumePoint
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
 from kmq_spark.tracker.checkpoints import OUT_OF_DATE_MARKERS, is_damaged, is_out_of_date
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+SIGNED = {0: Position(70_000, 50_000, "last"), 1: Position(70_000, 50_000, "last")}
+"""Committed positions after the last tracker of a queue."""
 
 
 def test_damaged_state_is_distinguished_from_a_lost_broker() -> None:
@@ -64,11 +67,15 @@ def test_checkpoint_elsewhere_is_left_to_the_operator(caplog: pytest.LogCaptureF
     assert "move it away" in caplog.text
 
 
-def test_checkpoint_knows_its_topic(tmp_path: Path) -> None:
+def test_checkpoint_knows_its_topic_and_its_tracker(tmp_path: Path) -> None:
     folder = CheckpointFolder(str(tmp_path / "orders"))
     assert folder.topic_id() == ""
     folder.write_topic_id("first")
     assert CheckpointFolder(f"file://{tmp_path}/orders").topic_id() == "first"
+    assert folder.tracker_id() == ""
+    for tracker_id in ("older", "newer"):
+        folder.write_tracker_id(tracker_id)
+        assert folder.tracker_id() == tracker_id
     assert not folder.has_batches()
     (tmp_path / "orders" / "commits").mkdir()
     (tmp_path / "orders" / "commits" / "0").write_text("v1")
@@ -99,16 +106,28 @@ def test_offsets_of_a_checkpoint_that_cannot_be_read_are_unknown(tmp_path: Path,
 
 def test_checkpoint_is_out_of_date_where_a_rebuild_reads_less() -> None:
     """Another process has tracked the queue since. Where markers were removed, the checkpoint is the only proof."""
-    resume = ResumePoint({}, starting_offsets={0: 50_000, 1: 50_000}, decide_from={0: 60_000, 1: 60_000})
+    resume = ResumePoint(SIGNED, starting_offsets={0: 50_000, 1: 50_000}, decide_from={0: 60_000, 1: 60_000})
     margin = OUT_OF_DATE_MARKERS // 2
-    assert is_out_of_date({0: 0, 1: 0}, resume)
-    assert is_out_of_date({0: 50_000 - margin, 1: 49_999 - margin}, resume)
-    assert not is_out_of_date({0: 50_000 - margin, 1: 50_000 - margin}, resume)
-    assert not is_out_of_date({0: 60_000, 1: 60_000}, resume)
-    assert not is_out_of_date({}, resume)
+    for tracker_id in ("last", ""):
+        assert is_out_of_date({0: 0, 1: 0}, tracker_id, resume)
+        assert is_out_of_date({0: 50_000 - margin, 1: 49_999 - margin}, tracker_id, resume)
+        assert not is_out_of_date({0: 50_000 - margin, 1: 50_000 - margin}, tracker_id, resume)
+        assert not is_out_of_date({0: 60_000, 1: 60_000}, tracker_id, resume)
+        assert not is_out_of_date({}, tracker_id, resume)
     for proof in ({"removed": {0: (0, 5)}}, {"unproven_gaps": {0: 5}}, {"has_no_position": True}):
-        kept = ResumePoint({}, {0: 50_000}, {0: 60_000}, **proof)
-        assert not is_out_of_date({0: 0}, kept)
+        kept = ResumePoint(SIGNED, {0: 50_000}, {0: 60_000}, **proof)
+        assert not is_out_of_date({0: 0}, "last", kept)
+        assert not is_out_of_date({0: 0}, "fenced", kept)
+
+
+def test_checkpoint_of_a_tracker_that_was_fenced_is_out_of_date_unless_a_rebuild_reads_much_more() -> None:
+    """Its last batch was not committed, and would run again first."""
+    resume = ResumePoint(SIGNED, starting_offsets={0: 50_000, 1: 50_000}, decide_from={0: 90_000, 1: 90_000})
+    margin = OUT_OF_DATE_MARKERS // 2
+    assert is_out_of_date({0: 50_000 + margin, 1: 49_999 + margin}, "fenced", resume)
+    assert not is_out_of_date({0: 50_000 + margin, 1: 50_000 + margin}, "fenced", resume)
+    assert not is_out_of_date({0: 50_000 + margin, 1: 49_999 + margin}, "last", resume)
+    assert not is_out_of_date({}, "fenced", resume)
 
 
 def test_checkpoint_that_is_out_of_date_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
