@@ -10,7 +10,9 @@ with what they track, and a process that takes a queue over fences its former tr
 Rule 4: a queue that is assigned to another process is handed over: its claim is released at once, and its tracker goes
 on until the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another
 reason ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
-Rule 5: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
+Rule 5: while a queue is handed over, its successor needs the processor more: the tracker that is handed over gives way,
+and so do the others of a process in which a tracker starts.
+Rule 6: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
 
@@ -46,6 +48,9 @@ logger = logging.getLogger(__name__)
 HAND_OVER_S = 15.0
 """Longest time that a tracker goes on after a hand-over, and that one which was stopped may take to end, seconds."""
 
+STARTING_S = 10.0
+"""For how long other trackers give way to one that starts, seconds."""
+
 DRAIN_S = 25.0
 """How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
 
@@ -66,7 +71,14 @@ _IS_QUEUE = re.compile(TRACKED_NAME_PATTERN)
 
 
 class FleetTracker(Protocol):
-    """The part of a tracker that the fleet uses; `QueueTracker` has it."""
+    """
+    The part of a tracker that the fleet uses; `QueueTracker` has it.
+
+    Attributes:
+        gives_way: Whether it pauses after each batch, so that another tracker can start sooner.
+    """
+
+    gives_way: bool
 
     def run(self) -> None:
         """Track until `stop`; raise a `KmqError` where that is not possible."""
@@ -86,12 +98,18 @@ class _Tracking:
         self.error: Exception | None = None
         self.is_released = self.is_stopping = False
         self.leaving_since_s: float | None = None
+        self._began_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the tracker has had no batch yet; no longer so after `STARTING_S`, for example without a broker."""
+        return not self.tracker.wait_ready(0) and time.monotonic() - self._began_s < STARTING_S
 
     def hand_over(self, successor: str) -> None:
         """Release the claim, once; the tracker goes on until the successor fences it or `stop` is called."""
@@ -247,7 +265,7 @@ class TrackerFleet:
             try:
                 self._check_engine()
             except KmqError:
-                self._coordinator.close()  # rule 5
+                self._coordinator.close()  # rule 6
                 raise
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
@@ -260,6 +278,13 @@ class TrackerFleet:
             self._look_after(queue, tracking)
         if not is_draining:
             self._begin_assigned()
+        self._give_way()
+
+    def _give_way(self) -> None:
+        """Let the trackers pause that rule 5 names."""
+        is_one_starting = any(tracking.is_starting for tracking in self._running.values())
+        for tracking in self._running.values():
+            tracking.tracker.gives_way = is_one_starting or tracking.leaving_since_s is not None
 
     def _successor(self, view: dict[str, Any], queue: str) -> str:
         """Return the other member to which a queue is assigned, empty for none."""

@@ -77,6 +77,9 @@ SNAPSHOT_WARN_INTERVAL_S = 60.0
 FIRST_TICKS_S = 2.0
 """Longest wait for the first TICKs before the query starts, seconds."""
 
+GIVE_WAY_S = 0.7
+"""Pause after each batch while this tracker gives way, seconds."""
+
 STOP_WAIT_S = 10.0
 """How long a stop waits for the end of the query after Spark has stopped it."""
 
@@ -97,6 +100,8 @@ class QueueTracker:
     Attributes:
         snapshot_lag: Batches since the last uploaded snapshot of the state.
         stats: What the tracker has done since the process started.
+        gives_way: Whether this tracker pauses after each batch, so that another one can start sooner. While it does,
+            redelivery from this queue is `GIVE_WAY_S` later.
         on_batch: Called after each batch with its outcomes and what was sent; None for no call.
     """
 
@@ -124,6 +129,7 @@ class QueueTracker:
         self._snapshot_warning_limit = RateLimit(SNAPSHOT_WARN_INTERVAL_S)
         self.snapshot_lag = 0
         self.stats = TrackerStats()
+        self.gives_way = False
         self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
 
     @property
@@ -269,7 +275,8 @@ class QueueTracker:
         known_id = folder.topic_id()
         is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
         if self._settings.tracker.fail_on_removed_markers:
-            resume.check_nothing_removed(sender.topics.markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
+            has_checkpoint = is_of_topic and folder.has_batches()
+            resume.check_nothing_removed(sender.topics.markers_topic, has_checkpoint=has_checkpoint)
         if not is_of_topic and (known_id or resume.is_other_topic or resume.has_no_position):
             # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
             # if it is longer, Spark skips the markers below the checkpoint's offset.
@@ -396,6 +403,8 @@ class QueueTracker:
         """
         ended_s = time.monotonic()
         if catch_up.is_over and self._settings.tracker.trigger != "available-now":
+            if self.gives_way:
+                self._stopping.wait(GIVE_WAY_S)
             pauser.pause(ended_s - self._batch_began_s)
         self._batch_began_s = time.monotonic()
         # Keep two: Spark's newest progress report may be of this batch or of the one before it.

@@ -38,7 +38,8 @@ class NotingTracker:
         """Run until stopped, or raise *error* at once; one that *hangs* reacts to `end` and not to `stop`."""
         self.queue, self._error, self._hangs = queue, error, hangs
         self.began_s = self.ended_s = 0.0
-        self.is_asked_to_stop = False
+        self.is_asked_to_stop = self.gives_way = False
+        self.is_ready = True
         self._stopping, self.end = threading.Event(), threading.Event()
 
     @property
@@ -69,9 +70,16 @@ class NotingTracker:
         self._stopping.set()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Return at once: it has no first batch."""
+        """Return at once whether it had its first batch."""
         del timeout_s
-        return True
+        return self.is_ready
+
+
+def never_ready(queue: str) -> NotingTracker:
+    """Return a tracker that has its first batch when the test says so."""
+    tracker = NotingTracker(queue)
+    tracker.is_ready = False
+    return tracker
 
 
 class Process:
@@ -283,6 +291,30 @@ def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Flee
     assert old.is_asked_to_stop
     assert not old.is_running
     assert second.wait_end() is None
+
+
+def test_trackers_give_way_to_one_that_starts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has had its first batch, or for a while if that takes very long."""
+    first = fleet.process("a", "orders", "emails", make=never_ready)
+    assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way for tracker in first.made))
+    for tracker in first.made:
+        tracker.is_ready = True
+    assert wait_until(lambda: not any(tracker.gives_way for tracker in first.made))
+    first.made[0].is_ready = False
+    assert wait_until(lambda: first.made[1].gives_way)
+    monkeypatch.setattr(fleet_module, "STARTING_S", 0.0)
+    assert wait_until(lambda: not first.made[1].gives_way)
+
+
+def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) -> None:
+    first = fleet.process("a", "orders")
+    assert wait_until(lambda: first.running() == ["orders"])
+    assert not first.tracker("orders").gives_way
+    standby = fleet.process("b", is_fencing=False)
+    first.fleet.stop()
+    assert wait_until(lambda: standby.running() == ["orders"])
+    assert first.tracker("orders").gives_way
+    assert not standby.tracker("orders").gives_way
 
 
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:

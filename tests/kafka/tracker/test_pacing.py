@@ -162,3 +162,22 @@ def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(stage: 
         assert wait_until(lambda: sum(at.counters["acked"] for at in tracker.stats.statuses.values()) == settled > 0)
         # The longest: a TICK that is due ends a pause early.
         assert max(pauses_s) >= REST_S * 0.9
+
+
+def test_tracker_that_gives_way_pauses_after_each_batch_and_stops_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although a TICK is unread that decides a message."""
+    batches = Batches()
+    with busy_markers(stage), stage.tracking() as tracker:
+        tracker.gives_way = True
+        monkeypatch.setattr(queue_tracker, "GIVE_WAY_S", HOUR_S)
+        tracker.on_batch = batches.count
+        assert wait_until(lambda: batches.number == 1)
+        stage.send("due")
+        with stage.consumer() as consumer:
+            assert receive_all(consumer, 1)
+        time.sleep(LEASE_MS / 1000 + 1.0)
+    assert batches.number <= 2  # the one that gave way, and one that begins when it ends
+    with stage.tracking(), stage.consumer() as consumer:
+        assert [message.delivery_count for message in receive_all(consumer, 1, ack=True)] == [2]
