@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 OURS = frozenset({"ack", "batch", "run"})
 CASES = (Case(100, 1), Case(100, 4), Case(1_024, 1))
-MAX_MESSAGES = 2_500_000
-"""Of a topic: a run takes seconds then, and what starts with it is a small part of it."""
+MAX_MESSAGES = 5_000_000
+"""Of a topic. Such a run takes seconds, so that the costs of its start are a small part."""
 WARM_UP_FOLDS = 12
 """Of a tracker in rounds that do not count; in others, whose JVM is warm, it folds once, so that its workers exist."""
 WARM_UP_MESSAGES = 40_000
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=1, help="rounds of the first case that do not count")
     parser.add_argument("--cases", type=cases_of, default=list(CASES), help="bytes x processes, such as 100x1,100x4")
-    parser.add_argument("--mib", type=int, default=600, help="payload of one topic, at most 1.5 million messages")
+    parser.add_argument("--mib", type=int, default=1_500, help=f"payload of one topic, at most {MAX_MESSAGES:,} messages")
     options = parser.parse_args()
     bench = Bench()
     try:
