@@ -11,7 +11,7 @@ LOG_ACTIONS: dict[str, str] = {
     "callback_failed": "A callback of the application raised an exception.",
     "catching_up": "A tracker that has started reads the existing markers; repeated until it is ready.",
     "checkpoint_damaged": "A tracker's checkpoint cannot be used; the state is rebuilt from the markers topic.",
-    "checkpoint_out_of_date": "A tracker deleted an old checkpoint: a rebuild from the markers topic reads less.",
+    "checkpoint_out_of_date": "A tracker deleted an old checkpoint: a rebuild from the markers topic is quicker.",
     "claim_lost": "A member of a coordination group lost a claim.",
     "claim_released_behind": "A member released a partition because it was behind; see `release_if_behind_s`.",
     "client_replaced": "A consumer has replaced a Kafka client that no longer found its group coordinator.",
