@@ -37,7 +37,7 @@ with-broker: .venv/.dev .venv/.classes
 integration: .venv/.dev .venv/.classes ## run the tests on a real Spark and a real Kafka broker
 	@$(PYTEST) $(SPREAD) -m "(spark or kafka) and not faults and not slow"
 
-bench: .venv/.dev .venv/.classes ## measure everything, about fifty minutes; writes bench/results.json, .md and .png
+bench: .venv/.dev .venv/.classes ## measure everything, about 45 minutes; writes bench/results.json, .md and .png
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run
 
 bench-guard: .venv/.dev .venv/.classes ## look that no ratio of the stored results has fallen
