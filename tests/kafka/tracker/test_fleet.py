@@ -315,6 +315,7 @@ def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) ->
     assert wait_until(lambda: standby.running() == ["orders"])
     assert first.tracker("orders").gives_way
     assert not standby.tracker("orders").gives_way
+    first.tracker("orders").fence()
 
 
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:

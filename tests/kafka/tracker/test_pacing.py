@@ -121,8 +121,11 @@ def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written
             late.ack()
 
 
-def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing(stage: Stage) -> None:
+def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a pause or in a batch: the running batch sends what it decided, and no other one begins to send."""
+    monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", 1.0)
     values = [str(number) for number in range(20)]
     stage.send(*values)
     with busy_markers(stage), stage.consumer() as consumer:
