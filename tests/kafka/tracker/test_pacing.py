@@ -71,6 +71,7 @@ def busy_markers(stage: Stage) -> Iterator[None]:
         writer.join()
 
 
+@pytest.mark.slow
 def test_first_batch_of_a_tracker_decides_what_is_due(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """However late its first TICKs are, its query starts after them: a batch reads what was there when it began."""
     monkeypatch.setattr(queue_tracker, "FIRST_TICKS_S", COMES_S)
@@ -121,6 +122,7 @@ def test_release_rejection_and_short_lease_end_a_pause_in_which_they_are_written
             late.ack()
 
 
+@pytest.mark.slow
 def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(stage: 
         assert max(pauses_s) >= REST_S * 0.9
 
 
+@pytest.mark.slow
 def test_tracker_that_gives_way_pauses_after_each_batch_and_stops_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
