@@ -282,9 +282,9 @@ class TrackerFleet:
 
     def _give_way(self) -> None:
         """Let the trackers pause that rule 5 names."""
-        is_one_starting = any(tracking.is_starting for tracking in self._running.values())
-        for tracking in self._running.values():
-            tracking.tracker.gives_way = is_one_starting or tracking.leaving_since_s is not None
+        starting = {queue for queue, tracking in self._running.items() if tracking.is_starting}
+        for queue, tracking in self._running.items():
+            tracking.tracker.gives_way = bool(starting - {queue}) or tracking.leaving_since_s is not None
 
     def _successor(self, view: dict[str, Any], queue: str) -> str:
         """Return the other member to which a queue is assigned, empty for none."""

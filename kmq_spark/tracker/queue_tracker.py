@@ -101,7 +101,7 @@ class QueueTracker:
         snapshot_lag: Batches since the last uploaded snapshot of the state.
         stats: What the tracker has done since the process started.
         gives_way: Whether this tracker pauses after each batch, so that another one can start sooner. While it does,
-            redelivery from this queue is `GIVE_WAY_S` later.
+            redelivery from this queue is later by `GIVE_WAY_S` at most.
         on_batch: Called after each batch with its outcomes and what was sent; None for no call.
     """
 

@@ -34,12 +34,18 @@ T = 500
 class NotingTracker:
     """A tracker that tracks nothing and notes when it ran."""
 
-    def __init__(self, queue: str, error: Exception | None = None, *, hangs: bool = False) -> None:
-        """Run until stopped, or raise *error* at once; one that *hangs* reacts to `end` and not to `stop`."""
+    def __init__(
+        self, queue: str, error: Exception | None = None, *, hangs: bool = False, is_ready: bool = True
+    ) -> None:
+        """
+        Run until stopped, or raise *error* at once.
+
+        One that *hangs* reacts to `end` and not to `stop`. One that is not ready has not had its first batch.
+        """
         self.queue, self._error, self._hangs = queue, error, hangs
         self.began_s = self.ended_s = 0.0
         self.is_asked_to_stop = self.gives_way = False
-        self.is_ready = True
+        self.is_ready = is_ready
         self._stopping, self.end = threading.Event(), threading.Event()
 
     @property
@@ -73,13 +79,6 @@ class NotingTracker:
         """Return at once whether it had its first batch."""
         del timeout_s
         return self.is_ready
-
-
-def never_ready(queue: str) -> NotingTracker:
-    """Return a tracker that has its first batch when the test says so."""
-    tracker = NotingTracker(queue)
-    tracker.is_ready = False
-    return tracker
 
 
 class Process:
@@ -295,13 +294,14 @@ def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Flee
 
 def test_trackers_give_way_to_one_that_starts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has had its first batch, or for a while if that takes very long."""
-    first = fleet.process("a", "orders", "emails", make=never_ready)
+    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way for tracker in first.made))
     for tracker in first.made:
         tracker.is_ready = True
     assert wait_until(lambda: not any(tracker.gives_way for tracker in first.made))
     first.made[0].is_ready = False
     assert wait_until(lambda: first.made[1].gives_way)
+    assert not first.made[0].gives_way
     monkeypatch.setattr(fleet_module, "STARTING_S", 0.0)
     assert wait_until(lambda: not first.made[1].gives_way)
 
