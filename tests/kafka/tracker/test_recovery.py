@@ -66,6 +66,24 @@ def test_tracker_is_ready_only_when_it_has_read_the_markers_of_before_its_start(
         assert tracker.stats.batches > 1
 
 
+def test_checkpoint_is_rebuilt_where_another_tracker_has_had_the_queue_since(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a folder for each process; the one whose tracker was the queue's last is read on. Nothing is lost."""
+    caplog.set_level("INFO", "kmq_spark.tracker.queue_tracker")
+    folders = [str(tmp_path / name) for name in ("here", "there")]
+    with stage.consumer(lease_ms=8_000) as consumer:
+        stage.send("held")
+        for folder in (folders[0], folders[0], folders[1]):
+            with stage.tracking(checkpoint_dir=folder):
+                receive_all(consumer, 1, timeout_s=1.0)
+        assert "out of date" not in caplog.text
+        with stage.tracking(checkpoint_dir=folders[0]):
+            assert f"checkpoint {folders[0]}/{stage.queue} is out of date" in caplog.text
+            (again,) = receive_all(consumer, 1, ack=True)
+    assert (again.value, again.delivery_count) == (b"held", 2)
+
+
 def test_topics_made_anew_under_a_checkpoint_are_tracked_from_their_beginning(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
