@@ -124,7 +124,7 @@ class ConsumerSettings(_Section):
     """Messages held at once, by count; receiving waits beyond it."""
 
     max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, ge=1, le=2**40)
-    """Bytes of values held at once; one message may be larger than that. 64 MiB as the client's own buffer."""
+    """Bytes of values held at once; one message may be larger than that."""
 
     isolate_after: int = Field(default=2, ge=0, le=10_000)
     """Silent deliveries (the lease ran out) from which on a message is handed out in isolation; 0 = never. The default

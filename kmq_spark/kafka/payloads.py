@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from kmq_spark.kafka.payload_run import PayloadSlice
 
+_ERROR = Message.error
+
 MAX_SKIPPED = 2_000
 """
 Maximum number of unwanted messages that are read and dropped instead of a seek, because a seek empties the fetch queue.
@@ -38,11 +40,9 @@ Maximum number of unwanted messages that are read and dropped instead of a seek,
 POLL_MESSAGES = 2_000
 
 READ_AHEAD: dict[str, str | int | float | bool] = {
-    # Messages after the last wanted offset are fetched but not used. These values keep the fetcher busy while a
-    # thousand messages are processed. With librdkafka's defaults, 100,000 messages a partition and 64 MiB, most of the
-    # fetched data would be discarded.
+    # Messages after the last wanted offset are fetched but not used. This value keeps the fetcher busy while a
+    # thousand messages are processed. With the default of 100,000, most of the fetched data would be discarded.
     "queued.min.messages": 10_000,
-    "queued.max.messages.kbytes": 16_384,
 }
 """How much the client may fetch ahead. Settings of the operator override these."""
 
@@ -157,13 +157,18 @@ class PayloadReader:
     def _add(self, pending: dict[int, WantedOffsets], records: list[Message]) -> Iterator[PayloadSlice]:
         for partition, group in groupby(records, Message.partition):
             own = pending.get(-1 if partition is None else partition)
+            neighbours = list(group)
+            if not any(map(_ERROR, neighbours)):
+                if own is not None:
+                    yield from own.add(neighbours)
+                continue
             # Client events (end of partition, errors) are between the records, in log order.
-            for is_event, neighbours in groupby(group, _is_event):
+            for is_event, alike in groupby(neighbours, _is_event):
                 if is_event:
-                    for event in neighbours:
+                    for event in alike:
                         yield from self._handle_event(pending, own, event)
                 elif own is not None:
-                    yield from own.add(list(neighbours))
+                    yield from own.add(list(alike))
 
     def _handle_event(
         self, pending: dict[int, WantedOffsets], own: WantedOffsets | None, event: Message
