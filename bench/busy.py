@@ -17,10 +17,12 @@ from typing import Any
 
 from bench.processes import HAS_PROC, cpu_by_class
 from bench.stage import Bench
-from bench.throughput import WARM_UP_FOLDS, acked_of, contend, let_fold, wait_until_folded
+from bench.throughput import acked_of, contend, let_fold, wait_until_folded
 
 SIZE = 100
 TRACKER = ("driver", "jvm", "workers")
+WARM_UP_FOLDS = 40
+"""Trackers run for weeks. After a dozen folds the JVM still compiles, which is a third of its CPU in the next 20 s."""
 
 
 def measure(bench: Bench, seconds: float, messages: int) -> dict[str, Any]:

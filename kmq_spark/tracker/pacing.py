@@ -29,7 +29,7 @@ Pause without a watch = `PAUSE_SHARE` x duration of the batch before it, at most
 `rest_ms`. So it leaves two thirds of a processor free, also on a slow machine or with a cold JVM.
 """
 
-LONGEST_WATCHED_S = 5.0
+LONGEST_WATCHED_S = 10.0
 """Longest pause with a watch: the tracker's gauges and committed offsets are at most that old while markers arrive."""
 
 QUIET_S = 1.0

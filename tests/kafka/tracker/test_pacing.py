@@ -147,8 +147,11 @@ def test_tracker_of_a_busy_queue_stops_without_a_further_batch_and_loses_nothing
             assert consumer.receive(1, timeout=LEASE_MS / 1000) == []
 
 
-def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(stage: Stage) -> None:
+def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Markers arrive ten times a second; the tracker's batch durations do not contain the pauses."""
+    monkeypatch.setattr(pacing, "LONGEST_WATCHED_S", 2 * REST_S)
     count = round(BUSY_S * 10)
     stage.send(*map(str, range(count)))
     with stage.tracking(rest_ms=round(REST_S * 1000)) as tracker, stage.consumer(lease_ms=3_600_000) as consumer:

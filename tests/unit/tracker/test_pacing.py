@@ -29,8 +29,8 @@ def test_pause_without_a_watch_is_the_setting_or_twice_the_batch_up_to_a_second(
 @pytest.mark.parametrize(
     ("unread", "passed_s", "quiet_s", "due_in_s", "expected"),
     [
-        (Unread(is_blind=False), 4.9, 0.9, 30.0, False),  # markers arrive, nothing is due
-        (Unread(is_blind=False), 5.0, 0.0, 30.0, True),  # gauges are five seconds old at most
+        (Unread(is_blind=False), 9.9, 0.9, 30.0, False),  # markers arrive, nothing is due
+        (Unread(is_blind=False), 10.0, 0.0, 30.0, True),  # gauges are ten seconds old at most
         (Unread(is_blind=False), 1.0, 1.0, 30.0, True),  # no more markers: the last batch for now
         (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.3, 0.0, 30.0, True),
         (Unread(is_blind=False, bytes=MOST_UNREAD_BYTES), 0.2, 0.0, 30.0, False),  # not before `rest_ms`
