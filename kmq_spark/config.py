@@ -176,7 +176,7 @@ class TrackerSettings(_Section):
     max_decisions_per_tick: int = Field(default=10_000, ge=1, le=1_000_000)
     """What one TICK may decide in one markers partition, earliest deadlines first; the rest stays due."""
 
-    max_transaction_messages: int = Field(default=10_000, ge=1, le=1_000_000)
+    max_transaction_messages: int = Field(default=30_000, ge=1, le=1_000_000)
     """Messages sent again in one Kafka transaction; a batch with more is cut into several."""
 
     max_transaction_bytes: int = Field(default=16 * 1024 * 1024, ge=1_024, le=1024**3)

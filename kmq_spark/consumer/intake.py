@@ -33,12 +33,12 @@ from kmq_spark.consumer.started import (
     columns_of,
     create_leases,
     offset_bounds,
-    sizes_of,
 )
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.marker_ranges import ranges_of_fetched
+from kmq_spark.kafka.records import sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -18,13 +18,13 @@ from kmq_spark.consumer.batch import Batch, Part
 from kmq_spark.consumer.leases import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kmq_spark.consumer.leases import LeaseTable
     from kmq_spark.errors import KmqError
 
 
-_PARTITION, _OFFSET, _KEY = KafkaMessage.partition, KafkaMessage.offset, KafkaMessage.key
+_PARTITION, _OFFSET = KafkaMessage.partition, KafkaMessage.offset
 
 
 class StartedBatch:
@@ -36,7 +36,7 @@ class StartedBatch:
         leases: One lease per queue partition and delivery count.
         first_offsets: First offset by partition; the fetch position returns to it if the START fails.
         next_offsets: Offset after the last record, by partition; the offset to commit.
-        byte_count: Bytes of the messages, see `sizes_of`.
+        byte_count: Bytes of the messages, see `kafka.records.sizes_of`.
         expiring: Indices of the messages in *content* that have a TTL.
         is_suspect: Whether the messages are suspects.
         is_marked: Whether a marker was written for the batch. False if every record was skipped.
@@ -176,28 +176,6 @@ class KeyRun(NamedTuple):
     end: int
 
 
-def sizes_of(records: list[KafkaMessage], headers: Sequence[Any]) -> list[int]:
-    """
-    Return the size of each record: the bytes of its value, key and headers.
-
-    Args:
-        records: Fetched records.
-        headers: Headers of each record, None for none. Empty if no record has headers.
-    """
-    sizes = list(map(len, records))
-    # Keys and headers are added only if any record has them, because this code runs for each message.
-    if any(map(_KEY, records)):
-        keys: Iterable[Any] = map(_KEY, records)
-        sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
-    if any(headers):
-        sizes = [size + _header_bytes(each) for size, each in zip(sizes, headers, strict=True)]
-    return sizes
-
-
-def _header_bytes(headers: Sequence[tuple[str, bytes | None]] | None) -> int:
-    return sum([len(name) + len(value or b"") for name, value in headers or ()])
-
-
 class Columns(NamedTuple):
     """Records as columns: partition, offset and size of each, and the runs of records of one partition."""
 
@@ -209,7 +187,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
-    """Return the columns of *records*. For *sizes* see `sizes_of`."""
+    """Return the columns of *records*. For *sizes* see `kafka.records.sizes_of`."""
     # `map` with unbound methods of the client costs half as much as a comprehension.
     partitions: list[Any] = list(map(_PARTITION, records))
     return Columns(records, partitions, list(map(_OFFSET, records)), sizes, runs_of(partitions))

@@ -156,14 +156,14 @@ class TransactionalProducer:
         )
         self._producer.poll(0)
 
-    def send_all(self, records: Iterable[tuple[Record, OnDelivery]]) -> None:
+    def send_all(self, records: Iterable[tuple[Record, OnDelivery | None]]) -> None:
         """
         Add many records to the open transaction. Only the *work* of `run` may call this.
 
         Args:
             records: Records to write, each with the callback for its delivery report, which is called in this thread,
-                before `run` returns. Neighbours best share a callback: a new one costs more than a record. The next
-                record is requested only after the client took the last one.
+                before `run` returns; None for no report, see `send_unreported`. Neighbours best share a callback: a
+                new one costs more than a record. The next record is requested only after the client took the last one.
 
         Raises:
             KafkaException: The client rejects a record; `run` handles this error.
@@ -171,7 +171,8 @@ class TransactionalProducer:
         produce, latest, report = self._producer.produce, None, None
         for number, (record, on_delivery) in enumerate(records):
             if on_delivery is not latest:
-                latest, report = on_delivery, partial(self._note_failure_and_call, on_delivery)
+                latest = on_delivery
+                report = None if on_delivery is None else partial(self._note_failure_and_call, on_delivery)
             topic, partition, key, value, headers = record
             try:
                 produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]  # a narrower list

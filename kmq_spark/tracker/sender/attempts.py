@@ -5,14 +5,16 @@ Rule 1: The result of an aborted attempt is discarded. Only the broker's rejecti
 the next attempt.
 Rule 2: What the messages of a run have in common is made once a run, their callback included. When very many leases end
 at once, most of the time is spent here, one step a message.
+Rule 3: The first attempt has one delivery report for a block of small messages. Any failure aborts the transaction, and
+in the next attempt each message has a report of its own.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from kmq_spark.core.markers import Outcome
 from kmq_spark.failpoints import failpoint
@@ -22,14 +24,25 @@ from kmq_spark.tracker.sender.records import Ends, common_headers, final_decisio
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from confluent_kafka import Message
-
     from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.kafka.rejected_records import RejectedRecords
     from kmq_spark.kafka.transaction import OnDelivery, Record
     from kmq_spark.tracker.sender.due_decisions import DueRun
     from kmq_spark.wire.headers import CommonHeaders
+
+BLOCK = 100
+"""
+Messages that have one delivery report, which is that of the last. A report costs more than half as much as the message.
+A partition gets its messages in order, so the others of the block were appended no later.
+"""
+
+SMALL_BYTES = 10_000
+"""
+A block with a larger value has a report for each message, because the broker may reject it as too large. Smaller ones
+are rejected only where `max.message.bytes` is that small. Then librdkafka sends nothing more until the delivery
+time-out, 10 s, and only the next attempt finds the message.
+"""
 
 
 class Attempt:
@@ -42,6 +55,7 @@ class Attempt:
         topics: Topics of the queue.
         rules: Rules of the queue.
         dead_letter_partitions: Partitions of the dead-letter topic.
+        is_first: Whether no attempt at these decisions has failed.
 
     Attributes:
         ends: The ENDs of the final decisions, complete after `records`.
@@ -50,7 +64,7 @@ class Attempt:
         nonexistent: Decisions dropped because the queue topic has no message at their offset.
         dead_lettered: Messages sent to the dead-letter topic.
         lateness_ms: Lateness of each redelivered message that the broker has acknowledged, milliseconds: append time
-            minus deadline.
+            minus deadline. In a block that of its last message.
     """
 
     def __init__(
@@ -60,6 +74,8 @@ class Attempt:
         topics: QueueTopics,
         rules: Rules,
         dead_letter_partitions: int,
+        *,
+        is_first: bool = True,
     ) -> None:
         """Store the arguments; `records` yields what to send."""
         self._runs = runs
@@ -67,6 +83,7 @@ class Attempt:
         self._topics = topics
         self._rules = rules
         self._dead_letter_partitions = dead_letter_partitions
+        self._is_first = is_first
         self._rejection_counts: dict[int, int] = {}
         self._headers: dict[tuple[int, int, Outcome, str, bool], CommonHeaders | None] = {}
         self.ends = Ends()
@@ -76,9 +93,9 @@ class Attempt:
         self.dead_lettered = 0
         self.lateness_ms: list[int] = []
 
-    def records(self) -> Iterator[tuple[Record, OnDelivery]]:
+    def records(self) -> Iterator[tuple[Record, OnDelivery | None]]:
         """
-        Yield the records to send, lazily, each with the callback for its delivery report.
+        Yield the records to send, lazily, each with the callback for its delivery report, or None for no report.
 
         There is no record for a message whose TTL has expired, or for an offset that the queue topic does not have.
         """
@@ -87,31 +104,43 @@ class Attempt:
             yield from self._records_of(run, index)
             index += len(run.messages)
 
-    def _records_of(self, run: DueRun, index: int) -> Iterator[tuple[Record, OnDelivery]]:
+    def _records_of(self, run: DueRun, index: int) -> Iterator[tuple[Record, OnDelivery | None]]:
         """Yield the records of a run; *index* is that of its first message in the transaction."""
-        # After a rejection each message has a callback of its own, which finds the rejected one.
-        headers = None if self._rejected_records.total_count else self._common_headers(run)
-        if headers is None:
-            for place in range(len(run.messages)):
-                yield from self._records_of_one(run.part(place, place + 1), index + place)
-            return
-        on_delivery = partial(self._on_copy, run.deadline_at_ms)
-        topic, partition, begin = self._topics.queue_topic, run.queue_partition, 0
-        for place, message in enumerate(run.messages):
-            copy = None
-            if message is not None:
-                given, sent_at_ms = message.headers(), message.timestamp()[1]
-                copy = headers.of_copy(given, run.message_offset + place, sent_at_ms)  # type: ignore[arg-type]  # as in `headers_of`
-            if message is not None and copy is not None:
-                # The same queue partition as before: the partition count may have changed, and the key may map
-                # elsewhere now.
-                yield (topic, partition, message.key(), message.value(), copy), on_delivery
-                failpoint("tracker.message-sent")
-            else:
-                self._note_redelivered(run.part(begin, place))
-                begin = place + 1
-                yield from self._records_of_one(run.part(place, begin), index + place)
-        self._note_redelivered(run.part(begin, len(run.messages)))
+        # After a failure each message has a callback of its own, which finds the rejected one.
+        headers = self._common_headers(run) if self._is_first else None
+        for begin in range(0, len(run.messages), BLOCK):
+            block = run.part(begin, min(begin + BLOCK, len(run.messages)))
+            copies = self._copies_of(block, headers) if headers is not None else None
+            if copies is not None:
+                yield from self._block(block, copies)
+                continue
+            for place in range(len(block.messages)):
+                yield from self._records_of_one(block.part(place, place + 1), index + begin + place)
+
+    def _copies_of(self, block: DueRun, common: CommonHeaders) -> list[Record] | None:
+        """Return the copies of a block; None if a message is gone, or has a header that may change its decision."""
+        # The same queue partition as before: the partition count may have changed, and the key may map elsewhere now.
+        topic, partition = self._topics.queue_topic, block.queue_partition
+        copies: list[Record] = []
+        for offset, message in enumerate(block.messages, block.message_offset):
+            if message is None:
+                return None
+            headers = common.of_copy(message.headers(), offset, message.timestamp()[1])  # type: ignore[arg-type]  # as in `headers_of`
+            if headers is None:
+                return None
+            copies.append((topic, partition, message.key(), message.value(), headers))
+        return copies
+
+    def _block(self, block: DueRun, copies: list[Record]) -> Iterator[tuple[Record, OnDelivery | None]]:
+        """Yield the copies of a block with their callbacks."""
+        is_small = max(map(len, cast("Sequence[Message]", block.messages))) <= SMALL_BYTES
+        each = None if is_small else partial(self._on_copies, block.deadline_at_ms, 1)
+        for copy in copies[:-1]:
+            yield copy, each
+            failpoint("tracker.message-sent")
+        yield copies[-1], each or partial(self._on_copies, block.deadline_at_ms, len(copies))
+        failpoint("tracker.message-sent")
+        self._note_redelivered(block)
 
     def _common_headers(self, run: DueRun) -> CommonHeaders | None:
         """Return what `common_headers` returns; runs often differ only in offset and deadline."""
@@ -147,10 +176,10 @@ class Attempt:
         yield record, partial(self._on_one, run, index, is_copy=not final.is_dead_letter)
         failpoint("tracker.dead-letter-sent" if final.is_dead_letter else "tracker.message-sent")
 
-    def _on_copy(self, deadline_at_ms: int, error: KafkaError | None, record: Message) -> None:
-        """Handle the delivery report of any copy of a run; a report does not say of which message."""
+    def _on_copies(self, deadline_at_ms: int, count: int, error: KafkaError | None, last: Message) -> None:
+        """Handle the delivery report of the last of *count* copies; a report does not say of which message."""
         if error is None:
-            self.lateness_ms.append(record.timestamp()[1] - deadline_at_ms)
+            self.lateness_ms += [last.timestamp()[1] - deadline_at_ms] * count
         elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._rejected_records.note_unknown()
 

@@ -14,21 +14,23 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from confluent_kafka import Message
 
 from kmq_spark.core.in_flight import REJECTED, spread
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import DecisionAction
-from kmq_spark.kafka.records import headers_of
+from kmq_spark.kafka.records import sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from confluent_kafka import Message
     from numpy.typing import NDArray
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.payload_run import PayloadSlice
     from kmq_spark.tracker.sender.limits import SenderLimits
+
+_HEADERS = Message.headers
 
 _OUTCOMES = {
     DecisionAction.REDELIVER.value: Outcome.REDELIVERED,
@@ -186,7 +188,7 @@ def in_chunks(runs: Iterable[DueRun], limits: SenderLimits) -> Generator[list[Du
     for whole in runs:
         run: DueRun | None = whole
         while run is not None:
-            sizes = list(accumulate(map(size_of, run.messages[:left_count])))
+            sizes = list(accumulate(_sizes_of(run.messages[:left_count])))
             # The message that reaches the limit is the last one of its chunk.
             taken = min(bisect_left(sizes, left_bytes) + 1, len(sizes))
             chunk.append(run.part(0, taken))
@@ -201,9 +203,11 @@ def in_chunks(runs: Iterable[DueRun], limits: SenderLimits) -> Generator[list[Du
 
 def size_of(message: Message | None) -> int:
     """Return the bytes of key, value and headers of a message; 0 for None."""
-    if message is None:
-        return 0
-    size = len(message.key() or b"") + len(message.value() or b"")
-    for name, value in headers_of(message):
-        size += len(name) + len(value or b"")
-    return size
+    return 0 if message is None else sizes_of([message], [message.headers()])[0]
+
+
+def _sizes_of(messages: Sequence[Message | None]) -> list[int]:
+    found = [message for message in messages if message is not None]
+    if len(found) < len(messages):
+        return list(map(size_of, messages))
+    return sizes_of(found, list(map(_HEADERS, found)))

@@ -20,7 +20,7 @@ class SenderLimits:
     """
 
     timeout_ms: int = 15_000
-    max_transaction_messages: int = 10_000
+    max_transaction_messages: int = 30_000
     max_transaction_bytes: int = 16 * 1024 * 1024
     commit_interval_ms: int = 5_000
     transaction_timeout_ms: int = 10_000

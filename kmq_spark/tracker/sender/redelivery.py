@@ -339,10 +339,15 @@ class RedeliverySender:
         """Send what runs need with their ENDs, other records and the positions of *partitions* in one transaction."""
         rejected_records = RejectedRecords()
         attempt = Attempt(runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
+        attempts = 0
 
         def work() -> None:
-            nonlocal attempt
-            attempt = Attempt(runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
+            nonlocal attempt, attempts
+            attempts += 1
+            attempt = Attempt(
+                runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count,
+                is_first=attempts == 1,
+            )  # fmt: skip
             producer, key = self._producer.current, self._positions.key
             producer.send_all(attempt.records())
             for record in (*other_records, *attempt.ends.records(self.topics, self.tracker_id, key)):

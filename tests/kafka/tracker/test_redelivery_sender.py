@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -335,14 +336,26 @@ def test_batch_of_messages_that_are_too_large_does_not_stand_still(
     offsets = place.send(*(b"x" * (10_000 + 16 * 1024 - 110 - number % 7) for number in range(60)))
     sender, attempts = place.sender(), list[Attempt]()
 
-    def attempt(*arguments: Any) -> Attempt:
-        attempts.append(Attempt(*arguments))
+    def attempt(*arguments: Any, **options: Any) -> Attempt:
+        attempts.append(Attempt(*arguments, **options))
         return attempts[-1]
 
     monkeypatch.setattr("kmq_spark.tracker.sender.redelivery.Attempt", attempt)
     sent = sender.deliver([outcome(due(*offsets))])
     assert (sent.redelivered, sent.dead_lettered) == (0, 60)
     assert len(attempts) < 10
+
+
+def test_small_message_that_is_too_large_for_its_topic_is_found_by_the_second_attempt(place: Place) -> None:
+    """In the first attempt it has no delivery report: small messages are rejected only where the limit is tiny."""
+    first, *_ = place.send(b"0", b"x" * 400, b"2", b"3")
+    set_topic(place, place.layout.topics.queue_topic, "max.message.bytes", "450")
+    place.layout = replace(place.layout, max_message_bytes=450)
+    sent = place.sender(transaction_timeout_ms=3_000).deliver([outcome(due(first), message_counts=[4])])
+    (letter,) = place.dead_letters()
+    assert (letter.value(), reason_of(letter)[:22]) == (b"x" * 400, "too large to redeliver")
+    assert [record.value() for record in place.messages()] == [b"0", b"2", b"3"]
+    assert (sent.redelivered, sent.dead_lettered, len(sent.lateness_ms)) == (3, 1, 3)
 
 
 def test_payload_that_fits_nowhere_stays_and_its_dead_letter_names_the_place(

@@ -12,7 +12,7 @@ from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.rejected_records import RejectedRecords
-from kmq_spark.tracker.sender.attempts import Attempt
+from kmq_spark.tracker.sender.attempts import BLOCK, SMALL_BYTES, Attempt
 from kmq_spark.tracker.sender.due_decisions import DueRun
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import (
@@ -56,6 +56,7 @@ def message(headers: Headers | None, appended_at_ms: int = APPENDED_AT_MS) -> Me
     )  # fmt: skip
 
 
+TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 MESSAGES = st.one_of(
     st.builds(message, st.none() | st.just([]), st.integers(999, 1_001)),
     st.builds(message, HEADERS, st.integers(999, 1_001)),
@@ -78,9 +79,10 @@ def due(
 
 def tried(
     runs: Sequence[DueRun], rules: Rules, topics: QueueTopics = TOPICS, rejected: RejectedRecords | None = None
-) -> tuple[Attempt, list[tuple[Record, OnDelivery]]]:
-    """Return an attempt and what it sends."""
-    attempt = Attempt(runs, rejected or RejectedRecords(), topics, rules, 4)
+) -> tuple[Attempt, list[tuple[Record, OnDelivery | None]]]:
+    """Return an attempt and what it sends; a later one if the broker has rejected records."""
+    rejected = rejected or RejectedRecords()
+    attempt = Attempt(runs, rejected, topics, rules, 4, is_first=not rejected.total_count)
     return attempt, list(attempt.records())
 
 
@@ -138,25 +140,43 @@ def test_two_decisions_on_one_message_are_two_copies_and_two_ends() -> None:
     assert ends_of(attempt) == [(Outcome.REDELIVERED, "", ((10, 3),)), (Outcome.REDELIVERED, "", ((11, 1),))]
 
 
-def test_messages_of_a_run_share_their_callback_until_the_broker_rejects_one() -> None:
-    """The report of a shared callback does not say which message was rejected; the next attempt finds it."""
+def test_block_of_small_messages_has_one_report_until_an_attempt_fails() -> None:
+    """A report costs more than half as much as the message. The next attempt finds the one that was rejected."""
     rejected = RejectedRecords()
-    run = due([message(None), message([("app", bytes(100))]), message(None)])
-    _, shared = tried([run], Rules(), rejected=rejected)
-    assert len({id(on_delivery) for _, on_delivery in shared}) == 1
-    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
-    shared[1][1](too_large, message(None))
-    assert rejected.total_count == 1
-    _, single = tried([run], Rules(), rejected=rejected)
-    assert [record[0] for record, _ in single] == ["orders"] * 3
-    single[1][1](too_large, message(None))
+    run = due([message(None)] * (BLOCK + 1) + [message([("app", bytes(100))])])
     attempt, sent = tried([run], Rules(), rejected=rejected)
-    assert [record[0] for record, _ in sent] == ["orders", "orders.dlq", "orders"]
-    assert (attempt.redelivered, attempt.dead_lettered) == (2, 1)
+    reports = [on_delivery for _, on_delivery in sent]
+    assert [place for place, report in enumerate(reports) if report is not None] == [BLOCK - 1, BLOCK + 1]
+    report_of(sent, BLOCK - 1)(None, message(None, 6_000))
+    assert attempt.lateness_ms == [1_000] * BLOCK
+    report_of(sent, BLOCK + 1)(TOO_LARGE, message(None))
+    assert (rejected.total_count, len(attempt.lateness_ms)) == (1, BLOCK)
+    _, single = tried([run], Rules(), rejected=rejected)
+    assert [record[0] for record, _ in single] == ["orders"] * (BLOCK + 2)
+    report_of(single, BLOCK + 1)(TOO_LARGE, message(None))
+    attempt, again = tried([run], Rules(), rejected=rejected)
+    assert [record[0] for record, _ in again] == [*["orders"] * (BLOCK + 1), "orders.dlq"]
+    assert (attempt.redelivered, attempt.dead_lettered) == (BLOCK + 1, 1)
+
+
+def test_each_message_of_a_block_with_a_large_one_has_a_report() -> None:
+    """The broker may reject the large one, and librdkafka holds back what follows until somebody aborts."""
+    large = Message(topic="orders", partition=3, offset=1, value=bytes(SMALL_BYTES + 1), timestamp=(2, 1_000))
+    attempt, sent = tried([due([message(None), large, message(None)])], Rules())
+    for place in range(3):
+        report_of(sent, place)(None, message(None, 6_000 + place))
+    assert attempt.lateness_ms == [1_000, 1_001, 1_002]
 
 
 def test_lateness_is_that_of_each_copy_and_no_dead_letter_has_one() -> None:
     attempt, sent = tried([due([message(None), None, message(None)])], Rules())
-    for number, (_, on_delivery) in enumerate(sent):
-        on_delivery(None, message(None, 6_000 + number))
+    for place in range(len(sent)):
+        report_of(sent, place)(None, message(None, 6_000 + place))
     assert attempt.lateness_ms == [1_000, 1_002]
+
+
+def report_of(sent: Sequence[tuple[Record, OnDelivery | None]], place: int) -> OnDelivery:
+    """Return the callback of a record that has one."""
+    on_delivery = sent[place][1]
+    assert on_delivery is not None
+    return on_delivery
