@@ -1,5 +1,5 @@
 """
-The results of the benchmarks as tables: all of them for bench/results.md, the main ones for docs/performance.md.
+The results of the benchmarks as tables: all for bench/results.md, many for docs/performance.md, few for README.md.
 
 Each table says when its figures were measured, because a run may measure some parts only. What no run has measured yet
 is left out.
@@ -75,16 +75,56 @@ def with_figures(page: str, results: dict[str, Any]) -> str:
     Raises:
         ValueError: *page* does not have both lines.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        message = f"docs/performance.md has no place for the figures: it needs the lines {BEGIN!r} and {END!r}"
-        raise ValueError(message)
     lines = ['Thousands of messages a second, medians. "Ours" is measured with the tracker running beside it.', ""]
     lines += [*_throughput(results), "", *_ratios(results), *_cpu(results), ""]
     lines += _table(("what", "measured", "on"), _others(results))
     lines += ["", *_table(("cost of a tracker's batch", "measured", "on"), _costs(results))]
+    return _with(page, lines)
+
+
+def with_summary(readme: str, results: dict[str, Any]) -> str:
+    """Return README.md with the few figures that it shows; arguments and errors as those of `with_figures`."""
+    return _with(readme, _table(("", "measured"), _summary(results)))
+
+
+def _with(page: str, lines: list[str]) -> str:
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        message = f"the page has no place for the figures: it needs the lines {BEGIN!r} and {END!r}"
+        raise ValueError(message)
     return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}"
+
+
+def _summary(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a reader of the README wants to know first."""
+    (case,) = (each for each in results["throughput"] if (each["bytes"], each["consumers"]) == (100, 1))
+    rate = {kind: f"{1_000 * round(spread['median'] / 1_000):,}" for kind, spread in case["per_s"].items()}
+    others = f"share consumer {rate['share']}, plain `consume` {rate['plain']}"
+    p95 = {kind: f"{spread['p95']:.1f} ms" for kind, spread in results["latency"]["ms"].items()}
+    late, mass = results["lateness_by_rate"]["100"], results["mass_expiry"]
+    late_ms = late["lateness_ms"]
+    few, *_, many = (row for row in results["tracker"] if row["kind"] == "runs")
+    memory = " / ".join(f"{row['rss_mib'] / 1024:.1f}" for row in (few, many))
+    return [
+        (
+            "one consumer, 100 bytes: one `ack()` a message / one a batch",
+            f"{rate['ack']} / {rate['batch']} a second; {others}",
+        ),
+        (
+            f"from `send` to the handler at {results['latency']['per_s']:,} messages a second, 95th percentile",
+            f"{p95['receive']}; plain consumer {p95['plain']}",
+        ),
+        (
+            "redelivery after the deadline, at 100 expiries a second",
+            f"{late_ms['p50']} ms (median), {late_ms['p99']} ms (99th percentile), {late['early']} early",
+        ),
+        (f"{mass['messages']:,} leases that run out at once", f"{mass['per_s']:,} messages redelivered a second"),
+        (
+            f"memory of the tracker with {few['in_flight']:,} / {many['in_flight']:,} messages in flight",
+            f"{memory} GiB: driver, JVM and workers",
+        ),
+    ]
 
 
 def day_of(case: dict[str, Any]) -> str:

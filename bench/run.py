@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench import busy, in_flight, latency, lateness, mass_expiry, poison, producer, throughput
 from bench.picture import write_picture
 from bench.ratios import RATIOS, Case, cases_for, ratios, together
-from bench.report import results_page, with_figures
+from bench.report import results_page, with_figures, with_summary
 from bench.stage import Bench
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "performance.md"
+README = HERE.parent / "README.md"
 
 
 class Sizes(NamedTuple):
@@ -292,12 +293,15 @@ def _parts(text: str) -> list[str]:
     return [part for part in PARTS if part in wanted]
 
 
-def _write(results: dict[str, Any], folder: Path, page: Path) -> None:
-    """Write the results, as JSON, as tables and as a picture, and the figures of the page on performance."""
+def _write(results: dict[str, Any], elsewhere: Path | None = None) -> None:
+    """Write the results, as JSON, as tables and as a picture, and the figures of the two pages; or all *elsewhere*."""
+    folder = elsewhere or HERE
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     (folder / "results.md").write_text(results_page(results), "utf-8")
     write_picture(results, folder / "results.png")
-    page.write_text(with_figures(PAGE.read_text("utf-8"), results), "utf-8")
+    for page, with_figures_of in ((PAGE, with_figures), (README, with_summary)):
+        written = elsewhere / page.name if elsewhere else page
+        written.write_text(with_figures_of(page.read_text("utf-8"), results), "utf-8")
 
 
 def main() -> int:
@@ -313,17 +317,17 @@ def main() -> int:
     if options.guard:
         return guard()
     if options.render:
-        _write(together(_stored(), {}), HERE, PAGE)
+        _write(together(_stored(), {}))
         return 0
     parts = options.only or list(PARTS)
     chosen = {name: value for name in ("rounds", "cases") if (value := getattr(options, name)) is not None}
     sizes = (QUICK if options.quick else Sizes())._replace(**chosen)
     _announce(parts, sizes)
     results = together(_stored(), measure(parts, sizes))
-    folder = Path(tempfile.mkdtemp(prefix="kmq-bench-")) if options.quick else HERE
-    _write(results, folder, folder / PAGE.name if options.quick else PAGE)
+    elsewhere = Path(tempfile.mkdtemp(prefix="kmq-bench-")) if options.quick else None
+    _write(results, elsewhere)
     sys.stdout.write(results_page(results))
-    sys.stderr.write(f"written to {folder}\n")
+    sys.stderr.write(f"written to {elsewhere or HERE}\n")
     return 0
 
 

@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 
 from bench.ratios import ratios
-from bench.report import BEGIN, END, results_page, with_figures
+from bench.report import BEGIN, END, results_page, with_figures, with_summary
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 RESULTS: dict[str, Any] = json.loads((ROOT / "bench" / "results.json").read_text("utf-8"))
 
 
 def test_figures_of_the_page_are_the_stored_ones() -> None:
     assert with_figures(PAGE, RESULTS) == PAGE, "run .venv/bin/python -m bench.run --render"
+
+
+def test_figures_of_the_readme_are_the_stored_ones() -> None:
+    assert with_summary(README, RESULTS) == README, "run .venv/bin/python -m bench.run --render"
 
 
 def test_tables_of_the_results_are_the_stored_ones() -> None:
