@@ -346,6 +346,7 @@ def test_batch_of_messages_that_are_too_large_does_not_stand_still(
     assert len(attempts) < 10
 
 
+@pytest.mark.slow
 def test_small_message_that_is_too_large_for_its_topic_is_found_by_the_second_attempt(place: Place) -> None:
     """In the first attempt it has no delivery report: small messages are rejected only where the limit is tiny."""
     first, *_ = place.send(b"0", b"x" * 400, b"2", b"3")
