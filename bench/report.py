@@ -253,7 +253,8 @@ def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return what is one figure or a few: name, figures, date."""
     days = {part: _day(machine) for part, machine in results["measured_on"].items()}
     hand_over, mass = results["latency"], results["mass_expiry"]
-    folded, beside = mass["end_folded_ms"], mass["other_queue_lateness_ms"]
+    folded, beside = mass["end_folded_ms"], mass["beside"]
+    beside_ms = beside["other_queue_lateness_ms"]
     poison = results["poison"]["ratios_to_the_same_stream"]
     p95 = "; ".join(f"{LATENCY_NAMES[kind]} {spread['p95']:.1f} ms" for kind, spread in hand_over["ms"].items())
     rows = [(f"`send` to handler at {hand_over['per_s']:,} messages a second, 95th percentile", p95, days["latency"])]
@@ -263,13 +264,16 @@ def _others(results: dict[str, Any]) -> list[tuple[str, str, str]]:
         figures = f"p50 {spread['p50']}, p99 {spread['p99']}, at most {spread['max']} ms; {late['early']} early"
         rows.append((what, figures, days["lateness"]))
     expiry = f"mass expiry: {mass['messages']:,} leases that run out at the same instant"
-    rows.append((expiry, f"{mass['per_s']:,} redelivered a second, {mass['early']} early", days["mass_expiry"]))
+    figures = f"{mass['per_s']:,} redelivered a second ({mass['rates'][0]:,} to {mass['rates'][-1]:,})"
+    rows.append((expiry, f"{figures}, {mass['early']} early", days["mass_expiry"]))
     if folded:
         figures = f"after {folded['p50'] / 1000:.1f} s (p50), {folded['max'] / 1000:.1f} s at most"
         rows.append(("an END that is written during the mass expiry: folded", figures, days["mass_expiry"]))
-    if beside["before"] and beside["in_the_flood"]:
-        figures = f"p99 {beside['in_the_flood']['p99']} ms; {beside['before']['p99']} ms before the mass expiry"
-        rows.append(("lateness of another queue of the same application meanwhile", figures, days["mass_expiry"]))
+    if beside_ms["before"] and beside_ms["in_the_flood"]:
+        figures = f"{beside['per_s']:,} redelivered a second; the other queue's lateness p99 "
+        figures += f"{beside_ms['in_the_flood']['p99']} ms, {beside_ms['before']['p99']} ms before the mass expiry"
+        what = "the same beside another queue of the application, which redelivers ten messages a second"
+        rows.append((what, figures, days["mass_expiry"]))
     if "tracker_busy" in results:
         rate = f"{results['tracker_busy']['per_s']:,} messages a second"
         what = f"the tracker beside a consumer at full speed ({rate}, leases of 30 s)"
