@@ -92,7 +92,7 @@ def of_group(work: Work) -> dict[str, Any]:
     """Return the settings of a plain consumer, tuned as ours is."""
     return {
         "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
-        "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10,
+        "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10, "queued.max.messages.kbytes": 4_096,
     }  # fmt: skip
 
 
