@@ -90,3 +90,17 @@ def test_record_that_the_client_refuses_aborts_all_of_the_attempt(
     delivered.clear()
     producer.run(lambda: producer.send_all([(record(1), on_delivery)]), [], None)
     assert delivered == [b"1"]  # it continues with other records
+
+
+def test_record_without_a_callback_is_sent_and_not_reported(producer: TransactionalProducer) -> None:
+    """The report of the next record with a callback says nothing about it."""
+    reported: list[bytes | None] = []
+
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        assert error is None
+        reported.append(message.key())
+
+    records = [(record(number), on_delivery if number % 4 == 3 else None) for number in range(8)]
+    producer.run(lambda: producer.send_all(records), [], None)
+    assert sorted(key or b"" for key in reported) == [b"3", b"7"]
+    assert len(producer.client) == 0
