@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -350,5 +351,8 @@ def _wait_until_known(
 def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, TopicShape]:
     """Return the topics of a queue that exist."""
     names = (*topics.all_topics, topics.redrive_topic, topics.producers_topic)
-    shapes = {name: shape_of(admin, name, bootstrap_servers, timeout_ms) for name in names}
+    # All at once: in a slow network the round trips add up, and a tracker asks before each start.
+    with ThreadPoolExecutor(len(names), "kmq-topics") as pool:
+        found = pool.map(lambda name: shape_of(admin, name, bootstrap_servers, timeout_ms), names)
+        shapes = dict(zip(names, found, strict=True))
     return {name: shape for name, shape in shapes.items() if shape.partitions}
