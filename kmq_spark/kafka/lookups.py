@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from kmq_spark.kafka.bounded_calls import answer_of
@@ -99,6 +99,30 @@ def _bounds(client: Consumer, place: TopicPartition, timeout_s: float) -> Bounds
     if found is None:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  # as above
     return Bounds(*found)
+
+
+def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s: float) -> dict[int, int]:
+    """
+    Return the ends of partitions, as `bounds_now`, with one request for each broker.
+
+    Args:
+        client: Any consumer.
+        topic: Topic.
+        partitions: Partitions of the topic. One whose end cannot be read is left out: ask `bounds_of` why.
+        timeout_s: Maximum time for the response, seconds.
+
+    Raises:
+        KafkaException: The broker does not respond in time.
+    """
+    # A negative time stands for the end in Kafka's protocol (ListOffsets), and the client passes it on.
+    wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
+    try:
+        found = client.offsets_for_times(wanted, timeout=timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
+            raise
+        return {}  # none of them is known to the client
+    return {place.partition: place.offset for place in found if place.error is None and place.offset >= 0}
 
 
 def offsets_of(

@@ -47,7 +47,6 @@ class WantedOffsets:
         offsets: Wanted offsets, without those reported as past the end of the log.
         cursor: Index of the first offset that was not reported yet.
         read_to: First offset that was not read.
-        committed_end: End of the log at its leader before reading began; a replica may lag behind it.
     """
 
     def __init__(self, topic: str, partition: int, offsets: Sequence[int]) -> None:
@@ -57,7 +56,6 @@ class WantedOffsets:
         self.offsets = list(offsets)
         self.cursor = 0
         self.read_to = self.offsets[0]
-        self.committed_end = 0
 
     @property
     def is_done(self) -> bool:

@@ -7,12 +7,16 @@ Rule 3: A message that no longer exists is reported as None. The reader never wa
 neighbour instead.
 Rule 4: A message is gone if its offset is below the beginning of the log, in a gap of the log, or at or past the high
 watermark. The reader waits for a message that is only hidden by an open transaction.
+Rule 5: A read that fails is repeated once with a new client: a tracker that starts again is away for longer.
+Rule 6: The broker is asked for an end only if a wanted offset is at or past the last known one: ends only grow. Where
+this is no longer true (retention, a new topic of the same name), a fetch fails, and then the bounds are read.
 
 Source: kmq redelivers whatever record it finds after a seek; this module differs in that.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,14 +25,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.client_errors import retry_until_answered
-from kmq_spark.kafka.lookups import Bounds, bounds_now
+from kmq_spark.kafka.lookups import Bounds, bounds_now, ends_now
 from kmq_spark.kafka.payload_run import WantedOffsets
 from kmq_spark.kafka.settings import client_error, make_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kmq_spark.kafka.payload_run import PayloadSlice
+
+logger = logging.getLogger(__name__)
 
 _ERROR = Message.error
 
@@ -73,13 +79,12 @@ class PayloadReader:
 
     def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
         """Create the client; it sends nothing before the first read."""
-        self._consumer = make_client(
-            Consumer, {**READ_AHEAD, **config, "enable.partition.eof": True, "auto.offset.reset": "error"}
-        )
         self._config = dict(config)
+        self._consumer = self._new_client()
         self._uncommitted: Consumer | None = None
         self._topic = topic
         self._timeout_s = timeout_ms / 1000
+        self._known_ends: dict[int, int] = {}  # last stable offsets, by partition
 
     def close(self) -> None:
         """Close the clients."""
@@ -117,7 +122,7 @@ class PayloadReader:
 
         Raises:
             KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, for example because all
-                remaining messages are hidden by an open transaction.
+                remaining messages are hidden by an open transaction; twice.
         """
         pending = {
             partition: WantedOffsets(self._topic, partition, offsets)
@@ -125,13 +130,35 @@ class PayloadReader:
             if offsets
         }
         try:
-            yield from self._skip_removed(pending)
-            self._consumer.assign([each.position() for each in pending.values() if not each.is_done])
+            yield from self._read_slices(pending)
+        except KafkaClientError as error:
+            if not error.retriable:
+                raise
+            logger.warning("%s; reading them once more with a new client", error, extra={"action": "read_again"})
+            self._replace_client()
+            yield from self._read_slices(pending)
+
+    def _read_slices(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
+        try:
+            yield from self._skip_removed(self._past_known_ends(pending))
+            self._assign(pending)
             yield from self._read_pending(pending)
         except KafkaException as error:
             raise client_error(error, f"cannot read messages back from {self._topic}") from error
         finally:
             self._consumer.unassign()
+
+    def _replace_client(self) -> None:
+        """Replace the clients: one that has lost its broker may never connect again."""
+        self.close()
+        self._consumer, self._uncommitted = self._new_client(), None
+
+    def _new_client(self) -> Consumer:
+        config = {**READ_AHEAD, **self._config, "enable.partition.eof": True, "auto.offset.reset": "error"}
+        return make_client(Consumer, config)
+
+    def _assign(self, pending: Mapping[int, WantedOffsets]) -> None:
+        self._consumer.assign([each.position() for each in pending.values() if not each.is_done])
 
     def _read_pending(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
         quiet_since = time.monotonic()
@@ -184,20 +211,34 @@ class PayloadReader:
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # librdkafka's public name for it
             # Retention removed the position while we read: report what is gone and continue at the beginning of the
             # log.
-            yield from self._skip_removed(pending)
-            for each in pending.values():
-                if not each.is_done:
-                    self._consumer.seek(each.position())
+            yield from self._skip_removed(pending.values())
+            # The client does not seek in a partition whose position is lost (`_STATE`).
+            self._assign(pending)
         elif not error.retriable() and error.code() != KafkaError._TRANSPORT:  # noqa: SLF001  # as above
             raise KafkaException(error)
 
-    def _skip_removed(self, pending: dict[int, WantedOffsets]) -> Iterator[PayloadSlice]:
-        for each in pending.values():
+    def _past_known_ends(self, pending: Mapping[int, WantedOffsets]) -> list[WantedOffsets]:
+        """Return the partitions of which an offset is wanted that is possibly not in the log."""
+
+        def past(partitions: Iterable[int]) -> list[int]:
+            return [each for each in partitions if pending[each].offsets[-1] >= self._known_ends.get(each, 0)]
+
+        if unknown := past(pending):
+            self._known_ends |= retry_until_answered(
+                lambda: ends_now(self._consumer, self._topic, unknown, self._timeout_s),
+                f"cannot read the offsets of {self._topic}",
+                self._timeout_s,
+            )
+        return [pending[partition] for partition in past(unknown)]
+
+    def _skip_removed(self, pending: Iterable[WantedOffsets]) -> Iterator[PayloadSlice]:
+        for each in pending:
             if each.is_done:
                 continue
-            first, each.committed_end = self._bounds(self._consumer, each.partition)
+            first, end = self._bounds(self._consumer, each.partition)
+            self._known_ends[each.partition] = end
             yield from each.drop_below(first)
-            if not each.is_done and each.offsets[-1] >= each.committed_end:
+            if not each.is_done and each.offsets[-1] >= end:
                 yield from each.drop_from(self._log_end(each.partition, each.offsets[-1]))
 
     def _log_end(self, partition: int, wanted: int) -> int:

@@ -1,4 +1,4 @@
-"""The reader of payloads on a scripted client: what a replica that lags may answer."""
+"""The reader of payloads on a scripted client: what a replica that lags may answer, and how often it asks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ class ScriptedClient:
     def __init__(self, answers: list[list[Message]]) -> None:
         """Keep the answers."""
         self._answers = answers
+        self.asked = 0
 
     def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
         """Return the leader's first offset and end."""
         return 0, 10
+
+    def offsets_for_times(self, places: list[TopicPartition], **_: object) -> list[TopicPartition]:
+        """Return the leader's end of each partition."""
+        self.asked += 1
+        return [TopicPartition(place.topic, place.partition, 10) for place in places]
 
     def consume(self, *_: object) -> list[Message]:
         """Return the next answer."""
@@ -33,6 +39,9 @@ class ScriptedClient:
 
     def unassign(self) -> None:
         """Accept it."""
+
+    def close(self) -> None:
+        """Accept it: the same client then stands for a new one."""
 
 
 @pytest.fixture
@@ -65,3 +74,13 @@ def test_message_that_a_replica_never_shows_is_an_error_and_not_gone() -> None:
     assert next(found).message is None  # passed over: the end at 5 lies behind it
     with pytest.raises(KafkaClientError, match="got none of 1"):
         next(found)
+
+
+def test_ends_are_asked_for_only_where_a_wanted_message_is_past_the_last_known_one(client: ScriptedClient) -> None:
+    reader = PayloadReader({}, "orders", 1_000)
+    assert [each.message for each in reader.read({0: [4]})] == [None]
+    (found,) = reader.read({0: [7]})
+    assert found.message is not None
+    assert client.asked == 1
+    assert [each.message for each in reader.read({0: [12]})] == [None]
+    assert client.asked == 2
