@@ -312,6 +312,19 @@ class ResumePoint:
         )
 
 
+class LogBeginning(NamedTuple):
+    """
+    Where a markers topic begins, and which topic of its name it is.
+
+    Attributes:
+        first: First offset of each partition.
+        topic_id: Topic id; empty if unknown.
+    """
+
+    first: Mapping[int, int]
+    topic_id: str
+
+
 class TrackerPositions:
     """
     Reads the committed positions of one tracker group.
@@ -338,17 +351,29 @@ class TrackerPositions:
         """Return the committed positions; partitions without one are left out."""
         return _positions(self._committed())
 
-    def resume_point(self) -> ResumePoint:
+    def beginning(self) -> LogBeginning:
+        """
+        Return where the markers topic begins. Unlike the rest of a resume point, this may be read before the fencing.
+
+        Raises:
+            KmqError: The broker cannot be reached in time, or the topic does not exist.
+        """
+        return LogBeginning(self._offsets(EARLIEST), topic_id_of(self._admin, self._topic, self._timeout_s))
+
+    def resume_point(self, beginning: LogBeginning | None = None) -> ResumePoint:
         """
         Return where to begin.
 
         Call this after older trackers were fenced; otherwise the end of the log may still move.
 
+        Args:
+            beginning: As `beginning` returned it; None: it is read here.
+
         Raises:
-            KafkaClientError: The broker cannot be reached in time.
+            KmqError: The broker cannot be reached in time, or the topic does not exist.
         """
-        first, end = self._offsets(EARLIEST), self._offsets(LATEST)
-        topic_id = topic_id_of(self._admin, self._topic, self._timeout_s)
+        first, topic_id = beginning or self.beginning()
+        end = self._offsets(LATEST)
         places = self._committed()
         committed = _positions(places)
         consumers = {each.partition: ConsumerOffsets.from_topic_partition(each) for each in places}

@@ -65,24 +65,30 @@ class TrackerRules:
         """
         return self._local.under(self._newest)
 
-    def load(self, resume: ResumePoint) -> None:
+    def read(self) -> None:
         """
-        Read the rules of the queue when the sender opens. Without a record, use the newest known rules from the log.
-
-        Args:
-            resume: Contains the rules in force where a rebuild begins, by markers partition.
+        Read the rules of the queue when the sender opens; `load` then uses them. The lock of the sender is not needed.
 
         Raises:
             KafkaClientError: The broker cannot be reached.
+        """
+        if self._reader is not None:
+            self._reader.refresh()
+            self._checked_at_s = time.monotonic()
+
+    def load(self, resume: ResumePoint) -> None:
+        """
+        Use the rules that `read` found. Without a record, use the newest known rules from the log.
+
+        Args:
+            resume: Contains the rules in force where a rebuild begins, by markers partition.
         """
         self._written = {}
         known = [rules for rules in resume.rules.values() if rules is not None]
         self._newest = max(known, key=lambda rules: rules.version, default=None)
         if self._reader is None:
             return
-        stored = self._reader.refresh()
-        self._checked_at_s = time.monotonic()
-        if stored is not None:
+        if (stored := self._reader.newest) is not None:
             self._newest = stored.rules
         elif self._reader.is_unauthorized:
             logger.warning(

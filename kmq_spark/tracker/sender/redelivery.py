@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -168,14 +169,19 @@ class RedeliverySender:
             FencedError: A newer tracker took over while this one was starting, or before it restarted.
         """
         with self._lock:
-            self._producer.open(known_ids)
-            found = self._tracker_positions.resume_point()
+            # What the fencing cannot change is read beside it: redelivery is away until the sender is open.
+            with ThreadPoolExecutor(2, "kmq-open") as pool:
+                beginning = pool.submit(self._tracker_positions.beginning)
+                rules = pool.submit(self._rules.read)
+                self._producer.open(known_ids)
+            found = self._tracker_positions.resume_point(beginning.result())
             failpoint("tracker.positions-read")
             if self.consumer_positions is not None:
                 self.consumer_positions.load(found.consumers)
             resume = found.with_key()
             self._positions.load(resume, found.positions)
             self._producer.note_older({at.tracker_id for at in resume.positions.values()})
+            rules.result()
             self._rules.load(resume)
             positions = self._positions
             self._transact([], self._rules.records(positions.current, positions.key), list(positions.current), Sent())
