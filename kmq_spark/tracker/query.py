@@ -81,6 +81,9 @@ class MarkersSource:
             # A fetch of a partition with a few new records waits this long first; by default it is 500 ms, and a task
             # reads its partitions one after the other. Nothing is gained by it: only what the broker has is read.
             "kafka.fetch.max.wait.ms": "1",
+            # Spark asks for the bounds of the partition after each poll, two round trips. By default a poll returns 500
+            # records; this is about what one fetch (max.partition.fetch.bytes) holds.
+            "kafka.max.poll.records": "10000",
             # By default a task that lost its broker connection waits two minutes (spark.network.timeout), even if the
             # broker is back after five seconds. With these timeouts the query fails and restarts with new clients.
             "kafkaConsumer.pollTimeoutMs": "10000",
