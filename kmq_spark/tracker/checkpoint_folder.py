@@ -65,9 +65,7 @@ class CheckpointFolder:
     def has_batches(self) -> bool:
         """Return whether a batch was committed: without one the checkpoint does not prove that markers were read."""
         try:
-            if self._local is not None:
-                return any(file.name.isdigit() for file in (self._local / "commits").glob("*"))
-            return _HadoopFolder(self._path, self._spark).has_files("commits")
+            return self._newest_batch("commits") >= 0
         except (OSError, Py4JError, PySparkException) as error:
             logger.warning("cannot list the commits of checkpoint %s: %s", self._path, one_line(error))
             return False
@@ -97,6 +95,14 @@ class CheckpointFolder:
         except (OSError, ValueError, AttributeError, Py4JError, PySparkException) as error:
             logger.warning("cannot read the offsets of checkpoint %s: %s", self._path, one_line(error))
             return {}
+
+    def has_failed_batch(self) -> bool:
+        """Return whether the newest batch was not committed. False where that cannot be read."""
+        try:
+            return self._newest_batch("offsets") > self._newest_batch("commits")
+        except (OSError, Py4JError, PySparkException) as error:
+            logger.warning("cannot list the batches of checkpoint %s: %s", self._path, one_line(error))
+            return False
 
     def remove(self) -> None:
         """Delete the folder; a failure is logged."""
@@ -159,10 +165,20 @@ class CheckpointFolder:
 
     def _newest_offsets(self) -> str:
         """Return the text of the newest file of the offset log; empty where there is none."""
+        newest = self._newest_batch("offsets")
+        if newest < 0:
+            return ""
         if self._local is None:
-            return _HadoopFolder(self._path, self._spark).read_newest("offsets")
-        numbers = [int(file.name) for file in (self._local / "offsets").glob("*") if file.name.isdigit()]
-        return (self._local / "offsets" / str(max(numbers))).read_text("utf-8") if numbers else ""
+            return _HadoopFolder(self._path, self._spark).read(f"offsets/{newest}")
+        return (self._local / "offsets" / str(newest)).read_text("utf-8")
+
+    def _newest_batch(self, log: str) -> int:
+        """Return the newest batch in one of Spark's logs, `offsets` or `commits`; -1 where there is none."""
+        if self._local is None:
+            names = _HadoopFolder(self._path, self._spark).names(log)
+        else:
+            names = [file.name for file in (self._local / log).glob("*")]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def _rename(self) -> str | None:
         if self._local is None:
@@ -198,17 +214,11 @@ class _HadoopFolder:
         finally:
             stream.close()
 
-    def has_files(self, name: str) -> bool:
-        folder = self._path_of(f"{self._address}/{name}")
-        return bool(self._files.exists(folder)) and len(self._files.listStatus(folder)) > 0
-
-    def read_newest(self, name: str) -> str:
+    def names(self, name: str) -> list[str]:
         folder = self._path_of(f"{self._address}/{name}")
         if not self._files.exists(folder):
-            return ""
-        names = [str(status.getPath().getName()) for status in self._files.listStatus(folder)]
-        numbers = [int(each) for each in names if each.isdigit()]
-        return self.read(f"{name}/{max(numbers)}") if numbers else ""
+            return []
+        return [str(status.getPath().getName()) for status in self._files.listStatus(folder)]
 
     def remove(self) -> None:
         self._files.delete(self._path_of(self._address), True)  # noqa: FBT003  # Hadoop's: recursive

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 OUT_OF_DATE_MARKERS = 10_000
 """
-A checkpoint that the queue's last tracker used is out of date if a rebuild reads this many markers less. One that an
-earlier tracker used is out of date unless a rebuild reads this many more. The tracker reads them in a second or less.
+A checkpoint that the queue's last tracker used is out of date if a rebuild reads this many markers less. One whose last
+batch failed is out of date unless a rebuild reads this many more. The tracker reads them in a second or less.
 """
 
 DAMAGE_TEXTS = (
@@ -95,24 +95,29 @@ def is_of_another_topic(error: BaseException) -> bool:
     return any(TOPIC_SHRANK in text for text in (text_of(error), *_java_texts(error)))
 
 
-def is_out_of_date(read_to: Mapping[int, int], tracker_id: str, resume: ResumePoint) -> bool:
+def is_out_of_date(
+    read_to: Mapping[int, int], tracker_id: str, resume: ResumePoint, *, has_failed_batch: bool = False
+) -> bool:
     """
     Return whether a rebuild of the state from the markers topic is quicker than a start from the checkpoint.
 
-    If another tracker has fenced the one that used the checkpoint, its last batch was not committed. Spark would run
-    that batch again first, which decides nothing. A rebuild begins with the batch that decides.
+    Spark first runs a batch again that was not committed, and that decides nothing: the log was not read to its end.
+    A rebuild begins with the batch that decides.
 
     Args:
         read_to: First marker that the checkpoint has not read, by markers partition; empty if unknown.
-        tracker_id: The tracker that used the checkpoint last; empty if unknown.
+        tracker_id: The tracker that used the checkpoint last; empty if unknown. If another tracker has fenced it, its
+            last batch was not committed.
         resume: Where a rebuild begins. If markers were removed, or it has no committed offset, the checkpoint is kept.
+        has_failed_batch: Whether the last batch was not committed, and its query has ended.
     """
     if not read_to or resume.removed or resume.unproven_gaps or resume.has_no_position:
         return False
     ahead = sum(start - read_to.get(partition, 0) for partition, start in resume.starting_offsets.items())
     # The queue's last tracker may still use its checkpoint, so that one is kept.
     is_of_last_tracker = not tracker_id or any(at.tracker_id == tracker_id for at in resume.positions.values())
-    return ahead > (OUT_OF_DATE_MARKERS if is_of_last_tracker else -OUT_OF_DATE_MARKERS)
+    is_to_be_kept = is_of_last_tracker and not has_failed_batch
+    return ahead > (OUT_OF_DATE_MARKERS if is_to_be_kept else -OUT_OF_DATE_MARKERS)
 
 
 def _java_texts(error: BaseException) -> list[str]:

@@ -119,6 +119,7 @@ class QueueTracker:
         self._periodic_work_failure: Exception | None = None
         self._failures_in_a_row = 0
         self._known_ids: frozenset[str] = frozenset()
+        self._own_ids: set[str] = set()
         self._batch_began_s = time.monotonic()
         self._pauses_s: dict[int, float] = {}
         self._query: StreamingQuery | None = None
@@ -248,6 +249,7 @@ class QueueTracker:
         try:
             resume = sender.open(self._known_ids)
             self._known_ids |= sender.known_ids
+            self._own_ids.add(sender.tracker_id)
             self._check_checkpoint(resume, sender)
             logger.info(
                 "tracker %s of %s started; decides from marker offsets %s",
@@ -281,8 +283,13 @@ class QueueTracker:
             # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
             # if it is longer, Spark skips the markers below the checkpoint's offset.
             folder.rename_damaged()
-        elif is_out_of_date(folder.read_to(), folder.tracker_id(), resume):
-            # Another process has tracked the queue since, with a checkpoint of its own.
+        elif is_out_of_date(
+            folder.read_to(),
+            folder.tracker_id(),
+            resume,
+            has_failed_batch=self._has_own_query_ended(folder) and folder.has_failed_batch(),
+        ):
+            # Another process has tracked the queue since, with a checkpoint of its own; or this is a restart.
             logger.info(
                 "checkpoint %s is out of date: the state is rebuilt from the markers topic, which is quicker",
                 self._checkpoint, extra={"action": "checkpoint_out_of_date", "queue": self._queue},
@@ -290,6 +297,10 @@ class QueueTracker:
             folder.remove()
         folder.write_topic_id(resume.topic_id)
         folder.write_tracker_id(sender.tracker_id)
+
+    def _has_own_query_ended(self, folder: CheckpointFolder) -> bool:
+        """Return whether a query of this object used the checkpoint last and has ended: none uses it now."""
+        return folder.tracker_id() in self._own_ids and self._query is not None and not self._query.isActive
 
     def _track(
         self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, began_s: float

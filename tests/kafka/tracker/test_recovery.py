@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.demo.audit import audit
-from kmq_spark.errors import KmqError
+from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.tracker.queue_tracker import QueueTracker
@@ -148,6 +148,32 @@ def test_ticker_that_ends_by_an_exception_fails_the_query_which_starts_again_wit
         assert (again.value, again.delivery_count) == (b"held", 2)
         # The TICK that the ticker wrote last may have decided this already.
         assert wait_until(lambda: tracker.stats.restarts == 1)
+
+
+def test_query_that_fails_in_a_batch_starts_again_with_the_batch_that_decides(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checkpoint is deleted: Spark would first run the failed batch again. Nothing is lost or sent twice."""
+    caplog.set_level("INFO", "kmq_spark.tracker.queue_tracker")
+    fails = threading.Event()
+
+    def fail_once(point: str) -> None:
+        if point == "tracker.delivered" and fails.is_set():
+            fails.clear()
+            message = "a failure after the commit"
+            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+
+    monkeypatch.setattr("kmq_spark.tracker.queue_tracker.failpoint", fail_once)
+    with stage.consumer() as consumer, stage.tracking() as tracker:
+        stage.send("held")
+        receive_all(consumer, 1)
+        fails.set()  # in the batch of its START, or in one after it
+        (again,) = receive_all(consumer, 1, ack=True)
+        assert (again.value, again.delivery_count, tracker.stats.restarts) == (b"held", 2, 1)
+        consumer.flush()
+    assert f"checkpoint {stage.folder}/checkpoint/{stage.queue} is out of date" in caplog.text
+    story = audit(stage.layout, stage.bootstrap_servers)
+    assert (story.redelivered, story.early, story.lost) == (1, 0, set())
 
 
 def make_anew(stage: Stage) -> None:

@@ -128,6 +128,19 @@ def test_checkpoint_of_a_tracker_that_was_fenced_is_out_of_date_unless_a_rebuild
     assert not is_out_of_date({0: 50_000 + margin, 1: 50_000 + margin}, "fenced", resume)
     assert not is_out_of_date({0: 50_000 + margin, 1: 49_999 + margin}, "last", resume)
     assert not is_out_of_date({}, "fenced", resume)
+    # The same for the last tracker itself, once its query has failed.
+    assert is_out_of_date({0: 50_000 + margin, 1: 49_999 + margin}, "last", resume, has_failed_batch=True)
+    assert not is_out_of_date({0: 50_000 + margin, 1: 50_000 + margin}, "last", resume, has_failed_batch=True)
+
+
+def test_checkpoint_knows_whether_its_newest_batch_was_committed(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path / "orders"))
+    assert not folder.has_failed_batch()
+    for log, number, has_failed in (("offsets", 9, True), ("commits", 9, False), ("offsets", 10, True)):
+        (tmp_path / "orders" / log).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "orders" / log / str(number)).write_text("v1")
+        assert folder.has_failed_batch() == has_failed
+    assert not CheckpointFolder("s3://bucket/checkpoints/orders").has_failed_batch()
 
 
 def test_checkpoint_that_is_out_of_date_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
