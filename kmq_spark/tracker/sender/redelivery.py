@@ -344,16 +344,14 @@ class RedeliverySender:
     ) -> None:
         """Send what runs need with their ENDs, other records and the positions of *partitions* in one transaction."""
         rejected_records = RejectedRecords()
-        attempt = Attempt(runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count)
-        attempts = 0
+        attempts: list[Attempt] = []
 
         def work() -> None:
-            nonlocal attempt, attempts
-            attempts += 1
             attempt = Attempt(
                 runs, rejected_records, self.topics, self._rules.in_force, self._dead_letter_count,
-                is_first=attempts == 1,
+                is_first=not attempts,
             )  # fmt: skip
+            attempts.append(attempt)
             producer, key = self._producer.current, self._positions.key
             producer.send_all(attempt.records())
             for record in (*other_records, *attempt.ends.records(self.topics, self.tracker_id, key)):
@@ -377,8 +375,9 @@ class RedeliverySender:
         self._positions.note_committed(committing)
         if committing:
             self._committed_at_s, self.committed_at_epoch_s = time.monotonic(), time.time()
-        sent.redelivered += attempt.redelivered
-        sent.expired += attempt.expired
-        sent.nonexistent += attempt.nonexistent
-        sent.dead_lettered += attempt.dead_lettered
-        sent.lateness_ms += attempt.lateness_ms
+        (*_, done) = attempts
+        sent.redelivered += done.redelivered
+        sent.expired += done.expired
+        sent.nonexistent += done.nonexistent
+        sent.dead_lettered += done.dead_lettered
+        sent.lateness_ms += done.lateness_ms
