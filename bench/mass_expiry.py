@@ -52,19 +52,21 @@ def measure(bench: Bench, count: int, *, is_alone: bool = True) -> dict[str, Any
         is_alone: Whether no other queue is tracked meanwhile.
     """
     number = next(_numbers)
-    queue, other = bench.queue(f"mass-{number}"), bench.queue(f"beside-{number}")
+    queue = bench.queue(f"mass-{number}")
+    other = None if is_alone else bench.queue(f"beside-{number}")
     bench.send(queue.queue_topic, count + BESIDE)
-    bench.send(other.queue_topic, BESIDE)
+    if other is not None:
+        bench.send(other.queue_topic, BESIDE)
     producer = Producer({"bootstrap.servers": bench.broker.bootstrap_servers, "linger.ms": 0})
     with ExitStack() as trackers:
         tracker = trackers.enter_context(bench.tracking(queue))
-        beside = None if is_alone else trackers.enter_context(bench.tracking(other))
+        beside = None if other is None else trackers.enter_context(bench.tracking(other))
         late = every_lateness(tracker)
         # Held by another consumer, which acks them one by one during the flood.
         held = markers_of(MarkerType.START, BESIDE, 3_600_000, first=count // PARTITIONS)
         bench.write(queue.markers_topic, held)
         ends = _Ends(producer, queue.markers_topic, count // PARTITIONS, tracker)
-        others = _Repeated(lambda number: _start_one(producer, other.markers_topic, number) if beside else None)
+        others = _Repeated(lambda number: _start_one(producer, other.markers_topic, number) if other else None)
         began_s = time.monotonic()
         bench.write(queue.markers_topic, markers_of(MarkerType.START, count, LEASE_MS))
         others.start()
@@ -78,7 +80,8 @@ def measure(bench: Bench, count: int, *, is_alone: bool = True) -> dict[str, Any
         lateness_ms = np.array(late)
         others_ms = list(beside.stats.lateness_ms) if beside else []
     bench.remove(queue)
-    bench.remove(other)
+    if other is not None:
+        bench.remove(other)
     return {
         "messages": count,
         "per_s": round(count / (lateness_ms.max() / 1000)),
