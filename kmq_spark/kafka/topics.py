@@ -351,8 +351,11 @@ def _wait_until_known(
 def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, TopicShape]:
     """Return the topics of a queue that exist."""
     names = (*topics.all_topics, topics.redrive_topic, topics.producers_topic)
-    # All at once: in a slow network the round trips add up, and a tracker asks before each start.
-    with ThreadPoolExecutor(len(names), "kmq-topics") as pool:
-        found = pool.map(lambda name: shape_of(admin, name, bootstrap_servers, timeout_ms), names)
-        shapes = dict(zip(names, found, strict=True))
+    # The first one alone, because it also shows whether the broker can be reached. The others all at once: in a slow
+    # network the round trips add up, and a tracker asks before each start.
+    first, *others = names
+    shapes = {first: shape_of(admin, first, bootstrap_servers, timeout_ms)}
+    with ThreadPoolExecutor(len(others), "kmq-topics") as pool:
+        found = pool.map(lambda name: shape_of(admin, name, bootstrap_servers, timeout_ms), others)
+        shapes |= dict(zip(others, found, strict=True))
     return {name: shape for name, shape in shapes.items() if shape.partitions}
