@@ -108,10 +108,14 @@ def is_out_of_date(
         read_to: First marker that the checkpoint has not read, by markers partition; empty if unknown.
         tracker_id: The tracker that used the checkpoint last; empty if unknown. If another tracker has fenced it, its
             last batch was not committed.
-        resume: Where a rebuild begins. If markers were removed, or it has no committed offset, the checkpoint is kept.
+        resume: Where a rebuild begins. If markers that it needs were removed, or it has no committed offset, the
+            checkpoint is kept.
         has_failed_batch: Whether the last batch was not committed, and its query has ended.
     """
     if not read_to or resume.removed or resume.unproven_gaps or resume.has_no_position:
+        return False
+    if any(at.needed_offset < resume.starting_offsets[partition] for partition, at in resume.positions.items()):
+        # Retention removed a marker of a message that is still in flight: only the checkpoint knows this message.
         return False
     ahead = sum(start - read_to.get(partition, 0) for partition, start in resume.starting_offsets.items())
     # The queue's last tracker may still use its checkpoint, so that one is kept.

@@ -115,9 +115,16 @@ def test_checkpoint_is_out_of_date_where_a_rebuild_reads_less() -> None:
         assert not is_out_of_date({0: 60_000, 1: 60_000}, tracker_id, resume)
         assert not is_out_of_date({}, tracker_id, resume)
     for proof in ({"removed": {0: (0, 5)}}, {"unproven_gaps": {0: 5}}, {"has_no_position": True}):
-        kept = ResumePoint(SIGNED, {0: 50_000}, {0: 60_000}, **proof)
+        kept = ResumePoint(SIGNED, {0: 50_000, 1: 50_000}, {0: 60_000, 1: 60_000}, **proof)
         assert not is_out_of_date({0: 0}, "last", kept)
         assert not is_out_of_date({0: 0}, "fenced", kept)
+
+
+def test_checkpoint_is_kept_where_retention_removed_a_marker_that_a_rebuild_needs() -> None:
+    """Only the checkpoint knows a message in flight whose START was removed."""
+    resume = ResumePoint(SIGNED, starting_offsets={0: 50_000, 1: 50_001}, decide_from={0: 60_000, 1: 60_000})
+    for tracker_id in ("last", "fenced"):
+        assert not is_out_of_date({0: 0, 1: 0}, tracker_id, resume, has_failed_batch=True)
 
 
 def test_checkpoint_of_a_tracker_that_was_fenced_is_out_of_date_unless_a_rebuild_reads_much_more() -> None:
