@@ -90,7 +90,9 @@ def given_back(queue: Queue) -> list[int]:
     return [offset for each in releases for offset in covered(each)]
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"start_in_transaction": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"prefetch": 2}, pytest.param({"start_in_transaction": True}, marks=pytest.mark.slow)]
+)
 def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_interrupted(
     queue: Queue, options: dict[str, Any]
 ) -> None:

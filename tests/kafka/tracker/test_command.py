@@ -143,6 +143,7 @@ def test_older_tracker_ends_with_a_clear_line_when_a_newer_one_takes_over(
     assert (exit_code, event["event"], newer.error_lines()) == (0, "ended", [])
 
 
+@pytest.mark.slow
 def test_tracker_that_was_killed_is_distinguished_from_one_that_idles_and_one_that_was_stopped(
     queue: Queue, start: Callable[..., Tracker], tmp_path: Path
 ) -> None:
