@@ -149,9 +149,9 @@ class PayloadReader:
             self._consumer.unassign()
 
     def _replace_client(self) -> None:
-        """Replace the clients: one that has lost its broker may never connect again."""
+        """Replace the clients: one that has lost its broker may never connect again. Forget what they knew."""
         self.close()
-        self._consumer, self._uncommitted = self._new_client(), None
+        self._consumer, self._uncommitted, self._known_ends = self._new_client(), None, {}
 
     def _new_client(self) -> Consumer:
         config = {**READ_AHEAD, **self._config, "enable.partition.eof": True, "auto.offset.reset": "error"}
