@@ -126,7 +126,7 @@ class Bench:
         consumer = Consumer({**servers, "group.id": queue.tracker_group, "enable.auto.commit": False})
         try:
             admin = AdminClient(servers)
-            return TrackerPositions(consumer, admin, queue.markers_topic, partitions, 30_000).resume_point().key
+            return TrackerPositions(consumer, admin, queue, partitions, 30_000).resume_point().key
         finally:
             consumer.close()
 

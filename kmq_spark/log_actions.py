@@ -49,6 +49,7 @@ LOG_ACTIONS: dict[str, str] = {
     "offsets_refused": "The tracker may not commit offsets of a consumer group.",
     "offsets_restored": "The tracker committed the expired offsets of a consumer group again.",
     "opened": "A tracker has fenced older trackers; the text contains the offsets from which it decides.",
+    "pending_offsets": "The broker kept offsets of an aborted transaction as pending; the tracker discards them.",
     "producer_began": "A producer with a `producer_id` has started a generation.",
     "producer_failed": "A producer with a `producer_id` has failed and stops.",
     "producer_replaced": "A Kafka producer failed, or its transaction has an unknown outcome; a new one replaces it.",

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.errors import KmqError
+from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.wire.marker_log import Signing
@@ -30,6 +31,8 @@ from kmq_spark.wire.signature import new_key
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,18 @@ Maximum number of characters of a commit's metadata for the positions of consume
 The broker's limit for the whole metadata is 4,096 (`offset.metadata.max.bytes`). Positions that do not fit exist only
 in the memory of the running tracker.
 """
+
+
+STABLE_WAIT_S = 5.0
+"""
+How long offsets that an open transaction may change are waited for. It takes milliseconds, or until the broker aborts
+the transaction of a tracker that died. But after a broker was suspended, it may keep the offsets of an aborted
+transaction as pending, without end: a TxnOffsetCommit that arrives after the abort (KIP-890). Nobody can read the
+offsets then, until a transaction of the same transactional id ends (`TrackerProducer.discard_pending_offsets`).
+"""
+
+NO_ANSWER = "_TIMED_OUT"
+"""Code of the error when the broker does not answer in time, or the offsets stay pending."""
 
 
 class Heartbeat(NamedTuple):
@@ -332,24 +347,37 @@ class TrackerPositions:
     Args:
         consumer: Consumer of the tracker's group; it never subscribes.
         admin: Admin client.
-        markers_topic: Markers topic.
+        topics: Names of the queue.
         partition_count: Number of partitions of the markers topic.
         timeout_ms: Maximum time for each call.
     """
 
     def __init__(
-        self, consumer: Consumer, admin: AdminClient, markers_topic: str, partition_count: int, timeout_ms: int
+        self, consumer: Consumer, admin: AdminClient, topics: QueueTopics, partition_count: int, timeout_ms: int
     ) -> None:
         """Keep the clients; send nothing yet."""
         self._consumer = consumer
         self._admin = admin
-        self._topic = markers_topic
+        self._group = topics.tracker_group
+        self._topic = topics.markers_topic
         self._partitions = range(partition_count)
         self._timeout_s = timeout_ms / 1000
 
     def committed(self) -> dict[int, Position]:
-        """Return the committed positions; partitions without one are left out."""
-        return _positions(self._committed())
+        """
+        Return the committed positions; partitions without one are left out.
+
+        What an open transaction may change is waited for, but only for `STABLE_WAIT_S`.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        try:
+            return _positions(self._committed())
+        except KafkaClientError as error:
+            if error.code != NO_ANSWER:
+                raise
+            return _positions(self._committed_without_waiting())
 
     def beginning(self) -> LogBeginning:
         """
@@ -370,6 +398,7 @@ class TrackerPositions:
             beginning: As `beginning` returned it; None: it is read here.
 
         Raises:
+            KafkaClientError: With the code `NO_ANSWER`: possibly a transaction hangs (`STABLE_WAIT_S`).
             KmqError: The broker cannot be reached in time, or the topic does not exist.
         """
         first, topic_id = beginning or self.beginning()
@@ -414,12 +443,27 @@ class TrackerPositions:
         )
 
     def _committed(self) -> list[TopicPartition]:
-        wanted = [TopicPartition(self._topic, partition) for partition in self._partitions]
+        wait_s = min(self._timeout_s, STABLE_WAIT_S)
         return retry_until_answered(
-            lambda: self._consumer.committed(wanted, timeout=self._timeout_s),
+            lambda: self._consumer.committed(self._places(), timeout=wait_s),
             f"cannot read the committed offsets of {self._topic}",
-            self._timeout_s,
+            wait_s,
         )
+
+    def _committed_without_waiting(self) -> list[TopicPartition]:
+        """Return what is committed, whatever an open transaction may change."""
+        wanted = ConsumerGroupTopicPartitions(self._group, self._places())
+
+        def request() -> list[TopicPartition]:
+            answers = self._admin.list_consumer_group_offsets(
+                [wanted], require_stable=False, request_timeout=self._timeout_s
+            )
+            return list(answer_of(answers[self._group], self._timeout_s).topic_partitions)
+
+        return retry_until_answered(request, f"cannot read the committed offsets of {self._topic}", self._timeout_s)
+
+    def _places(self) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, partition) for partition in self._partitions]
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
         return offsets_of(

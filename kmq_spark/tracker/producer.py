@@ -5,13 +5,15 @@ Rule 1: A transaction that was certainly not committed is sent again by a new pr
 producer aborts the old transaction.
 Rule 2: If the outcome is unknown, the error is raised. The tracker must read the log to its end before it decides
 again.
-Rule 3: A newer tracker keeps the queue. Once it has signed the group's offsets, the older one creates no producer.
+Rule 3: Offsets that stay pending after an abort are discarded; otherwise no tracker could ever start again.
+Rule 4: A newer tracker keeps the queue. Once it has signed the group's offsets, the older one creates no producer.
 
-Source: KIP-98; KIP-588 for why a transaction timeout looks like fencing.
+Source: KIP-98; KIP-588 for why a transaction timeout looks like fencing; KIP-890 for how offsets stay pending.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -34,6 +36,14 @@ MAX_REPLACEMENTS = 3
 
 SIGNATURE_WAIT_S = 2.0
 """How long a fenced producer waits for a newer tracker to sign the group's offsets."""
+
+
+class _DiscardedError(Exception):
+    """Aborts a transaction on purpose."""
+
+
+def _discard() -> None:
+    raise _DiscardedError
 
 
 class TrackerProducer:
@@ -150,6 +160,27 @@ class TrackerProducer:
                 self._tracker_id, failure, extra={"action": "producer_replaced", "queue": self._queue},
             )  # fmt: skip
             self.open(self.known_ids)
+
+    def discard_pending_offsets(self, places: list[TopicPartition], group: object) -> None:
+        """
+        Add offsets to a transaction and abort it. This ends every earlier transaction of this transactional id that
+        the broker left pending for the group.
+
+        Args:
+            places: Any offsets of the group; they are never committed.
+            group: Group metadata, from `Consumer.consumer_group_metadata`.
+
+        Raises:
+            FencedError: A newer tracker has taken over.
+            KafkaClientError: The broker cannot be reached in time.
+        """
+        logger.warning(
+            "the committed offsets of %s cannot be read: the broker keeps those of an aborted transaction as pending; "
+            "discarding them",
+            self._queue, extra={"action": "pending_offsets", "queue": self._queue},
+        )  # fmt: skip
+        with contextlib.suppress(_DiscardedError):
+            self.current.run(lambda: None, places, group, check=_discard)
 
     def _fencing_error(self, error: FencedError) -> KmqError:
         """

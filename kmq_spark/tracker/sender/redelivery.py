@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.policy import Rules
-from kmq_spark.errors import FencedError, KmqError
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
-from kmq_spark.kafka.positions import ResumePoint, TrackerPositions
+from kmq_spark.kafka.positions import NO_ANSWER, ResumePoint, TrackerPositions
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.rejected_records import RejectedRecords
 from kmq_spark.kafka.settings import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from kmq_spark.core.outcome import PartitionOutcome
+    from kmq_spark.kafka.positions import LogBeginning
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.tracker.consumer_positions import ConsumerPositions
@@ -113,7 +114,7 @@ class RedeliverySender:
         self._set_aside = SetAside(self._raw_markers, layout.topics, layout.dead_letter_partition_count)
         admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
         self._tracker_positions = TrackerPositions(
-            self._group, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
+            self._group, admin, layout.topics, layout.partition_count, self._limits.timeout_ms
         )
         self._producer = TrackerProducer(
             self._producer_config(layout, bootstrap_servers, extra),
@@ -174,7 +175,7 @@ class RedeliverySender:
                 beginning = pool.submit(self._tracker_positions.beginning)
                 rules = pool.submit(self._rules.read)
                 self._producer.open(known_ids)
-            found = self._tracker_positions.resume_point(beginning.result())
+            found = self._resume_point(beginning.result())
             failpoint("tracker.positions-read")
             if self.consumer_positions is not None:
                 self.consumer_positions.load(found.consumers)
@@ -188,6 +189,16 @@ class RedeliverySender:
             self._rules.note_written(positions.current)
             failpoint("tracker.signed")
             return resume
+
+    def _resume_point(self, beginning: LogBeginning) -> ResumePoint:
+        try:
+            return self._tracker_positions.resume_point(beginning)
+        except KafkaClientError as error:
+            if error.code != NO_ANSWER:
+                raise
+            place = TopicPartition(self.topics.markers_topic, 0, 0)
+            self._producer.discard_pending_offsets([place], self._group.consumer_group_metadata())
+            return self._tracker_positions.resume_point(beginning)
 
     def refresh_rules(self) -> None:
         """
