@@ -112,16 +112,18 @@ def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s:
         timeout_s: Maximum time for the response, seconds.
 
     Raises:
-        KafkaException: The broker does not respond in time.
+        KafkaException: The broker does not respond in time, or any other temporary error.
     """
     # A negative time stands for the end in Kafka's protocol (ListOffsets), and the client passes it on.
     wanted = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
     try:
         found = client.offsets_for_times(wanted, timeout=timeout_s)
     except KafkaException as error:
-        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # librdkafka's public name for it
+        if client_error(error, f"cannot read the offsets of {topic}").retriable:
             raise
-        return {}  # none of them is known to the client
+        # None of them is known to the client, or it names an older leader epoch than the broker's (FENCED_LEADER_EPOCH,
+        # after the broker was suspended).
+        return {}
     return {place.partition: place.offset for place in found if place.error is None and place.offset >= 0}
 
 

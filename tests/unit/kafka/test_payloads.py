@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
 from kmq_spark.kafka.payloads import PayloadReader
@@ -20,6 +20,7 @@ class ScriptedClient:
         """Keep the answers."""
         self._answers = answers
         self.asked = 0
+        self.refusal: KafkaError | None = None
 
     def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
         """Return the leader's first offset and end."""
@@ -28,6 +29,8 @@ class ScriptedClient:
     def offsets_for_times(self, places: list[TopicPartition], **_: object) -> list[TopicPartition]:
         """Return the leader's end of each partition."""
         self.asked += 1
+        if self.refusal is not None:
+            raise KafkaException(self.refusal)
         return [TopicPartition(place.topic, place.partition, 10) for place in places]
 
     def consume(self, *_: object) -> list[Message]:
@@ -84,3 +87,9 @@ def test_ends_are_asked_for_only_where_a_wanted_message_is_past_the_last_known_o
     assert client.asked == 1
     assert [each.message for each in reader.read({0: [12]})] == [None]
     assert client.asked == 2
+
+
+def test_end_that_the_broker_refuses_to_tell_is_asked_for_in_another_way(client: ScriptedClient) -> None:
+    """After it was suspended, a broker has a newer leader epoch than the client names. That is not an error."""
+    client.refusal = KafkaError(KafkaError.FENCED_LEADER_EPOCH)
+    assert [each.message for each in PayloadReader({}, "orders", 1_000).read({0: [4]})] == [None]
