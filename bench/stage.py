@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.config import load_settings
@@ -123,12 +123,12 @@ class Bench:
     def key(self, queue: QueueTopics, partitions: int = PARTITIONS) -> bytes:
         """Return the key with which the queue's trackers sign: a tracker ignores a TICK without a signature."""
         servers: dict[str, Any] = {"bootstrap.servers": self.broker.bootstrap_servers}
-        consumer = Consumer({**servers, "group.id": queue.tracker_group, "enable.auto.commit": False})
+        config = {**servers, "group.id": queue.tracker_group, "enable.auto.commit": False}
+        positions = TrackerPositions(config, AdminClient(servers), queue.markers_topic, partitions, 30_000)
         try:
-            admin = AdminClient(servers)
-            return TrackerPositions(consumer, admin, queue, partitions, 30_000).resume_point().key
+            return positions.resume_point().key
         finally:
-            consumer.close()
+            positions.consumer.close()
 
     def write(self, topic: str, markers: Iterable[Marker], key: bytes = b"") -> None:
         """Write markers, each to the partition of its messages, signed where there is a key, and wait for them."""

@@ -17,22 +17,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import KafkaClientError, KmqError
-from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
+from kmq_spark.kafka.settings import make_client
 from kmq_spark.wire.marker_log import Signing
 from kmq_spark.wire.signature import new_key
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient, OffsetSpec
-
-    from kmq_spark.kafka.queue_topics import QueueTopics
 
 logger = logging.getLogger(__name__)
 
@@ -345,21 +342,29 @@ class TrackerPositions:
     Reads the committed positions of one tracker group.
 
     Args:
-        consumer: Consumer of the tracker's group; it never subscribes.
+        config: librdkafka settings of a consumer of the tracker's group, see `settings.reader_config`.
         admin: Admin client.
-        topics: Names of the queue.
+        markers_topic: Markers topic.
         partition_count: Number of partitions of the markers topic.
         timeout_ms: Maximum time for each call.
+
+    Attributes:
+        consumer: Consumer of the tracker's group; it never subscribes. The owner of this object closes it.
     """
 
     def __init__(
-        self, consumer: Consumer, admin: AdminClient, topics: QueueTopics, partition_count: int, timeout_ms: int
+        self,
+        config: Mapping[str, Any],
+        admin: AdminClient,
+        markers_topic: str,
+        partition_count: int,
+        timeout_ms: int,
     ) -> None:
-        """Keep the clients; send nothing yet."""
-        self._consumer = consumer
+        """Create the consumer; send nothing yet."""
+        self.consumer = make_client(Consumer, config)
+        self._config = config
         self._admin = admin
-        self._group = topics.tracker_group
-        self._topic = topics.markers_topic
+        self._topic = markers_topic
         self._partitions = range(partition_count)
         self._timeout_s = timeout_ms / 1000
 
@@ -445,22 +450,24 @@ class TrackerPositions:
     def _committed(self) -> list[TopicPartition]:
         wait_s = min(self._timeout_s, STABLE_WAIT_S)
         return retry_until_answered(
-            lambda: self._consumer.committed(self._places(), timeout=wait_s),
+            lambda: self.consumer.committed(self._places(), timeout=wait_s),
             f"cannot read the committed offsets of {self._topic}",
             wait_s,
         )
 
     def _committed_without_waiting(self) -> list[TopicPartition]:
         """Return what is committed, whatever an open transaction may change."""
-        wanted = ConsumerGroupTopicPartitions(self._group, self._places())
-
-        def request() -> list[TopicPartition]:
-            answers = self._admin.list_consumer_group_offsets(
-                [wanted], require_stable=False, request_timeout=self._timeout_s
+        # Not by the admin client: such a request may abort the process when the connection breaks (librdkafka's issue
+        # 4605).
+        client = make_client(Consumer, {**self._config, "isolation.level": "read_uncommitted"})
+        try:
+            return retry_until_answered(
+                lambda: client.committed(self._places(), timeout=self._timeout_s),
+                f"cannot read the committed offsets of {self._topic}",
+                self._timeout_s,
             )
-            return list(answer_of(answers[self._group], self._timeout_s).topic_partitions)
-
-        return retry_until_answered(request, f"cannot read the committed offsets of {self._topic}", self._timeout_s)
+        finally:
+            client.close()
 
     def _places(self) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in self._partitions]

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.policy import Rules
@@ -108,14 +108,14 @@ class RedeliverySender:
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
-        self._group = make_client(Consumer, reading)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout_ms)
         self._raw_markers = PayloadReader(reading, layout.topics.markers_topic, self._limits.timeout_ms)
         self._set_aside = SetAside(self._raw_markers, layout.topics, layout.dead_letter_partition_count)
         admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
         self._tracker_positions = TrackerPositions(
-            self._group, admin, layout.topics, layout.partition_count, self._limits.timeout_ms
+            reading, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
         )
+        self._group = self._tracker_positions.consumer
         self._producer = TrackerProducer(
             self._producer_config(layout, bootstrap_servers, extra),
             self._limits.timeout_ms,
