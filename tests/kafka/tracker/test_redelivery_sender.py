@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,10 +18,8 @@ from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
 from kmq_spark.errors import FencedError
-from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import QueueLayout, create_queue
-from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.testing.builders import decisions_of
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.tracker.sender.limits import SenderLimits
@@ -30,7 +27,6 @@ from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN
 from tests.kafka.conftest import read_all
-from tests.kafka.stage import wait_until
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -416,88 +412,6 @@ def test_closing_commits_where_the_tracker_stands(place: Place) -> None:
     assert place.committed().next_offset == 0  # not due yet
     sender.close()
     assert place.committed().next_offset == 7
-
-
-def test_payload_reader_reports_every_offset_once_over_gaps_and_ends(place: Place) -> None:
-    """Aborted transactions, deleted records, offsets past the end, far jumps: each wanted offset is reported once."""
-    topic = place.layout.topics.queue_topic
-    place.send(*(b"%d" % number for number in range(4)))  # 0 to 3
-    client = Producer(transactional_producer_config(place.bootstrap_servers, "payload-reader-test"))
-    client.init_transactions(10)
-    for is_kept in (False, True):
-        client.begin_transaction()
-        client.produce(topic, b"kept" if is_kept else b"aborted", partition=0)
-        client.flush(10)
-        if is_kept:
-            client.commit_transaction(10)
-        else:
-            client.abort_transaction(10)
-    # 4 aborted, 5 control, 6 kept, 7 control
-    with QueueProducer(topic, bootstrap_servers=place.bootstrap_servers) as producer:
-        for number in range(5_000):
-            producer.send(b"%d" % number)
-    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
-    for future in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
-        future.result(10)
-    reader = PayloadReader(reader_config(place.bootstrap_servers, "payload-reader-test"), topic, 10_000)
-    wanted = [0, 1, 2, 3, 4, 5, 6, 7, 8, 4_900, 5_007, 5_008, 2**40]
-    found = {each.offset: each.message and each.message.value() for each in reader.read({0: wanted})}
-    assert found == {
-        0: None, 1: None, 2: b"2", 3: b"3", 4: None, 5: None, 6: b"kept", 7: None, 8: b"0",
-        4_900: b"4892", 5_007: b"4999", 5_008: None, 2**40: None,
-    }  # fmt: skip
-    assert list(reader.read({})) == []
-    assert [each.message for each in reader.read({0: [7]})] == [None]
-    reader.close()
-
-
-def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_end(place: Place) -> None:
-    """Retention has removed messages below the known end, and then the topic is deleted and created again."""
-    topic = place.layout.topics.queue_topic
-    place.send(*(b"%d" % number for number in range(10)))
-    reader = PayloadReader(reader_config(place.bootstrap_servers, "payload-reader-test"), topic, 10_000)
-    assert [each.message and each.message.value() for each in reader.read({0: [9]})] == [b"9"]
-    admin = AdminClient({"bootstrap.servers": place.bootstrap_servers})
-    for future in admin.delete_records([TopicPartition(topic, 0, 5)]).values():
-        future.result(10)
-    found = {each.offset: each.message and each.message.value() for each in reader.read({0: [2, 4, 5, 8]})}
-    assert found == {2: None, 4: None, 5: b"5", 8: b"8"}
-    for future in admin.delete_topics([topic]).values():
-        future.result(10)
-    assert wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
-    create_queue(topic, bootstrap_servers=place.bootstrap_servers, partitions=1)
-    place.send(b"new")
-    assert [each.message for each in reader.read({0: [7]})] == [None]
-    reader.close()
-
-
-def test_payload_reader_reads_once_more_with_a_new_client(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """The first read times out: an open transaction hides the message until the reader has given up once."""
-    topic = place.layout.topics.queue_topic
-    place.send(b"0")
-    producer = Producer(transactional_producer_config(place.bootstrap_servers, "payload-reader-test"))
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    producer.produce(topic, b"hidden", partition=0)
-    producer.flush(10)
-
-    class Committing(logging.Handler):
-        """Commits when the reader says that it reads again."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            if "once more" in record.getMessage():
-                producer.commit_transaction(10)
-
-    reader = PayloadReader(reader_config(place.bootstrap_servers, "payload-reader-test"), topic, 1_000)
-    handler = Committing()
-    logging.getLogger("kmq_spark.kafka.payloads").addHandler(handler)
-    try:
-        found = [(each.offset, each.message and each.message.value()) for each in reader.read({0: [0, 1]})]
-    finally:
-        logging.getLogger("kmq_spark.kafka.payloads").removeHandler(handler)
-        reader.close()
-    assert found == [(0, b"0"), (1, b"hidden")]
-    assert "got none of 1 within 1 s" in caplog.text
 
 
 def set_topic(place: Place, topic: str, key: str, value: str) -> None:

@@ -1,0 +1,133 @@
+"""The reader of payloads on a real broker: each wanted message is reported once, whatever became of the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.kafka.settings import reader_config, transactional_producer_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.producer.producer import QueueProducer
+from tests.kafka.stage import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def topic(bootstrap_servers: str) -> str:
+    """A queue topic with one partition."""
+    return create_queue(f"q{time.time_ns()}", bootstrap_servers=bootstrap_servers, partitions=1).topics.queue_topic
+
+
+@pytest.fixture
+def open_reader(bootstrap_servers: str, topic: str) -> Iterator[Callable[[int], PayloadReader]]:
+    """Make readers with a time-out, milliseconds."""
+    readers: list[PayloadReader] = []
+
+    def open_one(timeout_ms: int) -> PayloadReader:
+        readers.append(PayloadReader(reader_config(bootstrap_servers, "payload-reader-test"), topic, timeout_ms))
+        return readers[-1]
+
+    yield open_one
+    for reader in readers:
+        reader.close()
+
+
+def send(bootstrap_servers: str, topic: str, *values: bytes) -> None:
+    """Send messages and wait for them."""
+    with QueueProducer(topic, bootstrap_servers=bootstrap_servers) as producer:
+        for value in values:
+            producer.send(value)
+
+
+def delete_below(bootstrap_servers: str, topic: str, offset: int) -> None:
+    """Delete the messages below an offset, as retention does."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        future.result(10)
+
+
+def test_payload_reader_reports_every_offset_once_over_gaps_and_ends(
+    bootstrap_servers: str, topic: str, open_reader: Callable[[int], PayloadReader]
+) -> None:
+    """Aborted transactions, deleted records, offsets past the end, far jumps: each wanted offset is reported once."""
+    send(bootstrap_servers, topic, *(b"%d" % number for number in range(4)))  # 0 to 3
+    client = Producer(transactional_producer_config(bootstrap_servers, "payload-reader-test"))
+    client.init_transactions(10)
+    for is_kept in (False, True):
+        client.begin_transaction()
+        client.produce(topic, b"kept" if is_kept else b"aborted", partition=0)
+        client.flush(10)
+        if is_kept:
+            client.commit_transaction(10)
+        else:
+            client.abort_transaction(10)
+    # 4 aborted, 5 control, 6 kept, 7 control
+    send(bootstrap_servers, topic, *(b"%d" % number for number in range(5_000)))
+    delete_below(bootstrap_servers, topic, 2)
+    reader = open_reader(10_000)
+    wanted = [0, 1, 2, 3, 4, 5, 6, 7, 8, 4_900, 5_007, 5_008, 2**40]
+    found = {each.offset: each.message and each.message.value() for each in reader.read({0: wanted})}
+    assert found == {
+        0: None, 1: None, 2: b"2", 3: b"3", 4: None, 5: None, 6: b"kept", 7: None, 8: b"0",
+        4_900: b"4892", 5_007: b"4999", 5_008: None, 2**40: None,
+    }  # fmt: skip
+    assert list(reader.read({})) == []
+    assert [each.message for each in reader.read({0: [7]})] == [None]
+
+
+def test_payload_reader_notices_that_the_log_has_changed_since_it_asked_for_its_end(
+    bootstrap_servers: str, topic: str, open_reader: Callable[[int], PayloadReader]
+) -> None:
+    """Retention has removed messages below the known end, and then the topic is deleted and created again."""
+    send(bootstrap_servers, topic, *(b"%d" % number for number in range(10)))
+    reader = open_reader(10_000)
+    assert [each.message and each.message.value() for each in reader.read({0: [9]})] == [b"9"]
+    delete_below(bootstrap_servers, topic, 5)
+    found = {each.offset: each.message and each.message.value() for each in reader.read({0: [2, 4, 5, 8]})}
+    assert found == {2: None, 4: None, 5: b"5", 8: b"8"}
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_topics([topic]).values():
+        future.result(10)
+    assert wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    create_queue(topic, bootstrap_servers=bootstrap_servers, partitions=1)
+    send(bootstrap_servers, topic, b"new")
+    assert [each.message for each in reader.read({0: [7]})] == [None]
+
+
+def test_payload_reader_reads_once_more_with_a_new_client(
+    bootstrap_servers: str, topic: str, open_reader: Callable[[int], PayloadReader], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first read times out: an open transaction hides the message until the reader has given up once."""
+    send(bootstrap_servers, topic, b"0")
+    producer = Producer(transactional_producer_config(bootstrap_servers, "payload-reader-test"))
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(topic, b"hidden", partition=0)
+    producer.flush(10)
+
+    class Committing(logging.Handler):
+        """Commits when the reader says that it reads again."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if "once more" in record.getMessage():
+                producer.commit_transaction(10)
+
+    reader = open_reader(1_000)
+    handler = Committing()
+    logging.getLogger("kmq_spark.kafka.payloads").addHandler(handler)
+    try:
+        found = [(each.offset, each.message and each.message.value()) for each in reader.read({0: [0, 1]})]
+    finally:
+        logging.getLogger("kmq_spark.kafka.payloads").removeHandler(handler)
+    assert found == [(0, b"0"), (1, b"hidden")]
+    assert "got none of 1 within 1 s" in caplog.text
