@@ -45,11 +45,14 @@ class CheckpointFolder:
     Args:
         path: Path or URL of the folder. A path without scheme is local.
         spark: Session whose JVM reads and writes file systems that are not local; None: local file systems only.
+
+    Attributes:
+        path: As the argument.
     """
 
     def __init__(self, path: str, spark: SparkSession | None = None) -> None:
         """Store the path; read nothing yet."""
-        self._path = path
+        self.path = path
         self._spark = spark
         url = urlparse(path)
         self._local = Path(url.path if url.scheme else path) if self._is_local(url.scheme) else None
@@ -67,7 +70,7 @@ class CheckpointFolder:
         try:
             return self._newest_batch("commits") >= 0
         except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot list the commits of checkpoint %s: %s", self._path, one_line(error))
+            logger.warning("cannot list the commits of checkpoint %s: %s", self.path, one_line(error))
             return False
 
     def write_topic_id(self, topic_id: str) -> None:
@@ -93,7 +96,7 @@ class CheckpointFolder:
             by_topic = json.loads(offsets)
             return {int(partition): int(at) for of_topic in by_topic.values() for partition, at in of_topic.items()}
         except (OSError, ValueError, AttributeError, Py4JError, PySparkException) as error:
-            logger.warning("cannot read the offsets of checkpoint %s: %s", self._path, one_line(error))
+            logger.warning("cannot read the offsets of checkpoint %s: %s", self.path, one_line(error))
             return {}
 
     def has_failed_batch(self) -> bool:
@@ -101,7 +104,7 @@ class CheckpointFolder:
         try:
             return self._newest_batch("offsets") > self._newest_batch("commits")
         except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot list the batches of checkpoint %s: %s", self._path, one_line(error))
+            logger.warning("cannot list the batches of checkpoint %s: %s", self.path, one_line(error))
             return False
 
     def remove(self) -> None:
@@ -110,9 +113,9 @@ class CheckpointFolder:
             if self._local is not None:
                 shutil.rmtree(self._local, ignore_errors=False)
             else:
-                _HadoopFolder(self._path, self._spark).remove()
+                _HadoopFolder(self.path, self._spark).remove()
         except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot delete checkpoint %s: %s", self._path, one_line(error))
+            logger.warning("cannot delete checkpoint %s: %s", self.path, one_line(error))
 
     def rename_damaged(self) -> str | None:
         """
@@ -127,14 +130,14 @@ class CheckpointFolder:
             logger.error(  # noqa: TRY400  # a JVM stack trace would add nothing
                 "checkpoint %s cannot be used and cannot be renamed: %s; move it away and restart the tracker, which "
                 "then rebuilds its state from the markers topic",
-                self._path, one_line(error), extra={"action": "checkpoint_damaged"},
+                self.path, one_line(error), extra={"action": "checkpoint_damaged"},
             )  # fmt: skip
             return None
         if aside is not None:
             failpoint("tracker.checkpoint-renamed")
             logger.error(
                 "checkpoint %s cannot be used and was renamed to %s; rebuilding the state from the markers topic",
-                self._path, aside, extra={"action": "checkpoint_damaged"},
+                self.path, aside, extra={"action": "checkpoint_damaged"},
             )  # fmt: skip
         return aside
 
@@ -144,9 +147,9 @@ class CheckpointFolder:
             if self._local is not None:
                 file = self._local / name
                 return file.read_text().strip() if file.exists() else ""
-            return _HadoopFolder(self._path, self._spark).read(name).strip()
+            return _HadoopFolder(self.path, self._spark).read(name).strip()
         except (OSError, UnicodeDecodeError, Py4JError, PySparkException) as error:
-            logger.warning("cannot read %s of checkpoint %s: %s", name, self._path, one_line(error))
+            logger.warning("cannot read %s of checkpoint %s: %s", name, self.path, one_line(error))
             return ""
 
     def _write(self, name: str, text: str) -> None:
@@ -155,9 +158,9 @@ class CheckpointFolder:
                 self._local.mkdir(parents=True, exist_ok=True)
                 (self._local / name).write_text(text)
             else:
-                _HadoopFolder(self._path, self._spark).write(name, text)
+                _HadoopFolder(self.path, self._spark).write(name, text)
         except (OSError, Py4JError, PySparkException) as error:
-            logger.warning("cannot write %s of checkpoint %s: %s", name, self._path, one_line(error))
+            logger.warning("cannot write %s of checkpoint %s: %s", name, self.path, one_line(error))
 
     @staticmethod
     def _is_local(scheme: str) -> bool:
@@ -169,20 +172,20 @@ class CheckpointFolder:
         if newest < 0:
             return ""
         if self._local is None:
-            return _HadoopFolder(self._path, self._spark).read(f"offsets/{newest}")
+            return _HadoopFolder(self.path, self._spark).read(f"offsets/{newest}")
         return (self._local / "offsets" / str(newest)).read_text("utf-8")
 
     def _newest_batch(self, log: str) -> int:
         """Return the newest batch in one of Spark's logs, `offsets` or `commits`; -1 where there is none."""
         if self._local is None:
-            names = _HadoopFolder(self._path, self._spark).names(log)
+            names = _HadoopFolder(self.path, self._spark).names(log)
         else:
             names = [file.name for file in (self._local / log).glob("*")]
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def _rename(self) -> str | None:
         if self._local is None:
-            return _HadoopFolder(self._path, self._spark).rename_damaged()
+            return _HadoopFolder(self.path, self._spark).rename_damaged()
         if not self._local.exists():
             return None
         number = 1

@@ -1,5 +1,5 @@
 """
-Recognize query failures whose cause is a damaged checkpoint, or a checkpoint of a topic that was deleted.
+Decide whether a query can start from its checkpoint: damaged, of a topic that was deleted, or slower than a rebuild.
 
 Rule 1: It is always correct to start with an empty checkpoint. The tracker rebuilds its state from the markers topic
 and decides nothing before it has read the log to its end (`ResumePoint.decide_from`).
@@ -7,6 +7,7 @@ and decides nothing before it has read the log to its end (`ResumePoint.decide_f
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.queue_topics import QueueTopics
+    from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
+
+logger = logging.getLogger(__name__)
 
 OUT_OF_DATE_MARKERS = 10_000
 """
@@ -122,6 +127,40 @@ def is_out_of_date(
     is_of_last_tracker = not tracker_id or any(at.tracker_id == tracker_id for at in resume.positions.values())
     is_to_be_kept = is_of_last_tracker and not has_failed_batch
     return ahead > (OUT_OF_DATE_MARKERS if is_to_be_kept else -OUT_OF_DATE_MARKERS)
+
+
+def prepare(
+    folder: CheckpointFolder, resume: ResumePoint, topics: QueueTopics, *, must_be_whole: bool, has_query_ended: bool
+) -> None:
+    """
+    Rename the checkpoint if it belongs to another topic; delete it if a rebuild is quicker.
+
+    Args:
+        folder: The checkpoint.
+        resume: Where a rebuild begins.
+        topics: Names of the queue.
+        must_be_whole: Whether it is an error if retention removed markers before they were read.
+        has_query_ended: Whether the query that used the checkpoint last is known to have ended.
+
+    Raises:
+        KmqError: Retention removed markers before they were read.
+    """
+    known_id = folder.topic_id()
+    is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
+    if must_be_whole:
+        resume.check_nothing_removed(topics.markers_topic, has_checkpoint=is_of_topic and folder.has_batches())
+    if not is_of_topic and (known_id or resume.is_other_topic or resume.has_no_position):
+        # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers; if
+        # it is longer, Spark skips the markers below the checkpoint's offset.
+        folder.rename_damaged()
+        return
+    has_failed_batch = has_query_ended and folder.has_failed_batch()
+    if is_out_of_date(folder.read_to(), folder.tracker_id(), resume, has_failed_batch=has_failed_batch):
+        logger.info(
+            "checkpoint %s is out of date: the state is rebuilt from the markers topic, which is quicker",
+            folder.path, extra={"action": "checkpoint_out_of_date", "queue": str(topics)},
+        )  # fmt: skip
+        folder.remove()
 
 
 def _java_texts(error: BaseException) -> list[str]:

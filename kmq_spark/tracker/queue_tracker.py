@@ -36,7 +36,7 @@ from kmq_spark.spark.restarts import FIRST_BACKOFF_S, restart_backoff_s
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.catch_up import CatchUp
 from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
-from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic, is_out_of_date
+from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic, prepare
 from kmq_spark.tracker.fold_rows import FoldSettings
 from kmq_spark.tracker.parts import (
     full_record_writer_of,
@@ -250,7 +250,7 @@ class QueueTracker:
             resume = sender.open(self._known_ids)
             self._known_ids |= sender.known_ids
             self._own_ids.add(sender.tracker_id)
-            self._check_checkpoint(resume, sender)
+            self._prepare_checkpoint(resume, sender)
             logger.info(
                 "tracker %s of %s started; decides from marker offsets %s",
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
@@ -266,35 +266,15 @@ class QueueTracker:
         finally:
             sender.close(is_stopped=is_done)
 
-    def _check_checkpoint(self, resume: ResumePoint, sender: RedeliverySender) -> None:
-        """
-        Rename the checkpoint if it belongs to another topic; delete it if a rebuild is quicker.
-
-        Raises:
-            KmqError: Retention removed markers before they were read.
-        """
+    def _prepare_checkpoint(self, resume: ResumePoint, sender: RedeliverySender) -> None:
         folder = CheckpointFolder(self._checkpoint, self._spark)
-        known_id = folder.topic_id()
-        is_of_topic = bool(known_id) and known_id == resume.topic_id and not resume.is_other_topic
-        if self._settings.tracker.fail_on_removed_markers:
-            has_checkpoint = is_of_topic and folder.has_batches()
-            resume.check_nothing_removed(sender.topics.markers_topic, has_checkpoint=has_checkpoint)
-        if not is_of_topic and (known_id or resume.is_other_topic or resume.has_no_position):
-            # Spark compares only offsets. If the new topic is as long as the old one was, Spark waits for new markers;
-            # if it is longer, Spark skips the markers below the checkpoint's offset.
-            folder.rename_damaged()
-        elif is_out_of_date(
-            folder.read_to(),
-            folder.tracker_id(),
+        prepare(
+            folder,
             resume,
-            has_failed_batch=self._has_own_query_ended(folder) and folder.has_failed_batch(),
-        ):
-            # Another process has tracked the queue since, with a checkpoint of its own; or this is a restart.
-            logger.info(
-                "checkpoint %s is out of date: the state is rebuilt from the markers topic, which is quicker",
-                self._checkpoint, extra={"action": "checkpoint_out_of_date", "queue": self._queue},
-            )  # fmt: skip
-            folder.remove()
+            sender.topics,
+            must_be_whole=self._settings.tracker.fail_on_removed_markers,
+            has_query_ended=self._has_own_query_ended(folder),
+        )
         folder.write_topic_id(resume.topic_id)
         folder.write_tracker_id(sender.tracker_id)
 

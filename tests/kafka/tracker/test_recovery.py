@@ -70,7 +70,7 @@ def test_checkpoint_is_rebuilt_where_another_tracker_has_had_the_queue_since(
     stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a folder for each process; the one whose tracker was the queue's last is read on. Nothing is lost."""
-    caplog.set_level("INFO", "kmq_spark.tracker.queue_tracker")
+    caplog.set_level("INFO", "kmq_spark.tracker.checkpoints")
     folders = [str(tmp_path / name) for name in ("here", "there")]
     with stage.consumer(lease_ms=8_000) as consumer:
         stage.send("held")
@@ -154,7 +154,7 @@ def test_query_that_fails_in_a_batch_starts_again_with_the_batch_that_decides(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its checkpoint is deleted: Spark would first run the failed batch again. Nothing is lost or sent twice."""
-    caplog.set_level("INFO", "kmq_spark.tracker.queue_tracker")
+    caplog.set_level("INFO", "kmq_spark.tracker.checkpoints")
     fails = threading.Event()
 
     def fail_once(point: str) -> None:
