@@ -126,9 +126,9 @@ class Bench:
         config = {**servers, "group.id": queue.tracker_group, "enable.auto.commit": False}
         positions = TrackerPositions(config, AdminClient(servers), queue.markers_topic, partitions, 30_000)
         try:
-            return positions.resume_point().key
+            return positions.resume_point(positions.beginning()).key
         finally:
-            positions.consumer.close()
+            positions.close()
 
     def write(self, topic: str, markers: Iterable[Marker], key: bytes = b"") -> None:
         """Write markers, each to the partition of its messages, signed where there is a key, and wait for them."""

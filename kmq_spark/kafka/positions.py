@@ -42,13 +42,13 @@ The broker's limit for the whole metadata is 4,096 (`offset.metadata.max.bytes`)
 in the memory of the running tracker.
 """
 
-
 STABLE_WAIT_S = 5.0
 """
-How long offsets that an open transaction may change are waited for. It takes milliseconds, or until the broker aborts
-the transaction of a tracker that died. But after a broker was suspended, it may keep the offsets of an aborted
-transaction as pending, without end: a TxnOffsetCommit that arrives after the abort (KIP-890). Nobody can read the
-offsets then, until a transaction of the same transactional id ends (`TrackerProducer.discard_pending_offsets`).
+Maximum time to wait for offsets that an open transaction may change. The wait usually takes milliseconds.
+
+A broker that was suspended may keep the offsets of an aborted transaction as pending forever, because the request that
+adds the offsets (TxnOffsetCommit) arrives after the abort (KIP-890). While offsets are pending, the broker does not
+return the offsets of the group. `TrackerProducer.discard_pending_offsets` ends this.
 """
 
 NO_ANSWER = "_TIMED_OUT"
@@ -347,9 +347,6 @@ class TrackerPositions:
         markers_topic: Markers topic.
         partition_count: Number of partitions of the markers topic.
         timeout_ms: Maximum time for each call.
-
-    Attributes:
-        consumer: Consumer of the tracker's group; it never subscribes. The owner of this object closes it.
     """
 
     def __init__(
@@ -360,19 +357,27 @@ class TrackerPositions:
         partition_count: int,
         timeout_ms: int,
     ) -> None:
-        """Create the consumer; send nothing yet."""
-        self.consumer = make_client(Consumer, config)
+        """Create a consumer, which never subscribes; send nothing yet."""
+        self._consumer = make_client(Consumer, config)
         self._config = config
         self._admin = admin
         self._topic = markers_topic
         self._partitions = range(partition_count)
         self._timeout_s = timeout_ms / 1000
 
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+
+    def group_metadata(self) -> object:
+        """Return the metadata of the group, for offsets that a transaction commits."""
+        return self._consumer.consumer_group_metadata()
+
     def committed(self) -> dict[int, Position]:
         """
         Return the committed positions; partitions without one are left out.
 
-        What an open transaction may change is waited for, but only for `STABLE_WAIT_S`.
+        If an open transaction may change them for longer than `STABLE_WAIT_S`, return those from before it.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
@@ -393,20 +398,20 @@ class TrackerPositions:
         """
         return LogBeginning(self._offsets(EARLIEST), topic_id_of(self._admin, self._topic, self._timeout_s))
 
-    def resume_point(self, beginning: LogBeginning | None = None) -> ResumePoint:
+    def resume_point(self, beginning: LogBeginning) -> ResumePoint:
         """
         Return where to begin.
 
         Call this after older trackers were fenced; otherwise the end of the log may still move.
 
         Args:
-            beginning: As `beginning` returned it; None: it is read here.
+            beginning: As the method `beginning` returned it.
 
         Raises:
-            KafkaClientError: With the code `NO_ANSWER`: possibly a transaction hangs (`STABLE_WAIT_S`).
+            KafkaClientError: With the code `NO_ANSWER`: offsets are possibly pending forever (`STABLE_WAIT_S`).
             KmqError: The broker cannot be reached in time, or the topic does not exist.
         """
-        first, topic_id = beginning or self.beginning()
+        first, topic_id = beginning
         end = self._offsets(LATEST)
         places = self._committed()
         committed = _positions(places)
@@ -450,7 +455,7 @@ class TrackerPositions:
     def _committed(self) -> list[TopicPartition]:
         wait_s = min(self._timeout_s, STABLE_WAIT_S)
         return retry_until_answered(
-            lambda: self.consumer.committed(self._places(), timeout=wait_s),
+            lambda: self._consumer.committed(self._places(), timeout=wait_s),
             f"cannot read the committed offsets of {self._topic}",
             wait_s,
         )

@@ -163,20 +163,21 @@ class TrackerProducer:
 
     def discard_pending_offsets(self, places: list[TopicPartition], group: object) -> None:
         """
-        Add offsets to a transaction and abort it. This ends every earlier transaction of this transactional id that
-        the broker left pending for the group.
+        Discard offsets that the broker keeps as pending: add offsets to a transaction and abort it.
+
+        The broker then also discards the pending offsets of earlier transactions of this transactional id.
 
         Args:
             places: Any offsets of the group; they are never committed.
-            group: Group metadata, from `Consumer.consumer_group_metadata`.
+            group: As for `run`.
 
         Raises:
             FencedError: A newer tracker has taken over.
             KafkaClientError: The broker cannot be reached in time.
         """
         logger.warning(
-            "the committed offsets of %s cannot be read: the broker keeps those of an aborted transaction as pending; "
-            "discarding them",
+            "cannot read the committed offsets of the tracker of %s: possibly the broker keeps offsets of an aborted "
+            "transaction as pending; discarding these and reading again",
             self._queue, extra={"action": "pending_offsets", "queue": self._queue},
         )  # fmt: skip
         with contextlib.suppress(_DiscardedError):

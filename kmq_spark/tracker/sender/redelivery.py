@@ -115,7 +115,6 @@ class RedeliverySender:
         self._tracker_positions = TrackerPositions(
             reading, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
         )
-        self._group = self._tracker_positions.consumer
         self._producer = TrackerProducer(
             self._producer_config(layout, bootstrap_servers, extra),
             self._limits.timeout_ms,
@@ -197,7 +196,7 @@ class RedeliverySender:
             if error.code != NO_ANSWER:
                 raise
             place = TopicPartition(self.topics.markers_topic, 0, 0)
-            self._producer.discard_pending_offsets([place], self._group.consumer_group_metadata())
+            self._producer.discard_pending_offsets([place], self._tracker_positions.group_metadata())
             return self._tracker_positions.resume_point(beginning)
 
     def refresh_rules(self) -> None:
@@ -327,7 +326,7 @@ class RedeliverySender:
                 )  # fmt: skip
             finally:
                 self._producer.close()
-                for client in (self._payloads, self._raw_markers, self._group, self._rules):
+                for client in (self._payloads, self._raw_markers, self._tracker_positions, self._rules):
                     client.close()
 
     def _is_commit_due(self) -> bool:
@@ -381,7 +380,7 @@ class RedeliverySender:
             for p, at in committing.items()
         ]
         # Only if there are offsets to commit: the call needs a round trip to another thread of the client.
-        group = self._group.consumer_group_metadata() if positions else None
+        group = self._tracker_positions.group_metadata() if positions else None
         self._producer.run(work, positions, group, lambda: rejected_records.total_count)
         self._positions.note_committed(committing)
         if committing:
