@@ -4,6 +4,10 @@ Run a real Kafka broker in a separate process, for the demo, the tests and the n
 Rule 1: the broker listens only on 127.0.0.1, on free ports. Its data directory is readable only for its user.
 Rule 2: the broker ends when the process that started it ends, even if that process is killed (supervisor.py).
 Rule 3: `start` returns when the broker answers; otherwise it raises an error with the broker's last log lines.
+Rule 4: After a kill the controller runs alone first, until it has fenced the dead broker, as the controllers of a
+production cluster do. Otherwise the broker starts with metadata in which it still leads its partitions, and it loses
+them a moment later. Kafka 4.3 then writes no end markers for a transaction that was being committed (KAFKA-20734), and
+no consumer can read its partitions any further.
 
 Source: Kafka quickstart, KRaft mode, one combined node.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from kmq_spark.errors import SetupError
-from kmq_spark.local.broker_settings import log_properties, server_properties
+from kmq_spark.local.broker_settings import controller_properties, log_properties, server_properties
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
 from kmq_spark.local.ports import free_port
@@ -45,6 +50,15 @@ _POLL_INTERVAL_S = 0.05
 _PORT_ATTEMPTS = 3
 _LAST_LINES = 12
 _LOG_FILES = ("kafka.log", "console.log")
+
+_FENCED = re.compile("handleBrokerFenced.*Processed maybeFenceStaleBroker", re.DOTALL)
+"""What the controller logs when it fences a broker, and when that is in its log on disk."""
+
+_FENCED_WAIT_S = 10.0
+"""
+How long the controller has for it: it starts, and waits for `broker.session.timeout.ms`. It fences nothing if the
+broker was killed before it was unfenced.
+"""
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -128,6 +142,8 @@ class EmbeddedBroker:
         java, class_path = find_java(), os.pathsep.join(map(str, jar_paths("broker")))
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._prepare(java, class_path)
+            if self._was_killed():
+                self._fence(java, class_path)
             self._launch(java, class_path)
             if self._wait_until_ready():
                 break
@@ -241,10 +257,36 @@ class EmbeddedBroker:
             message = f"cannot format {self.data_dir} for the embedded broker: {(done.stdout + done.stderr).strip()}"
             raise SetupError(message)
 
-    def _launch(self, java: Path, class_path: str) -> None:
+    def _was_killed(self) -> bool:
+        """Whether the broker has run with these data, and did not shut down."""
+        log = self.data_dir / "log"
+        return any(log.glob("*-0")) and not (log / ".kafka_cleanshutdown").exists()
+
+    def _fence(self, java: Path, class_path: str) -> None:
+        """Run the controller until it has fenced the dead broker."""
+        log = self.data_dir / "controller.log"
+        log.unlink(missing_ok=True)
+        controller_port = int((self.data_dir / "controller.port").read_text())
+        (self.data_dir / "controller.properties").write_text(controller_properties(self.data_dir, controller_port))
+        (self.data_dir / "controller.log4j2.properties").write_text(log_properties(log, controller_level="debug"))
+        self._launch(java, class_path, "controller.properties", "controller.log4j2.properties")
+        give_up_at = time.monotonic() + _FENCED_WAIT_S
+        while self.is_running and time.monotonic() < give_up_at:
+            if log.exists() and _FENCED.search(log.read_text(errors="replace")):
+                break
+            time.sleep(_POLL_INTERVAL_S)
+        self.kill()
+
+    def _launch(
+        self,
+        java: Path,
+        class_path: str,
+        properties: str = "server.properties",
+        log_settings: str = "log4j2.properties",
+    ) -> None:
         """Start the supervisor, which starts the JVM."""
-        server = [*_JVM_FLAGS, *self._log_flags(), "-cp", class_path, "kafka.Kafka"]
-        command = [str(java), *server, str(self.data_dir / "server.properties")]
+        server = [*_JVM_FLAGS, *self._log_flags(log_settings), "-cp", class_path, "kafka.Kafka"]
+        command = [str(java), *server, str(self.data_dir / properties)]
         remove = str(self.data_dir) if self._is_temporary else ""
         with (self.data_dir / "console.log").open("wb") as console:
             self._supervisor = subprocess.Popen(
@@ -313,9 +355,9 @@ class EmbeddedBroker:
             lines += file.read_text(errors="replace").splitlines()[-_LAST_LINES:] if file.exists() else []
         return "\n".join(lines) or "(none)"
 
-    def _log_flags(self) -> list[str]:
+    def _log_flags(self, log_settings: str = "log4j2.properties") -> list[str]:
         """Return the JVM flags for the log settings."""
-        return [f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"]
+        return [f"-Dlog4j2.configurationFile={self.data_dir / log_settings}"]
 
 
 def _remove(directory: Path, owner: int) -> None:

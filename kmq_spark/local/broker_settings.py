@@ -50,7 +50,7 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
         "group.consumer.session.timeout.ms": "6000",
         "group.consumer.min.heartbeat.interval.ms": "1000",
         "group.consumer.heartbeat.interval.ms": "1000",
-        # After kill -9 a restarted broker cannot register until its old session times out (default: 9 s).
+        # Kafka's default is 9 s.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         # For a laptop: few threads, and a cleaner buffer that fits into the heap (default: 128 MiB).
@@ -64,12 +64,35 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
     return "".join(f"{name}={value}\n" for name, value in (settings | dict(extra)).items())
 
 
-def log_properties(log_file: Path) -> str:
+def controller_properties(data_dir: Path, controller_port: int) -> str:
+    """
+    Return the text of settings for the same node without its broker.
+
+    Args:
+        data_dir: As for `server_properties`.
+        controller_port: As for `server_properties`.
+    """
+    address = f"127.0.0.1:{controller_port}"
+    settings = {
+        "process.roles": "controller",
+        "node.id": "1",
+        "listeners": f"CONTROLLER://{address}",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.bootstrap.servers": address,
+        "log.dirs": str(data_dir / "log"),
+        # No broker is alive: the dead one is fenced soon.
+        "broker.session.timeout.ms": "500",
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def log_properties(log_file: Path, controller_level: str = "warn") -> str:
     """
     Return log4j2 settings: warnings and errors, to a file of at most 20 MB.
 
     Args:
         log_file: Path of the log file.
+        controller_level: Lowest level of what the controller writes.
     """
     return f"""\
 status = error
@@ -84,6 +107,8 @@ appender.file.policies.size.type = SizeBasedTriggeringPolicy
 appender.file.policies.size.size = 10MB
 appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 1
+logger.controller.name = org.apache.kafka.controller
+logger.controller.level = {controller_level}
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 """

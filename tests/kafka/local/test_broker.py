@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -11,10 +12,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.errors import SetupError
@@ -24,7 +26,7 @@ from tests.brokers import QUICK_JAVA, quick_broker
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 pytestmark = pytest.mark.kafka
 
@@ -112,6 +114,60 @@ def test_broker_keeps_data_and_port_over_stop_kill_and_pause(tmp_path: Path) -> 
 
     with quick_broker(tmp_path / "data") as later:
         assert "kept" in AdminClient({"bootstrap.servers": later.bootstrap_servers}).list_topics(timeout=10).topics
+
+
+@pytest.mark.slow
+def test_no_transaction_hangs_after_the_broker_was_killed_while_it_committed(tmp_path: Path) -> None:
+    """With KAFKA-20734 some of these partitions could be read no further, for ever."""
+    with quick_broker(tmp_path / "data") as broker:
+        numbers = range(16)
+        admin = AdminClient(QUIET | {"bootstrap.servers": broker.bootstrap_servers})
+        admin.create_topics([NewTopic("written", len(numbers), 1)])["written"].result(20)
+        producers = [_transactional(broker.bootstrap_servers, number) for number in numbers]
+        writers = [Thread(target=_write_until_it_fails, args=(producers[number], number)) for number in numbers]
+        for writer in writers:
+            writer.start()
+        time.sleep(1)
+        broker.kill()
+        for producer in producers:
+            producer.purge()
+        for writer in writers:
+            writer.join(COMES_S)
+        broker.start()
+
+        for number in numbers:
+            _transactional(broker.bootstrap_servers, number)  # aborts what is open
+        until_s = time.monotonic() + COMES_S
+        while (left := _unreadable(broker.bootstrap_servers, numbers)) and time.monotonic() < until_s:
+            time.sleep(0.2)
+        assert left == {}
+
+
+def _transactional(servers: str, number: int) -> Producer:
+    """Return a producer whose transactions have a number."""
+    settings = {"bootstrap.servers": servers, "transactional.id": f"writer-{number}"}
+    producer = Producer(QUIET | settings)
+    producer.init_transactions(COMES_S)
+    return producer
+
+
+def _write_until_it_fails(producer: Producer, partition: int) -> None:
+    """Commit one transaction after the other."""
+    with contextlib.suppress(KafkaException):
+        while True:
+            producer.begin_transaction()
+            producer.produce("written", b"value", partition=partition)
+            producer.commit_transaction(2)
+
+
+def _unreadable(servers: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return last stable offset and high watermark of the partitions where they differ."""
+    ends = []
+    for isolation in ("read_committed", "read_uncommitted"):
+        consumer = Consumer(QUIET | {"bootstrap.servers": servers, "group.id": "ends", "isolation.level": isolation})
+        ends.append([consumer.get_watermark_offsets(TopicPartition("written", each), 20)[1] for each in partitions])
+        consumer.close()
+    return {number: pair for number, pair in enumerate(zip(*ends, strict=True)) if pair[0] != pair[1]}
 
 
 @pytest.mark.slow
