@@ -8,6 +8,7 @@ Rule 2: A test compares this list with the source code and with the table in `do
 from __future__ import annotations
 
 LOG_ACTIONS: dict[str, str] = {
+    "blocked": "A starting tracker cannot read the existing markers to their end: a transaction is open or hangs.",
     "callback_failed": "A callback of the application raised an exception.",
     "catching_up": "A tracker that has started reads the existing markers; repeated until it is ready.",
     "checkpoint_damaged": "A tracker's checkpoint cannot be used; the state is rebuilt from the markers topic.",

@@ -2,6 +2,8 @@
 Log the progress of a starting tracker through the part of the markers topic that it reads before it decides anything.
 
 Rule 1: One log line every `LOG_INTERVAL_S` while markers are left to read, and one when the tracker is ready.
+Rule 2: A warning where no more of them can be read: they are behind a transaction that is open, or that Kafka ended
+without an end marker (KAFKA-20734). No consumer can read on there, and the tracker decides nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 2.0
+
+BLOCKED_AFTER_S = 30.0
+"""After this time without a marker read there is a warning. Transactions of kmq-spark are shorter, or time out."""
+
+BLOCKED_INTERVAL_S = 60.0
+"""Time between two such warnings."""
 
 
 class CatchUp:
@@ -42,6 +50,9 @@ class CatchUp:
         self._decide_from = decide_from
         self._read_to: dict[int, int] = {}
         self._in_flight: dict[int, int] = {}
+        self._unread: dict[int, int] = dict.fromkeys(decide_from, 0)
+        self._unread_since_s = self._observed_s = time.monotonic()
+        self._blocked_limit = RateLimit(BLOCKED_INTERVAL_S)
         self._log_limit = RateLimit(LOG_INTERVAL_S)
         self._log_limit.allows()  # the first line comes an interval after the start
         self.is_over = False
@@ -53,6 +64,11 @@ class CatchUp:
         for outcome in outcomes:
             self._read_to[outcome.marker_partition] = outcome.status.next_marker_offset
             self._in_flight[outcome.marker_partition] = outcome.status.in_flight
+        self._observed_s = time.monotonic()
+        unread = {number: self._read_to.get(number, 0) for number, end in self._decide_from.items()}
+        unread = {number: at for number, at in unread.items() if at < self._decide_from[number]}
+        if unread != self._unread:
+            self._unread, self._unread_since_s = unread, self._observed_s
         left = sum(
             self._decide_from[partition] - read_to
             for partition, read_to in self._read_to.items()
@@ -68,6 +84,27 @@ class CatchUp:
                 self._queue, count, "" if count == 1 else "s", f"{in_flight:,}", time.monotonic() - self._began_s,
                 extra={"action": "ready", "queue": self._queue},
             )  # fmt: skip
+
+    def warn_if_blocked(self, *, is_idle: bool) -> None:
+        """
+        Warn if no marker was read for a long time.
+
+        Args:
+            is_idle: Whether no batch runs. One that runs may take long because it reads much.
+        """
+        waited_s = time.monotonic() - self._unread_since_s
+        has_batch = is_idle or self._observed_s > self._unread_since_s
+        if self.is_over or waited_s < BLOCKED_AFTER_S or not has_batch or not self._blocked_limit.allows():
+            return
+        places = ", ".join(
+            f"{number} at offset {at} of {self._decide_from[number]}" for number, at in self._unread.items()
+        )
+        logger.warning(
+            "tracker of %s decides nothing: for %d s it could read no further in markers partition %s; a transaction "
+            "is open there, or it hangs because Kafka wrote no end marker for it; see "
+            "docs/operations.md, 'A transaction hangs'",
+            self._queue, waited_s, places, extra={"action": "blocked", "queue": self._queue},
+        )  # fmt: skip
 
     def _log_progress(self, left: int) -> None:
         in_flight = sum(self._in_flight.values())

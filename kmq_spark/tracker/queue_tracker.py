@@ -296,15 +296,16 @@ class QueueTracker:
                 # With the first TICKs in the log the first batch decides; without them the second one does.
                 with contextlib.suppress(KafkaClientError):
                     ticker.wait_first_ticks(FIRST_TICKS_S)
-            query = self._query = self._start_query(sender, ticker, pauser, resume, began_s)
-            ticker.periodic_work = lambda: self._do_periodic_work(sender, query)
+            catch_up = CatchUp(self._queue, resume.decide_from, began_s)
+            query = self._query = self._start_query(sender, ticker, pauser, resume, catch_up)
+            ticker.periodic_work = lambda: self._do_periodic_work(sender, query, catch_up)
             self._wait_for_end(query, ticker)
         finally:
             ticker.stop()
             pauser.close()
 
     def _start_query(
-        self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, began_s: float
+        self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, catch_up: CatchUp
     ) -> StreamingQuery:
         tracker, kafka = self._settings.tracker, self._settings.kafka
         topics = sender.topics
@@ -337,7 +338,7 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._deliver_function(sender, ticker, pauser, CatchUp(self._queue, resume.decide_from, began_s)),
+            self._deliver_function(sender, ticker, pauser, catch_up),
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
@@ -402,7 +403,7 @@ class QueueTracker:
         before_s = self._pauses_s.get(batch_id - 1, 0.0)
         self._pauses_s = {batch_id - 1: before_s, batch_id: self._batch_began_s - ended_s}
 
-    def _do_periodic_work(self, sender: RedeliverySender, query: StreamingQuery) -> None:
+    def _do_periodic_work(self, sender: RedeliverySender, query: StreamingQuery, catch_up: CatchUp) -> None:
         """
         Do the periodic work that must not wait for a batch: look for rules, publish `full`, commit the positions.
 
@@ -415,6 +416,8 @@ class QueueTracker:
             sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
             self._warn_if_snapshot_is_late()
             sender.commit_read_to(read_to(query))
+            if not catch_up.is_over:
+                catch_up.warn_if_blocked(is_idle=not query.status["isTriggerActive"])
         except Exception as error:  # noqa: BLE001  # the ticker's thread: `_wait_for_end` raises it in the tracker's thread
             self._periodic_work_failure = error
 

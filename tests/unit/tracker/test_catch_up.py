@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import PartitionState
 from kmq_spark.tracker import catch_up
 from kmq_spark.tracker.catch_up import CatchUp
-
-if TYPE_CHECKING:
-    import pytest
-
 
 CATCHING_UP = (
     "tracker of orders is catching up: 800,000 markers left to read before it decides anything, 0 messages in flight"
@@ -50,3 +47,30 @@ def test_start_that_needs_one_batch_has_one_line(caplog: pytest.LogCaptureFixtur
     progress.observe([outcome(0, 6)])
     progress.observe([outcome(0, 7)])
     assert [record.getMessage() for record in caplog.records] == [READY.format("1 partition")]
+
+
+@pytest.mark.parametrize(
+    ("read_to", "is_idle", "warns"),
+    [((200, 200), False, True), ((200, 201), False, False), ((200,), False, False), ((200,), True, True)],
+    ids=["batches read nothing more", "a batch reads more", "a long batch", "no batch"],
+)
+def test_start_that_can_read_no_further_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, read_to: tuple[int, ...], *, is_idle: bool,
+    warns: bool,
+) -> None:  # fmt: skip
+    now_s = [100.0]
+    monkeypatch.setattr("kmq_spark.tracker.catch_up.time.monotonic", lambda: now_s[0])
+    progress = CatchUp("orders", {0: 1_000, 1: 10})
+    for read in read_to:
+        progress.observe([outcome(0, read), outcome(1, 10)])
+        now_s[0] += catch_up.BLOCKED_AFTER_S
+    progress.warn_if_blocked(is_idle=is_idle)
+    assert ("could read no further in markers partition 0 at offset 200 of 1000" in caplog.text) == warns
+
+
+def test_start_that_is_over_is_not_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catch_up, "BLOCKED_AFTER_S", -1.0)
+    progress = CatchUp("orders", {0: 5})
+    progress.observe([outcome(0, 5)])
+    progress.warn_if_blocked(is_idle=True)
+    assert not caplog.text

@@ -1,0 +1,54 @@
+"""A tracker that starts says so if a transaction keeps it from reading the markers, and goes on when that has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from kmq_spark.tracker import catch_up
+from tests.kafka.stage import Stage, wait_until
+from tests.limits import COMES_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+def test_tracker_behind_an_open_transaction_warns_until_it_ends(
+    spark: SparkSession,
+    bootstrap_servers: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catch_up, "BLOCKED_AFTER_S", 1.0)
+    stage = Stage(spark, bootstrap_servers, tmp_path, f"blocked-{time.time_ns()}")
+    settings: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": bootstrap_servers,
+        "transactional.id": f"{stage.queue}-open",
+    }
+    other = Producer(settings)
+    other.init_transactions(COMES_S)
+    other.begin_transaction()
+    other.produce(stage.layout.topics.markers_topic, b"aborted in the end", partition=0)
+    assert other.flush(COMES_S) == 0
+    warnings: list[str] = []
+
+    def end_it_after_the_warning() -> None:
+        wait_until(lambda: "decides nothing" in caplog.text)
+        warnings.append(caplog.text)
+        other.abort_transaction(COMES_S)
+
+    ending = threading.Thread(target=end_it_after_the_warning)
+    ending.start()
+    with stage.tracking():
+        ending.join(COMES_S)
+    assert "could read no further in markers partition 0 at offset 0 of 1; a transaction is open" in warnings[0]
+    assert "is ready" not in warnings[0]
