@@ -11,6 +11,7 @@ import pytest
 from kmq_spark.errors import ConfigError, KmqError, SinkError, TopicError
 from kmq_spark.failpoints import ONCE_VARIABLE, VARIABLE
 from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
+from kmq_spark.spark.restarts import FIRST_BACKOFF_S
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import Queue, read_all, seen
 from tests.limits import ENDS_S
@@ -150,7 +151,7 @@ def test_command_goes_on_after_a_failed_query_and_writes_every_row_once(queue: Q
     )  # fmt: skip
     _, output = command.communicate(timeout=ENDS_S)
     assert (command.returncode, once.exists()) == (0, True), output
-    assert b"starting again in 1 s (1 of 20)" in output
+    assert f"starting again in {FIRST_BACKOFF_S:g} s (1 of 20)".encode() in output
     assert sorted(map(int, seen(queue))) == list(range(100))
 
 
