@@ -74,6 +74,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
     from kmq_spark.cli.checkpoint import look_at_checkpoint
     from kmq_spark.coordination.overview import look_at_fleets
     from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts
+    from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS
     from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name
     from kmq_spark.producer.registry import look_at_producers
 
@@ -118,6 +119,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             checkpoint=look_at_checkpoint(settings.tracker.checkpoint_dir, name),
             producers=producers,
             fleets=fleets,
+            blocked={each.name: cluster.blocked(each, now_ms - OPEN_TOO_LONG_MS) for each in (queue, markers, letters)},
         )
 
 

@@ -132,6 +132,28 @@ class Cluster:
         """
         return offsets_of(self.admin, topic, partitions, spec, self._timeout_s)
 
+    def blocked(self, topic: TopicFacts, before_ms: int) -> tuple[int, ...]:
+        """
+        Return the partitions in which a transaction was begun before an instant and is still open.
+
+        Args:
+            topic: The topic.
+            before_ms: The instant, epoch milliseconds, broker clock.
+
+        Raises:
+            KafkaClientError: The broker cannot be reached in time.
+        """
+
+        def offsets(partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+            return offsets_of(
+                self.admin, topic.name, partitions, spec, self._timeout_s, with_open_transactions=True
+            )  # fmt: skip
+
+        # The last stable offset is that of the first record of the oldest open transaction.
+        is_open = [number for number, end in offsets(topic.end, LATEST).items() if topic.end[number] < end]
+        newer = offsets(is_open, OffsetSpec.for_timestamp(before_ms))
+        return tuple(number for number in is_open if not 0 <= newer[number] <= topic.end[number])
+
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Return the first offset appended at an instant or later, by partition. Partitions without one are omitted."""
         found = self.offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))

@@ -223,6 +223,7 @@ class QueueFacts:
         checkpoint: None if no folder was given.
         producers: Producers with an id; None if we may not read them.
         fleets: Tracker fleets to which the queue belongs.
+        blocked: Partitions that cannot be read to their end because a transaction has been open for too long, by topic.
     """
 
     queue: str
@@ -245,6 +246,7 @@ class QueueFacts:
     checkpoint: CheckpointFacts | None = None
     producers: ProducersFacts | None = None
     fleets: tuple[FleetFacts, ...] = ()
+    blocked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def topics(self) -> tuple[TopicFacts, TopicFacts, TopicFacts]:

@@ -42,6 +42,9 @@ SILENT_MS = 60_000
 Minimum time without a settled message, while consumers hold messages and others are ready, that counts as a problem.
 """
 
+OPEN_TOO_LONG_MS = 90_000
+"""How long a transaction may be open: those of kmq-spark time out after 60 s; the broker checks this every 10 s."""
+
 RETENTION_FACTOR = 3
 """Minimum ratio of the retention to the sum of all leases of a message: it leaves room for an outage."""
 
@@ -91,6 +94,7 @@ def examine(facts: QueueFacts) -> list[Finding]:
             _rules(facts),
             _producers(facts),
             _retention(facts),
+            _open_transactions(facts),
             _tracker(facts),
             _fencing(facts),
             _fleets(facts),
@@ -424,6 +428,18 @@ def _too_many_in_flight(facts: QueueFacts) -> Iterator[Finding]:
             f"raise the limit with `kmq queue alter {facts.queue} --max-in-flight`: the tracker then needs more time "
             "and memory",
         )
+
+
+def _open_transactions(facts: QueueFacts) -> Iterator[Finding]:
+    for name, partitions in facts.blocked.items():
+        if partitions:
+            yield Finding(
+                "transactions",
+                Level.UNHEALTHY,
+                f"a transaction has been open in {name} for more than {span(OPEN_TOO_LONG_MS)}: partitions "
+                f"{', '.join(map(str, partitions))}; what is behind it is neither received nor redelivered",
+                'kafka-transactions.sh find-hanging; docs/operations.md, "A transaction hangs"',
+            )
 
 
 def _unreadable(facts: QueueFacts) -> Iterator[Finding]:

@@ -326,6 +326,11 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         facts_of(dead_letters=Backlog(4), new_dead_letters=2),
         Level.WARNING, "4 in orders.dlq, growing: 2 in the last hour", "kmq dlq list orders",
     ),
+    "transaction hangs": (
+        facts_of(blocked={"orders": (0, 3), "orders.markers": ()}),
+        Level.UNHEALTHY, "a transaction has been open in orders for more than 1 min 30 s: partitions 0, 3;",
+        "find-hanging",
+    ),
     "checkpoint unusable": (
         facts_of(checkpoint=CheckpointFacts("/ck/orders", "no folder")),
         Level.UNHEALTHY, "/ck/orders: no folder", "rebuilt from the markers",
