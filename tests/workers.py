@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 GROUPS_FILE = "kmq_groups_file"
 """Key of the controller's message to its workers: the file into which they write their groups."""
 
+SPARK_GROUPS = {"faults": "spark, campaign", "tracker": "spark, trackers"}
+"""Groups of the tests that need a Spark session, by folder; "spark" for the others. The three take about as long."""
+
 _LAST_RESORT_S = 60.0
 """From the exception that ends a test whose time is up to the end of a process that the exception did not reach."""
 
@@ -35,8 +38,7 @@ def group_of(item: pytest.Item) -> str:
     """Return the group of a test: its Spark session's, its module's where that shares a fixture, or its own."""
     assert hasattr(item, "_fixtureinfo")
     if "spark" in item._fixtureinfo.names_closure:
-        # Two sessions: the campaign takes about as long as all other tests that need one.
-        return "spark, campaign" if "faults" in item.path.parts[-2:] else "spark"
+        return SPARK_GROUPS.get(item.path.parent.name, "spark")
     shared = [each[-1].scope for each in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.split("::")[0] if {"module", "class"} & set(shared) else item.nodeid
 
