@@ -14,7 +14,6 @@ from faults.mix import WAYS
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from faults.campaign import Campaign
@@ -51,11 +50,11 @@ def _keep_busy(stage: Stage) -> None:
     stage.worker("transacts", **WAYS["transaction"])
 
 
-def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
+def killed(campaign: Campaign) -> Stage:
     """F2: the tracker killed at every crash point, and at random by `kill -9`."""
     stage = campaign.stage("f2", is_mixed=True, **BUSY)
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
-    jobs = [(point, number) for point in points for number in range(campaign.scaled(2, least=1))]
+    jobs = [(point, number) for point in TRACKER_POINTS for number in range(campaign.scaled(2, least=1))]
     jobs += [("", number) for number in range(campaign.scaled(4, least=1))]
     generator.shuffle(jobs)
     _keep_busy(stage)
@@ -67,7 +66,7 @@ def killed(campaign: Campaign, points: Sequence[str] = TRACKER_POINTS) -> Stage:
         if not _kill_one(stage, point, nth, after_s=generator.uniform(0.5, 3.0)):
             # Some points are passed rarely: few batches are sent in several transactions.
             _kill_one(stage, point, 1, after_s=0)
-    stage.must_have_passed(points)
+    stage.must_have_passed(TRACKER_POINTS)
     recover(stage, stage.tracker())
     stage.drain()
     return stage

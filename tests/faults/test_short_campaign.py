@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial, update_wrapper
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,9 +26,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.kafka, pytest.m
 IN_PROCESS = pytest.mark.usefixtures("spark")
 """The tracker runs in this process; the others start processes of their own."""
 
-MOST_TELLING = ("tracker.before-commit", "tracker.committed")
-"""Nothing is committed; all is committed, and the tracker does not know it."""
-
 
 def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
     """
@@ -47,14 +43,6 @@ def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
 def test_consumer_killed_at_every_step(campaign: Campaign) -> None:
     """Whatever a consumer was doing: its messages come again once, after their lease."""
     run(campaign, on_consumers.killed, len(on_consumers.CONSUMER_POINTS))
-
-
-@pytest.mark.slow  # three trackers in processes of their own
-@pytest.mark.crosses(*MOST_TELLING)
-def test_tracker_killed_around_its_commit(campaign: Campaign) -> None:
-    """Before the commit nothing is sent, after it nothing is sent again."""
-    scenario = partial(on_trackers.killed, points=MOST_TELLING)
-    run(campaign, update_wrapper(scenario, on_trackers.killed), len(MOST_TELLING) + 1)
 
 
 @pytest.mark.slow  # two trackers in processes of their own
