@@ -54,10 +54,12 @@ _LOG_FILES = ("kafka.log", "console.log")
 _FENCED = re.compile("handleBrokerFenced.*Processed maybeFenceStaleBroker", re.DOTALL)
 """What the controller logs when it fences a broker, and when that is in its log on disk."""
 
+_ACTIVE = "Becoming the active controller"
+"""What the controller logs when it begins to watch brokers."""
+
 _FENCED_WAIT_S = 10.0
 """
-How long the controller has for it: it starts, and waits for `broker.session.timeout.ms`. It fences nothing if the
-broker was killed before it was unfenced.
+How long the active controller has to fence the broker. It never does if the broker was killed before it was unfenced.
 """
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -237,7 +239,7 @@ class EmbeddedBroker:
             self.data_dir, port=self.port, controller_port=controller_port, extra=self._extra
         )
         (self.data_dir / "server.properties").write_text(properties)
-        (self.data_dir / "log4j2.properties").write_text(log_properties(self.data_dir / "kafka.log"))
+        (self.data_dir / "server.log4j2.properties").write_text(log_properties(self.data_dir / "kafka.log"))
         if not (self.data_dir / "log" / "meta.properties").exists():
             self._format(java, class_path)
         controller_port_file.write_text(str(controller_port))
@@ -258,9 +260,10 @@ class EmbeddedBroker:
             raise SetupError(message)
 
     def _was_killed(self) -> bool:
-        """Whether the broker has run with these data, and did not shut down."""
+        """Whether the broker had topics, and did not shut down. Formatting makes the controller's log."""
         log = self.data_dir / "log"
-        return any(log.glob("*-0")) and not (log / ".kafka_cleanshutdown").exists()
+        has_topics = any(folder.name != "__cluster_metadata-0" for folder in log.glob("*-0"))
+        return has_topics and not (log / ".kafka_cleanshutdown").exists()
 
     def _fence(self, java: Path, class_path: str) -> None:
         """Run the controller until it has fenced the dead broker."""
@@ -269,24 +272,21 @@ class EmbeddedBroker:
         controller_port = int((self.data_dir / "controller.port").read_text())
         (self.data_dir / "controller.properties").write_text(controller_properties(self.data_dir, controller_port))
         (self.data_dir / "controller.log4j2.properties").write_text(log_properties(log, controller_level="debug"))
-        self._launch(java, class_path, "controller.properties", "controller.log4j2.properties")
-        give_up_at = time.monotonic() + _FENCED_WAIT_S
+        self._launch(java, class_path, "controller")
+        give_up_at, is_active = time.monotonic() + _START_TIMEOUT_S, False
         while self.is_running and time.monotonic() < give_up_at:
-            if log.exists() and _FENCED.search(log.read_text(errors="replace")):
+            text = log.read_text(errors="replace") if log.exists() else ""
+            if _FENCED.search(text):
                 break
+            if _ACTIVE in text and not is_active:
+                give_up_at, is_active = time.monotonic() + _FENCED_WAIT_S, True
             time.sleep(_POLL_INTERVAL_S)
         self.kill()
 
-    def _launch(
-        self,
-        java: Path,
-        class_path: str,
-        properties: str = "server.properties",
-        log_settings: str = "log4j2.properties",
-    ) -> None:
-        """Start the supervisor, which starts the JVM."""
-        server = [*_JVM_FLAGS, *self._log_flags(log_settings), "-cp", class_path, "kafka.Kafka"]
-        command = [str(java), *server, str(self.data_dir / properties)]
+    def _launch(self, java: Path, class_path: str, settings: str = "server") -> None:
+        """Start the supervisor, which starts the JVM with the settings of this name."""
+        server = [*_JVM_FLAGS, *self._log_flags(settings), "-cp", class_path, "kafka.Kafka"]
+        command = [str(java), *server, str(self.data_dir / f"{settings}.properties")]
         remove = str(self.data_dir) if self._is_temporary else ""
         with (self.data_dir / "console.log").open("wb") as console:
             self._supervisor = subprocess.Popen(
@@ -355,9 +355,9 @@ class EmbeddedBroker:
             lines += file.read_text(errors="replace").splitlines()[-_LAST_LINES:] if file.exists() else []
         return "\n".join(lines) or "(none)"
 
-    def _log_flags(self, log_settings: str = "log4j2.properties") -> list[str]:
-        """Return the JVM flags for the log settings."""
-        return [f"-Dlog4j2.configurationFile={self.data_dir / log_settings}"]
+    def _log_flags(self, settings: str = "server") -> list[str]:
+        """Return the JVM flags for the log settings of this name."""
+        return [f"-Dlog4j2.configurationFile={self.data_dir / f'{settings}.log4j2.properties'}"]
 
 
 def _remove(directory: Path, owner: int) -> None:

@@ -50,7 +50,7 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
         "group.consumer.session.timeout.ms": "6000",
         "group.consumer.min.heartbeat.interval.ms": "1000",
         "group.consumer.heartbeat.interval.ms": "1000",
-        # Kafka's default is 9 s.
+        # A broker that no longer answers is fenced after this time (default: 9 s).
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         # For a laptop: few threads, and a cleaner buffer that fits into the heap (default: 128 MiB).
@@ -80,7 +80,7 @@ def controller_properties(data_dir: Path, controller_port: int) -> str:
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.bootstrap.servers": address,
         "log.dirs": str(data_dir / "log"),
-        # No broker is alive: the dead one is fenced soon.
+        # Short, because there is no broker that could be fenced by mistake.
         "broker.session.timeout.ms": "500",
     }
     return "".join(f"{name}={value}\n" for name, value in settings.items())
