@@ -50,7 +50,7 @@ class CatchUp:
         self._decide_from = decide_from
         self._read_to: dict[int, int] = {}
         self._in_flight: dict[int, int] = {}
-        self._unread: dict[int, int] = dict.fromkeys(decide_from, 0)
+        self._unread = self._unread_places()
         self._unread_since_s = self._observed_s = time.monotonic()
         self._blocked_limit = RateLimit(BLOCKED_INTERVAL_S)
         self._log_limit = RateLimit(LOG_INTERVAL_S)
@@ -65,9 +65,7 @@ class CatchUp:
             self._read_to[outcome.marker_partition] = outcome.status.next_marker_offset
             self._in_flight[outcome.marker_partition] = outcome.status.in_flight
         self._observed_s = time.monotonic()
-        unread = {number: self._read_to.get(number, 0) for number, end in self._decide_from.items()}
-        unread = {number: at for number, at in unread.items() if at < self._decide_from[number]}
-        if unread != self._unread:
+        if (unread := self._unread_places()) != self._unread:
             self._unread, self._unread_since_s = unread, self._observed_s
         left = sum(
             self._decide_from[partition] - read_to
@@ -87,24 +85,29 @@ class CatchUp:
 
     def warn_if_blocked(self, *, is_idle: bool) -> None:
         """
-        Warn if no marker was read for a long time.
+        Warn if no marker was read for a long time. Another thread may call this than `observe`.
 
         Args:
             is_idle: Whether no batch runs. One that runs may take long because it reads much.
         """
         waited_s = time.monotonic() - self._unread_since_s
-        has_batch = is_idle or self._observed_s > self._unread_since_s
-        if self.is_over or waited_s < BLOCKED_AFTER_S or not has_batch or not self._blocked_limit.allows():
+        is_in_first_batch_since = not is_idle and self._observed_s <= self._unread_since_s
+        if self.is_over or waited_s < BLOCKED_AFTER_S or is_in_first_batch_since or not self._blocked_limit.allows():
             return
-        places = ", ".join(
-            f"{number} at offset {at} of {self._decide_from[number]}" for number, at in self._unread.items()
-        )
+        places = ", ".join(f"partition {number} to offset {self._decide_from[number]}" for number in self._unread)
         logger.warning(
-            "tracker of %s decides nothing: for %d s it could read no further in markers partition %s; a transaction "
-            "is open there, or it hangs because Kafka wrote no end marker for it; see "
-            "docs/operations.md, 'A transaction hangs'",
-            self._queue, waited_s, places, extra={"action": "blocked", "queue": self._queue},
+            "tracker of %s decides nothing: it has to read markers %s, and has read nothing for %d s; a transaction is "
+            "open there, or Kafka wrote no end marker for it; see docs/operations.md, 'A transaction hangs'",
+            self._queue, places, waited_s, extra={"action": "blocked", "queue": self._queue},
         )  # fmt: skip
+
+    def _unread_places(self) -> dict[int, int]:
+        """Return how far the partitions are read that are not read to their end."""
+        return {
+            number: read_to
+            for number, end in self._decide_from.items()
+            if (read_to := self._read_to.get(number, 0)) < end
+        }
 
     def _log_progress(self, left: int) -> None:
         in_flight = sum(self._in_flight.values())

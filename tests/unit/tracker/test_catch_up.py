@@ -65,7 +65,15 @@ def test_start_that_can_read_no_further_is_reported(
         progress.observe([outcome(0, read), outcome(1, 10)])
         now_s[0] += catch_up.BLOCKED_AFTER_S
     progress.warn_if_blocked(is_idle=is_idle)
-    assert ("could read no further in markers partition 0 at offset 200 of 1000" in caplog.text) == warns
+    assert ("has to read markers partition 0 to offset 1000, and has read nothing for" in caplog.text) == warns
+
+
+def test_start_that_reads_nothing_at_all_is_reported_with_the_partitions_that_have_markers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "BLOCKED_AFTER_S", -1.0)
+    CatchUp("orders", {0: 0, 1: 10, 2: 5}).warn_if_blocked(is_idle=True)
+    assert "has to read markers partition 1 to offset 10, partition 2 to offset 5, and" in caplog.text
 
 
 def test_start_that_is_over_is_not_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
