@@ -123,14 +123,24 @@ class Cluster:
             )
         return found
 
-    def offsets(self, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+    def offsets(
+        self, topic: str, partitions: Iterable[int], spec: OffsetSpec, *, with_open_transactions: bool = False
+    ) -> dict[int, int]:
         """
-        Return one offset of each partition: the first, the last stable offset, or the first from an instant on.
+        Return one offset of each partition: the first, the end, or the first from an instant on.
+
+        Args:
+            topic: Topic.
+            partitions: Partitions of the topic.
+            spec: Which offset.
+            with_open_transactions: As for `offsets_of`.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        return offsets_of(self.admin, topic, partitions, spec, self._timeout_s)
+        return offsets_of(
+            self.admin, topic, partitions, spec, self._timeout_s, with_open_transactions=with_open_transactions
+        )
 
     def blocked(self, topic: TopicFacts, before_ms: int) -> tuple[int, ...]:
         """
@@ -143,16 +153,14 @@ class Cluster:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-
-        def offsets(partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
-            return offsets_of(
-                self.admin, topic.name, partitions, spec, self._timeout_s, with_open_transactions=True
-            )  # fmt: skip
-
         # The last stable offset is that of the first record of the oldest open transaction.
-        is_open = [number for number, end in offsets(topic.end, LATEST).items() if topic.end[number] < end]
-        newer = offsets(is_open, OffsetSpec.for_timestamp(before_ms))
-        return tuple(number for number in is_open if not 0 <= newer[number] <= topic.end[number])
+        ends = self.offsets(topic.name, topic.end, LATEST, with_open_transactions=True)
+        open_in = [number for number, stable_end in topic.end.items() if stable_end < ends[number]]
+        newer = self.offsets(
+            topic.name, open_in, OffsetSpec.for_timestamp(before_ms), with_open_transactions=True
+        )  # fmt: skip
+        # -1: no record is newer.
+        return tuple(number for number in open_in if not 0 <= newer[number] <= topic.end[number])
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Return the first offset appended at an instant or later, by partition. Partitions without one are omitted."""
