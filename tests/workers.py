@@ -28,7 +28,7 @@ GROUPS_FILE = "kmq_groups_file"
 """Key of the controller's message to its workers: the file into which they write their groups."""
 
 SPARK_GROUPS = {"faults": "spark, campaign", "tracker": "spark, trackers"}
-"""Groups of the tests that need a Spark session, by folder; "spark" for the others. The three take about as long."""
+"""Groups of the tests that need a Spark session, by folder; "spark" for the others. One group would take too long."""
 
 _LAST_RESORT_S = 60.0
 """From the exception that ends a test whose time is up to the end of a process that the exception did not reach."""
