@@ -1,15 +1,14 @@
 """
-Read the queue topic: fetch records, buffer the ones that cannot start yet, seek, commit offsets, serve the group.
+Read the queue topic: fetch records, buffer the ones that cannot start yet, seek, serve the group.
 
-How the client joins and leaves the group, and when it is replaced: `membership.py`.
+How the client joins and leaves the group, and when it is replaced: `membership.py`. When it commits offsets:
+`offset_commits.py`.
 
 Rule 1: one thread at a time may use a `Fetcher`. Rebalance callbacks run inside its calls.
 Rule 2: a record that is fetched and not started waits in the buffer, in fetch order. No committed offset passes it.
-Rule 3: an offset may wait for the next commit: after a large batch up to `GATHER_COMMITS_S` from the last commit, after
-skipped records up to `COMMIT_SKIPPED_S`. All commits come from the thread that fetches, so they are in order.
-Rule 4: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
-Rule 5: if the client is replaced, the partitions count as lost.
-Rule 6: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
+Rule 3: librdkafka keeps the pause flag of a partition across revoke and assign, so assigned partitions are resumed.
+Rule 4: if the client is replaced, the partitions count as lost.
+Rule 5: an exception may lose fetched records at any step. `reseek` does not need them: it seeks to the offset
 after the records that were taken.
 
 Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
@@ -18,7 +17,6 @@ Source: KIP-429, for which partitions a rebalance revokes and which it keeps.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +24,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.membership import Handlers, Membership
+from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, OffsetCommits
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import client_error
-from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,17 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GATHER_COMMITS_S = 0.05
-GATHER_FROM = 100
-"""
-A batch of `GATHER_FROM` messages or more is committed with the next ones, if the last commit is less than
-`GATHER_COMMITS_S` ago: a consumer at full speed commits 20 times a second instead of hundreds of times. The cost: if it
-is killed before its next fetch, the next owner of its partitions fetches at most the batches of this time again.
-"""
-
-COMMIT_SKIPPED_S = 1.0
-"""Longest time without a commit after skipped records. The only cost: a crash reads these records again."""
-
 CONFIRM_S = 1.0
 """Longest wait for the first offset commit of a process, before its first delivery. A rebalance may delay it."""
 
@@ -56,9 +43,6 @@ CONFIRM_POLL_S = 0.01
 
 SERVE_S = 1.0
 """Interval at which the consumer group is served while the buffer has all records that are needed."""
-
-COMMIT_LOG_S = 10.0
-"""Shortest time between two warnings about failed offset commits. In a rebalance the commit of every batch may fail."""
 
 COMMITTED_TIMEOUT_S = 10.0
 """Timeout of a request for the committed offsets of the group."""
@@ -83,8 +67,7 @@ class Fetcher:
 
     Attributes:
         owned: Assigned partitions.
-        commit_in_transaction: Commits offsets where those of STARTs are committed in transactions; None where they are
-            not. Of two requests of two clients the older one may arrive last, and would set the group back.
+        offset_commits: The offsets of this client in its group.
     """
 
     def __init__(
@@ -95,25 +78,20 @@ class Fetcher:
         missing_offsets: MissingOffsets | None = None,
     ) -> None:
         """Subscribe to the topic. Partitions are assigned during the first `fetch`."""
-        self.commit_in_transaction: Callable[[Mapping[int, int]], None] | None = None
+        self.offset_commits = OffsetCommits(topic)
         self._topic = topic
         self._started_positions = started_positions
         self._missing_offsets = missing_offsets
         self._unchecked: set[int] = set()
         self.owned: set[int] = set()
-        self._positions: dict[int, int] = {}
-        self._uncommitted: dict[int, int] = {}
-        self._commit_at = math.inf
-        self._has_confirmed = False
-        self._failed_commits = 0
-        self._commit_warning_limit = RateLimit(COMMIT_LOG_S)
-        self._committed_at = time.monotonic()
         self._served_at = time.monotonic()
         self._buffer: list[KafkaMessage] = []
         self._gathered_since = 0.0
         self._error: KmqError | None = None
         self._paused: set[int] = set()
-        handlers = Handlers(self._on_assign, self._on_revoke, self._on_lost, self._on_commit, self._on_error)
+        handlers = Handlers(
+            self._on_assign, self._on_revoke, self._on_lost, self.offset_commits.on_commit, self._on_error
+        )
         self._membership = Membership(config, topic, handlers)
         self.client = self._membership.client
 
@@ -140,8 +118,8 @@ class Fetcher:
         if self._membership.is_lost and self._membership.replace():
             self._forget(set(self.owned))
             self.client = self._membership.client
-        if self._uncommitted:
-            self._commit_if_due()
+        if self.offset_commits.is_waiting:
+            self.offset_commits.send_if_due(self.client)
         at_least = max_records if gather_s else at_least
         wanted = at_least - len(self._buffer) if self._buffer else max_records
         if wanted > 0:
@@ -211,25 +189,20 @@ class Fetcher:
             within_s: Seconds from the last commit in which to commit; 0 for now. Later only with the next call.
         """
         owned = {partition: offset for partition, offset in positions.items() if partition in self.owned}
-        self._positions.update(owned)
-        self._uncommitted.update(owned)
-        self._commit_at = min(self._commit_at, self._committed_at + within_s)
-        if owned and within_s < COMMIT_SKIPPED_S and not self._has_confirmed:
-            self._send_commit()
+        self.offset_commits.add(owned, within_s)
+        if owned and within_s < COMMIT_SKIPPED_S and not self.offset_commits.has_confirmed:
+            self.offset_commits.send(self.client)
             self._wait_for_confirmation()
         else:
-            self._commit_if_due()
+            self.offset_commits.send_if_due(self.client)
 
     def record_committed(self, positions: Mapping[int, int]) -> None:
         """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
-        self._positions.update({partition: at for partition, at in positions.items() if partition in self.owned})
-        for partition in positions:
-            # An older offset, of skipped records before these: its commit would set the group back.
-            self._uncommitted.pop(partition, None)
+        self.offset_commits.record_committed({each: at for each, at in positions.items() if each in self.owned})
 
     def is_position_at_least(self, partition: int, offset: int) -> bool:
         """Return whether the offset to commit of an assigned partition is at or after *offset*."""
-        return self._positions.get(partition, -1) >= offset
+        return self.offset_commits.positions.get(partition, -1) >= offset
 
     def serve_group(self, timeout: float) -> None:
         """
@@ -242,8 +215,8 @@ class Fetcher:
         if running:
             self._paused |= running
             self.client.pause(self._topic_partitions(running))
-        if self._uncommitted:
-            self._commit_if_due()
+        if self.offset_commits.is_waiting:
+            self.offset_commits.send_if_due(self.client)
         self._served_at = time.monotonic()
         record = self.client.poll(timeout)
         if record is not None:
@@ -278,7 +251,7 @@ class Fetcher:
         read_from = {
             each.partition for each in positions if each.offset >= 0
         }  # at least one of its records was returned
-        targets = {**first, **self._positions, **taken}
+        targets = {**first, **self.offset_commits.positions, **taken}
         targets.update(self._committed_offsets(read_from - targets.keys()))
         for partition in assigned & targets.keys():
             self._seek(TopicPartition(self._topic, partition, targets[partition]))
@@ -347,38 +320,6 @@ class Fetcher:
                 self._error = client_error(error, f"cannot receive from {self._topic}")
         return [record for record in records if record.error() is None]
 
-    def _commit_if_due(self) -> None:
-        if time.monotonic() >= self._commit_at:
-            self._send_commit()
-
-    def _send_commit(self) -> None:
-        self._commit_at = math.inf
-        if not self._uncommitted:
-            return
-        self._committed_at = time.monotonic()
-        if self.commit_in_transaction is not None:
-            self._send_in_transaction(self.commit_in_transaction)
-            return
-        positions, self._uncommitted = self._uncommitted, {}
-        try:
-            self.client.commit(offsets=self._offsets(positions), asynchronous=True)
-            failpoint("consumer.commit-sent")
-        except KafkaException as error:
-            self._on_commit(error.args[0], self._offsets(positions))
-
-    def _send_in_transaction(self, commit: Callable[[Mapping[int, int]], None]) -> None:
-        """Commit and wait for the response. The offsets stay uncommitted if it fails or is interrupted."""
-        self._commit_at = self._committed_at + COMMIT_SKIPPED_S  # unless it succeeds
-        try:
-            commit(self._uncommitted)
-        except KmqError as error:
-            if not error.retriable:
-                raise
-            self._log_commit(str(error))
-        else:
-            self._uncommitted.clear()
-            self._commit_at = math.inf
-
     def _wait_for_confirmation(self) -> None:
         """
         Wait up to `CONFIRM_S` for the response to the first offset commit of this process, before the first delivery.
@@ -387,13 +328,13 @@ class Fetcher:
         fetch it again as a first delivery, and each ended lease would add one more redelivered copy.
         """
         until = time.monotonic() + CONFIRM_S
-        while not self._has_confirmed and time.monotonic() < until:
+        while not self.offset_commits.has_confirmed and time.monotonic() < until:
             # `poll` serves the commit callback; it may also return a record.
             record = self.client.poll(CONFIRM_POLL_S)
             if record is not None:
                 self._buffer += self._without_errors([record])
             self._membership.raise_caught()
-        self._has_confirmed = True
+        self.offset_commits.has_confirmed = True
 
     def _seek(self, position: TopicPartition) -> None:
         try:
@@ -423,9 +364,6 @@ class Fetcher:
     def _topic_partitions(self, partitions: Collection[int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in partitions]
 
-    def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
-
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.owned.update(each.partition for each in partitions)
         self._unchecked.update(each.partition for each in partitions)
@@ -437,14 +375,7 @@ class Fetcher:
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit the offsets of started messages before the next owner of the partitions reads them."""
         gone = {each.partition for each in partitions}
-        self._positions.update(self._started_positions(gone))
-        positions = {partition: offset for partition, offset in self._positions.items() if partition in gone}
-        if positions:
-            try:
-                consumer.commit(offsets=self._offsets(positions), asynchronous=False)
-            except KafkaException as error:
-                self._log_commit(error.args[0].str())
-            failpoint("consumer.revoked")
+        self.offset_commits.send_revoked(consumer, gone, self._started_positions(gone))
         self._forget(gone)
         self._log_rebalance("revoked", partitions)
 
@@ -458,38 +389,13 @@ class Fetcher:
         self._paused -= partitions
         self._unchecked -= partitions
         self._buffer = [record for record in self._buffer if record.partition() not in partitions]
-        for partition in partitions:
-            self._positions.pop(partition, None)
-            self._uncommitted.pop(partition, None)
+        self.offset_commits.forget(partitions)
 
     def _log_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
         numbers = sorted(each.partition for each in partitions)
         logger.info("partitions %s: %s of %s", what, numbers, self._topic, extra={"action": "rebalanced"})
-
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        failed = [each for each in partitions if error is not None or each.error is not None]
-        for each in failed:
-            if each.partition in self._positions:
-                self._uncommitted.setdefault(each.partition, self._positions[each.partition])
-                self._commit_at = min(self._commit_at, self._committed_at + COMMIT_SKIPPED_S)
-        reason = error or next((each.error for each in failed), None)
-        if reason is not None:
-            self._log_commit(reason.str())
-            return
-        self._has_confirmed = True
-        failpoint("consumer.commit-done")
-
-    def _log_commit(self, reason: str) -> None:
-        self._failed_commits += 1
-        if not self._commit_warning_limit.allows():
-            return
-        logger.warning(
-            "cannot commit offsets of %s: %s; %d commits failed since the last warning, they are retried",
-            self._topic, reason, self._failed_commits, extra={"action": "commit_failed"},
-        )  # fmt: skip
-        self._failed_commits = 0
 
     def _on_error(self, error: KafkaError) -> None:
         if error.name() in {"_AUTHENTICATION", "_SSL", "_FATAL"}:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message as KafkaMessage
 
-from kmq_spark.consumer.fetcher import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM, Fetcher
+from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.markers.deferrals import deferrals
 from kmq_spark.consumer.markers.starts import PlainStarts, StartWriter
+from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM
 from kmq_spark.consumer.poison.admission import MAX_SUSPECT_GROUP, BatchPlan, Room, Verdict, count_that_fits, plan_batch
 from kmq_spark.consumer.poison.suspects import SuspectSchedule
 from kmq_spark.consumer.started import (
@@ -117,7 +118,7 @@ class Intake:
         self._is_blocked = self._needs_reseek = False
         self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
         self._starts = starts(self._fetcher.group_metadata) if starts else PlainStarts(markers)
-        self._fetcher.commit_in_transaction = self._starts.commit_positions
+        self._fetcher.offset_commits.in_transaction = self._starts.commit_positions
 
     @property
     def clients(self) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from kmq_spark.consumer.fetcher import GATHER_FROM
+from kmq_spark.consumer.offset_commits import GATHER_FROM
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def test_failed_commit_is_sent_again_on_a_partition_that_stays_quiet(queue: Queu
         # As where the broker had refused it: the group keeps the position before.
         fetcher = consumer._intake._fetcher
         fetcher.client.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
-        fetcher._on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(queue.name, 0, 1)])
+        refused = KafkaError(KafkaError.REBALANCE_IN_PROGRESS)
+        fetcher.offset_commits.on_commit(refused, [TopicPartition(queue.name, 0, 1)])
         assert wait_until(lambda: not consumer.receive(1) and queue.committed() == {0: 1})
 
 
@@ -84,7 +85,7 @@ def is_committed(queue: Queue, next_offset: int) -> bool:
 def never_due(consumer: QueueConsumer) -> Any:  # noqa: ANN401  # tests look into it
     """Return the fetcher of a consumer. It gathers offsets for an hour."""
     fetcher: Any = consumer._intake._fetcher
-    fetcher._committed_at = time.monotonic() + 3_600
+    fetcher.offset_commits._committed_at = time.monotonic() + 3_600
     return fetcher
 
 
@@ -95,8 +96,8 @@ def test_offset_of_a_large_batch_waits_and_a_later_fetch_commits_it(queue: Queue
         fetcher = never_due(consumer)
         receive_all(consumer, 3 * GATHER_FROM - 1)
         assert queue.committed() == {0: 1}
-        assert fetcher._uncommitted == {0: 3 * GATHER_FROM}
-        fetcher._commit_at = 0.0
+        assert fetcher.offset_commits._uncommitted == {0: 3 * GATHER_FROM}
+        fetcher.offset_commits._commit_at = 0.0
         assert not consumer.receive(1, timeout=0.01)
         assert wait_until(lambda: queue.committed() == {0: 3 * GATHER_FROM})
 
@@ -117,7 +118,7 @@ def test_revoked_partition_has_its_gathered_offset_committed_and_no_older_one_fo
         receive_all(consumer, 1)
         fetcher = never_due(consumer)
         receive_all(consumer, 2)
-        assert fetcher._uncommitted == {0: 3}
+        assert fetcher.offset_commits._uncommitted == {0: 3}
         fetcher._on_revoke(fetcher.client, [TopicPartition(queue.name, 0)])
         assert queue.committed() == {0: 3}
-        assert fetcher._uncommitted == {}
+        assert fetcher.offset_commits._uncommitted == {}

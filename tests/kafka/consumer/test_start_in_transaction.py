@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from kmq_spark.consumer import fetcher
+from kmq_spark.consumer import intake
 from kmq_spark.consumer.markers.starts import TransactionalStarts
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import FencedError, KafkaClientError
@@ -64,7 +64,7 @@ def test_position_after_skipped_messages_does_not_set_the_group_back(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages of another logical queue are skipped, and their position is due after a newer one is committed."""
-    monkeypatch.setattr(fetcher, "COMMIT_SKIPPED_S", 4.0)
+    monkeypatch.setattr(intake, "COMMIT_SKIPPED_S", 4.0)
     with consumer_of(queue, start_in_transaction=True) as consumer:
         queue.send("a")
         receive_all(consumer, 1)
@@ -93,7 +93,7 @@ def test_position_after_skipped_messages_is_committed_in_a_transaction(queue: Qu
         with pytest.raises(FencedError, match="give each consumer its own consumer_id"):
             wait_until(lambda: bool(consumer.receive(1, 0.1)))
         assert queue.committed() == {0: 1}
-        assert consumer._intake._fetcher._uncommitted == {0: 2}
+        assert consumer._intake._fetcher.offset_commits._uncommitted == {0: 2}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a fetcher says of commits that fail; all else is tried on a broker, in tests/kafka."""
+"""What is logged of commits that fail; all else is tried on a broker, in tests/kafka."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 
-from kmq_spark.consumer import fetcher as fetcher_module
-from kmq_spark.consumer.fetcher import Fetcher
+from kmq_spark.consumer import offset_commits
+from kmq_spark.consumer.offset_commits import OffsetCommits
 from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
@@ -19,14 +19,13 @@ def test_commits_that_fail_one_after_the_other_cost_a_line_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rebalance refuses the commit of every batch: a thousand of them in a few seconds."""
-    fetcher = Fetcher({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}, "orders", lambda _: {})
+    commits = OffsetCommits("orders")
     refused = KafkaError(KafkaError.ILLEGAL_GENERATION)
     with caplog.at_level(logging.WARNING):
         for _ in range(1_000):
-            fetcher._on_commit(refused, [])
-        monkeypatch.setattr(fetcher, "_commit_warning_limit", RateLimit(0))  # the interval is over
-        fetcher._on_commit(refused, [])
-    fetcher.close(5)
-    lines = [record.getMessage() for record in caplog.records if record.name == fetcher_module.__name__]
+            commits.on_commit(refused, [])
+        monkeypatch.setattr(commits, "_warning_limit", RateLimit(0))  # the interval is over
+        commits.on_commit(refused, [])
+    lines = [record.getMessage() for record in caplog.records if record.name == offset_commits.__name__]
     assert [line.partition("; ")[2].partition(" commits")[0] for line in lines] == ["1", "1000"]
     assert lines[0].startswith("cannot commit offsets of orders: ")
