@@ -93,15 +93,21 @@ def test_extended_message_of_a_killed_consumer_rests_until_its_own_deadline_and_
             assert sorted(held) == ["a long one", "b short one"]
             kill(process)
         with stage.consumer() as consumer:
-            (short,) = receive_all(consumer, 1)
-            assert (short.value, short.delivery_count) == (b"b short one", 2)
-            short.ack()
-            (long,) = receive_all(consumer, 1)
-            assert (long.value, long.delivery_count) == (b"a long one", 2)
-            long.ack()
+            found: dict[bytes | None, Message] = {}
+            for _ in held:
+                (message,) = receive_all(consumer, 1)
+                message.ack()
+                found[message.value] = message
             consumer.flush()
+    assert {value: message.delivery_count for value, message in found.items()} == {b"a long one": 2, b"b short one": 2}
+    long = found[b"a long one"]
+    # On a busy machine the tracker may find both due at once, so what is judged is who was extended, and that no one
+    # came before its own deadline.
     (extension,) = Queue(stage.queue, stage.bootstrap_servers).markers(MarkerType.KEEPALIVE)
-    assert 12_000 <= long.appended_at_ms - extension.appended_at_ms < 30_000
+    assert (extension.marker.queue_partition, covered(extension.marker)) == (
+        long.origin.queue_partition, [long.origin.message_offset]
+    )  # fmt: skip
+    assert long.appended_at_ms - extension.appended_at_ms >= 12_000
     story = audit(stage.layout, stage.bootstrap_servers)
     assert (story.redelivered, story.early, story.lost) == (2, 0, set())
 
