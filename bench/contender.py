@@ -93,6 +93,7 @@ def of_group(work: Work) -> dict[str, Any]:
     return {
         "bootstrap.servers": work.bootstrap_servers, "group.id": work.group, "auto.offset.reset": "earliest",
         "fetch.queue.backoff.ms": 2, "fetch.wait.max.ms": 10, "queued.max.messages.kbytes": 4_096,
+        "fetch.message.max.bytes": 4_194_304,
     }  # fmt: skip
 
 

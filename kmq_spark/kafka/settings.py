@@ -341,6 +341,9 @@ def consumer_config(
         "auto.offset.reset": "earliest",
         # New partitions of the queue topic are read within half a minute; the default is five minutes.
         "topic.metadata.refresh.interval.ms": 30_000,
+        # Of one partition in one response. With the default of 1 MiB, 2,000 messages of 1 KiB come from two
+        # partitions, and a batch of them needs two STARTs, each a request of its own.
+        "fetch.message.max.bytes": 4_194_304,
         **GROUP_PROTOCOLS[group_protocol],
     }
     return _with_extra(config, extra)
