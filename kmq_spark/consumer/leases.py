@@ -218,13 +218,13 @@ class Lease:
         """Replace the lock in a forked child process: another thread may have held it at the fork."""
         self._lock = threading.RLock()
 
-    def take_held(self) -> list[int]:
+    def take_held(self) -> Sequence[int]:
         """Remove all held offsets and return them, ascending. No other thread can settle these messages afterwards."""
         with self._lock:
             if self.is_whole:
                 self.is_whole = False
                 self.held.clear()  # if this is a signal handler during `split`
-                return list(self.offsets)
+                return self.offsets
         taken: list[int] = []
         held = self.held
         while held:
@@ -233,7 +233,7 @@ class Lease:
                 taken.extend(map(set.pop, repeat(held, len(held))))
         return sorted(taken)
 
-    def take(self, offsets: Sequence[int]) -> list[int]:
+    def take(self, offsets: Sequence[int]) -> Sequence[int]:
         """Remove and return those of *offsets* that are held. No other thread can settle these messages afterwards."""
         if len(offsets) == len(self.offsets):
             return self.take_held()
