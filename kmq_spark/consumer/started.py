@@ -195,7 +195,7 @@ def columns_of(records: list[KafkaMessage], sizes: list[int]) -> Columns:
 
 
 def _offsets_of(records: list[KafkaMessage], *, is_one_partition: bool) -> Sequence[int]:
-    """Return the offset of each record. Of one partition and without a gap, the common case, no record is asked."""
+    """Return the offset of each record. In the common case, one partition without a gap, this is a range."""
     if is_one_partition:
         first: Any = records[0].offset()
         last: Any = records[-1].offset()
