@@ -108,10 +108,10 @@ class OffsetCommits:
             return
         positions, self._uncommitted = self._uncommitted, {}
         try:
-            client.commit(offsets=self._offsets(positions), asynchronous=True)
+            client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=True)
             failpoint("consumer.commit-sent")
         except KafkaException as error:
-            self.on_commit(error.args[0], self._offsets(positions))
+            self.on_commit(error.args[0], topic_partitions(self._topic, positions))
 
     def send_revoked(self, client: Consumer, partitions: Collection[int], started: Mapping[int, int]) -> None:
         """
@@ -127,7 +127,7 @@ class OffsetCommits:
         if not positions:
             return
         try:
-            client.commit(offsets=self._offsets(positions), asynchronous=False)
+            client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=False)
         except KafkaException as error:
             self._log_failure(error.args[0].str())
         failpoint("consumer.revoked")
@@ -169,5 +169,7 @@ class OffsetCommits:
         )  # fmt: skip
         self._failed_commits = 0
 
-    def _offsets(self, positions: Mapping[int, int]) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, partition, offset) for partition, offset in positions.items()]
+
+def topic_partitions(topic: str, positions: Mapping[int, int]) -> list[TopicPartition]:
+    """Return offsets of a topic, given by partition, as the client takes them."""
+    return [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]

@@ -17,8 +17,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from confluent_kafka import TopicPartition
-
+from kmq_spark.consumer.offset_commits import topic_partitions
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.records import OutgoingRecord
@@ -29,7 +28,7 @@ from kmq_spark.wire.codec import encode_marker
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import KafkaError, Message, TopicPartition
 
     from kmq_spark.consumer.markers.producer import MarkerProducer, OnReport
     from kmq_spark.consumer.started import StartedBatch
@@ -174,7 +173,7 @@ class TransactionalStarts:
             self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
         began_at = time.monotonic()
         try:
-            self._transact(self._producer, markers, _topic_partitions(self._topic, next_offsets), appended_at_ms)
+            self._transact(self._producer, markers, topic_partitions(self._topic, next_offsets), appended_at_ms)
         except _GivenUpError:
             why = f"the transaction failed {ATTEMPTS} times or took longer than {self._timeout_ms / 1000:g} s"
             raise self._given_up(why) from None
@@ -258,7 +257,3 @@ def _store_append_time(appended_at_ms: list[int], index: int, error: KafkaError 
 
 class _GivenUpError(Exception):
     """The batch reached its limit of attempts or time; its transaction is aborted."""
-
-
-def _topic_partitions(topic: str, positions: Mapping[int, int]) -> list[TopicPartition]:
-    return [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]
