@@ -75,7 +75,7 @@ class MarkerProducer:
         self._producer = make_client(Producer, self._config)
         self._lock = threading.Condition()
         self._last_number = 0
-        self._unreported: set[int] = set()
+        self._unreported: dict[int, int] = {}
         self._failed: deque[_Pending] = deque()
         self._errors: list[KmqError] = []
         self._retry_at = 0.0
@@ -91,6 +91,11 @@ class MarkerProducer:
     def is_waiting(self) -> bool:
         """Whether a marker of `send_until_durable` has no final result yet."""
         return bool(self._unreported)
+
+    def waiting_partitions(self) -> set[int]:
+        """Return the queue partitions of the markers of `send_until_durable` that have no final result yet."""
+        with self._lock:
+            return set(self._unreported.values())
 
     def send(self, marker: Marker, on_report: OnReport) -> None:
         """
@@ -109,7 +114,7 @@ class MarkerProducer:
         with self._lock:
             self._last_number += 1
             number = self._last_number
-            self._unreported.add(number)
+            self._unreported[number] = marker.queue_partition
         self._produce(_Pending(marker, number=number))
 
     def serve(self, timeout: float) -> None:
@@ -216,7 +221,7 @@ class MarkerProducer:
         if error is not None:
             logger.error("%s; its messages will be redelivered", error, extra={"action": "marker_failed"})
         with self._lock:
-            self._unreported.discard(pending.number)
+            self._unreported.pop(pending.number, None)
             if error is not None:
                 self._errors.append(error)
             self._lock.notify_all()

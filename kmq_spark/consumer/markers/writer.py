@@ -5,6 +5,10 @@ Rule 1: acknowledgements are collected for a few milliseconds and written as one
 Rule 2: releases are written as one KEEPALIVE per queue partition and delay, rejections as one END per reason,
 extensions as one KEEPALIVE per lease length.
 Rule 3: this one thread sends all renewals, releases and ENDs, so that no renewal overtakes the release of its message.
+Rule 4: while an END or a release of a queue partition is not confirmed yet, further ones are collected, unless a thread
+waits for a flush. The broker processes a client's requests one after the other, so this costs less than a round trip.
+With five markers of a partition in flight, the limit of an idempotent producer, librdkafka's thread would use a whole
+core until the broker answers (`linger.ms=0`: `rd_kafka_toppar_producer_serve` asks to be called again at once).
 
 Source: kafka-mq-go `queue/consumer.go` writes one marker per message and waits for each, which makes it slow.
 """
@@ -56,7 +60,8 @@ class MarkerWriter:
         producer: Sends the markers; this thread serves its delivery reports.
         leases: The consumer's leases and outboxes.
         consumer_id: Name of the consumer, written into every marker.
-        ack_linger_ms: Longest time that settled messages are collected before their marker is sent.
+        ack_linger_ms: Time that settled messages are collected before their marker is sent. It takes longer only where
+            the marker before is not confirmed yet (rule 4).
         keep_alive: Whether to renew the leases of held messages.
     """
 
@@ -156,11 +161,10 @@ class MarkerWriter:
             self._serve_until_next_round(began_at)
 
     def _round(self, now: float) -> None:
+        waiting = set() if self._flushing else self._producer.waiting_partitions()
         for outbox in self._leases.outboxes():
-            if outbox.acked or outbox.acked_ranges:
-                self._write_acked(outbox)
-            if outbox.others:
-                self._write_others(outbox.queue_partition, outbox.take_others())
+            if outbox.queue_partition not in waiting:
+                self._write_settled(outbox)
             if outbox.extended:
                 self._write_extensions(outbox.queue_partition, outbox.take_extended())
         if now - self._swept_at >= SWEEP_S:
@@ -175,6 +179,12 @@ class MarkerWriter:
             self._producer.serve(max(POLL_UNIT_S, left))
             if self._flushing or time.monotonic() >= until:
                 return
+
+    def _write_settled(self, outbox: Outbox) -> None:
+        if outbox.acked or outbox.acked_ranges:
+            self._write_acked(outbox)
+        if outbox.others:
+            self._write_others(outbox.queue_partition, outbox.take_others())
 
     def _write_acked(self, outbox: Outbox) -> None:
         offsets, together = outbox.take_acked(), outbox.take_acked_ranges()
