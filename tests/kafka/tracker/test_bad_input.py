@@ -23,7 +23,7 @@ from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import decode_marker
 from tests.brokers import quick_broker
-from tests.kafka.conftest import read_all
+from tests.kafka.conftest import Queue, read_all
 from tests.kafka.stage import Stage, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -148,6 +148,9 @@ def test_tracker_outlives_a_restart_of_its_broker(spark: SparkSession, tmp_path:
         stage.send(*(f"m{number}" for number in range(10)))
         with stage.tracking() as tracker, stage.consumer() as consumer:
             held = receive_all(consumer, 10)
+            # Without their offsets in Kafka they would be fetched again, beside their copies.
+            queue = Queue(stage.queue, stage.bootstrap_servers)
+            assert wait_until(lambda: sum(queue.committed().values()) == 10)
             broker.kill()
             time.sleep(3.0)  # their leases run out while the broker is away
             broker.start()
