@@ -396,7 +396,10 @@ class TrackerPositions:
         Raises:
             KmqError: The broker cannot be reached in time, or the topic does not exist.
         """
-        return LogBeginning(self._offsets(EARLIEST), topic_id_of(self._admin, self._topic, self._timeout_s))
+        # The id first: if a client has no connection yet, and its first request is for offsets, librdkafka may look for
+        # the leaders only after 1 or 3 s (`rd_kafka_topic_partition_list_query_leaders_async`).
+        topic_id = topic_id_of(self._admin, self._topic, self._timeout_s)
+        return LogBeginning(self._offsets(EARLIEST), topic_id)
 
     def resume_point(self, beginning: LogBeginning) -> ResumePoint:
         """
