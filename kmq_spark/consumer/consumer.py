@@ -123,8 +123,8 @@ class QueueConsumer:
                 the queue's `max_deliveries`.
             keep_alive: Whether a background thread renews the leases of held messages.
             consumer_id: Name written into the markers; by default host, process id and a random part.
-            ack_linger_ms: Time that acknowledgements are collected before their END is written. Longer only while the
-                END before it is not confirmed.
+            ack_linger_ms: Time that acknowledgements are collected before their END is written. Longer only while an
+                earlier marker of the partition is not confirmed.
             start_timeout_ms: Longest time for a START to become durable; by default half a lease or 10 s, whichever is
                 less.
             start_in_transaction: Whether to write STARTs and their offset commit in one transaction. A crash between

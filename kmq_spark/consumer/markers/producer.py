@@ -75,6 +75,7 @@ class MarkerProducer:
         self._producer = make_client(Producer, self._config)
         self._lock = threading.Condition()
         self._last_number = 0
+        # Queue partition of each marker of `send_until_durable` without a final result, by the marker's number.
         self._unreported: dict[int, int] = {}
         self._failed: deque[_Pending] = deque()
         self._errors: list[KmqError] = []

@@ -60,8 +60,8 @@ class MarkerWriter:
         producer: Sends the markers; this thread serves its delivery reports.
         leases: The consumer's leases and outboxes.
         consumer_id: Name of the consumer, written into every marker.
-        ack_linger_ms: Time that settled messages are collected before their marker is sent. It takes longer only where
-            the marker before is not confirmed yet (rule 4).
+        ack_linger_ms: Time that settled messages are collected before their marker is sent. Longer only while an
+            earlier marker of the partition is not confirmed (rule 4).
         keep_alive: Whether to renew the leases of held messages.
     """
 
