@@ -97,7 +97,7 @@ class EmbeddedBroker:
                 is a temporary directory, which is removed by `close` or when this process ends.
             port: Port on 127.0.0.1; the default is a free port.
             extra: Kafka broker settings, in addition to the default ones of this module or in place of them.
-            environment: Environment variables of the broker process, in addition to those of this process.
+            environment: Environment variables of its Java processes, in addition to those of this process.
         """
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kmq-broker-")) if data_dir is None else data_dir.absolute()
@@ -254,7 +254,9 @@ class EmbeddedBroker:
             *(*jvm, "kafka.tools.StorageTool", "format", "--standalone"),
             *(f"--cluster-id={cluster_id}", f"--config={properties}"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_START_TIMEOUT_S)
+        done = subprocess.run(
+            command, env=self._java_environment(), capture_output=True, text=True, check=False, timeout=_START_TIMEOUT_S
+        )
         if done.returncode != 0:
             message = f"cannot format {self.data_dir} for the embedded broker: {(done.stdout + done.stderr).strip()}"
             raise SetupError(message)
@@ -295,7 +297,7 @@ class EmbeddedBroker:
                 stdout=subprocess.PIPE,
                 stderr=console,
                 text=True,
-                env={**os.environ, **self._environment},
+                env=self._java_environment(),
                 start_new_session=True,  # Ctrl+C must not reach the broker: clients stop first, the broker last
             )
         if self._supervisor.stdout is None:  # impossible with PIPE; for the type checker
@@ -354,6 +356,9 @@ class EmbeddedBroker:
             file = self.data_dir / name
             lines += file.read_text(errors="replace").splitlines()[-_LAST_LINES:] if file.exists() else []
         return "\n".join(lines) or "(none)"
+
+    def _java_environment(self) -> dict[str, str]:
+        return {**os.environ, **self._environment}
 
     def _log_flags(self, settings: str = "server") -> list[str]:
         """Return the JVM flags for the log settings of this name."""

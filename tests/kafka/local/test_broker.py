@@ -269,6 +269,15 @@ def test_setting_that_kafka_refuses_is_reported() -> None:
     broker.close()
 
 
+def test_environment_reaches_the_java_that_formats_too() -> None:
+    broker = EmbeddedBroker(environment={"JDK_JAVA_OPTIONS": "-XX:NoSuchOption"})
+
+    with pytest.raises(SetupError, match=r"cannot format .*NoSuchOption"):
+        broker.start()
+
+    broker.close()
+
+
 def _is_gone_soon(pid: int) -> bool:
     """Return whether a process ends within some seconds."""
 
