@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from faults.campaign import Campaign
-from tests.brokers import QUICK_JAVA
+from tests.brokers import quick_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def campaign(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator
         # Three processes of tests share the machine. `make faults` judges times, a test does not.
         patience=4.0,
         broker=broker,
-        broker_environment=QUICK_JAVA,
+        broker_environment=quick_java(),
         spark=lambda: request.getfixturevalue("spark"),
         # A failure that comes once in many runs is found by what it left.
         evidence=folder / "evidence",

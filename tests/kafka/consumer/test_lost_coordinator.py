@@ -21,7 +21,7 @@ from kmq_spark.kafka.topics import create_queue
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.ports import free_port
-from tests.brokers import QUICK_JAVA
+from tests.brokers import quick_java
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def proxy() -> Iterator[CoordinatorProxy]:
 def far_queue(proxy: CoordinatorProxy) -> Iterator[Queue]:
     """A queue whose broker is reached through the proxy."""
     names_itself = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
-    with EmbeddedBroker(None, proxy.target, names_itself, environment=QUICK_JAVA):
+    with EmbeddedBroker(None, proxy.target, names_itself, environment=quick_java()):
         create_queue("far", bootstrap_servers=proxy.address, partitions=1)
         yield Queue("far", proxy.address)
 

@@ -13,7 +13,7 @@ from faults.proxy import ProxiedBroker
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.kafka.topics import create_queue
-from tests.brokers import QUICK_JAVA
+from tests.brokers import quick_java
 from tests.kafka.conftest import Queue, covered, receive_all, stopped_if_it_hangs, wait_until
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ DELAY_S = 0.1
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
     """Yield a broker behind proxies."""
-    started = ProxiedBroker.start(tmp_path_factory.mktemp("proxied"), QUICK_JAVA)
+    started = ProxiedBroker.start(tmp_path_factory.mktemp("proxied"), quick_java())
     with closing(started.broker), closing(started.workers), closing(started.trackers):
         yield started
 

@@ -11,7 +11,7 @@ import pytest
 from faults.three_brokers import ThreeBrokers
 from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import ClaimLostError, KafkaClientError
-from tests.brokers import QUICK_JAVA
+from tests.brokers import quick_java
 from tests.kafka.conftest import wait_until
 from tests.kafka.coordination.conftest import T
 from tests.limits import COMES_S
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[ThreeBrokers]:
     """Three brokers."""
-    made = ThreeBrokers(tmp_path, QUICK_JAVA)
+    made = ThreeBrokers(tmp_path, quick_java())
     try:
         yield made
     finally:

@@ -24,7 +24,7 @@ from kmq_spark.errors import SetupError
 from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.probe import is_ready
-from tests.brokers import QUICK_JAVA, quick_broker
+from tests.brokers import quick_broker, quick_java
 from tests.kafka.conftest import wait_until
 from tests.limits import COMES_S, ENDS_S
 
@@ -190,7 +190,7 @@ time.sleep(600)
 @pytest.mark.parametrize("state", ["running", "paused"])
 def test_broker_dies_with_its_parent_killed_by_9(state: str) -> None:
     command = [sys.executable, "-c", PARENT, state]
-    parent = subprocess.Popen(command, env={**os.environ, **QUICK_JAVA}, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(command, env={**os.environ, **quick_java()}, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
         pid, data_dir = parent.stdout.readline().split()
@@ -229,7 +229,7 @@ def test_taken_port_is_reported_with_the_brokers_last_words() -> None:
 def up(*options: str) -> subprocess.Popen[str]:
     """Run `kmq up`."""
     command = [sys.executable, "-m", "kmq_spark.cli.main", "up", *options]
-    environment = {**os.environ, **QUICK_JAVA}
+    environment = {**os.environ, **quick_java()}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

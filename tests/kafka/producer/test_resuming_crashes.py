@@ -14,7 +14,7 @@ from kmq_spark.failpoints import EXIT_CODE
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
-from tests.brokers import QUICK_JAVA, quick_broker
+from tests.brokers import quick_broker, quick_java
 from tests.kafka.conftest import Queue, seen, wait_until
 from tests.limits import ENDS_S
 
@@ -183,7 +183,7 @@ def test_restarted_producer_with_broker_restarts_loses_and_repeats_nothing(tmp_p
     from faults.campaign import Campaign  # noqa: PLC0415  # of this test alone
     from faults.on_producers import restarted  # noqa: PLC0415  # as above
 
-    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker_environment=QUICK_JAVA)
+    campaign = Campaign(tmp_path, seed=1, scale=0.0, broker_environment=quick_java())
     try:
         stage = restarted(campaign)
         assert stage.verdict().violations == []

@@ -13,7 +13,7 @@ from faults.three_brokers import ThreeBrokers
 from kmq_spark.cli.main import app
 from kmq_spark.errors import TopicError
 from kmq_spark.kafka.topics import check_queue, create_queue
-from tests.brokers import QUICK_JAVA
+from tests.brokers import quick_java
 from tests.kafka.stage import wait_until
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
     """Three brokers whose default is three replicas, and one of them in sync."""
-    made = ThreeBrokers(tmp_path_factory.mktemp("three"), QUICK_JAVA)
+    made = ThreeBrokers(tmp_path_factory.mktemp("three"), quick_java())
     try:
         yield made
     finally:
