@@ -5,8 +5,9 @@
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
-# Explicit, so that tests never meet the jars or the settings of somebody's own Spark.
-PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m pytest
+# Explicit, so that tests never meet the jars or the settings of somebody's own Spark. And some machines forbid Python
+# to keep what it has compiled: each process that a test starts would compile our modules anew.
+PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 # Processes of the tiers that mostly wait: each has a broker of its own, and one of them the Spark session.
 WORKERS := 4
 # Each process collects all tests by itself: without those of the unit tier that takes 9 s of a core, with them 16.
