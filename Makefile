@@ -10,7 +10,7 @@ LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
 PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 # Processes of the tiers that mostly wait: each has a broker of its own, and one of them the Spark session.
 WORKERS := 4
-# Each process collects all tests by itself: without those of the unit tier that takes 9 s of a core, with them 16.
+# Each process collects all tests by itself; most of them are of the unit tier, which these never run.
 SPREAD := -n $(WORKERS) --dist loadgroup --ignore=tests/unit
 # Fewer: most of these start trackers and workers of their own.
 SPREAD_SLOW := -n 3 --dist loadgroup --ignore=tests/unit
