@@ -23,6 +23,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmq_spark.errors import SetupError
 from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.jars import jar_paths
+from kmq_spark.local.java import find_java
 from kmq_spark.local.probe import is_ready
 from tests.brokers import quick_broker, quick_java
 from tests.kafka.conftest import wait_until
@@ -178,6 +180,8 @@ def test_temporary_data_go_with_the_broker() -> None:
 PARENT = """
 import sys, time
 from kmq_spark.local.broker import EmbeddedBroker
+from kmq_spark.local.jars import jar_paths
+from kmq_spark.local.java import find_java
 broker = EmbeddedBroker().start()
 if "paused" in sys.argv:
     broker.pause()
@@ -276,6 +280,17 @@ def test_environment_reaches_the_java_that_formats_too() -> None:
         broker.start()
 
     broker.close()
+
+
+def test_brokers_of_tests_take_kafkas_classes_from_an_archive(tmp_path: Path) -> None:
+    """Without settings Kafka says how it is used, and ends."""
+    (name, options), log = *quick_java().items(), tmp_path / "classes.log"
+    environment = {**os.environ, name: f"{options} -Xlog:class+load:file={log}"}
+    class_path = os.pathsep.join(map(str, jar_paths("broker")))
+    command = [str(find_java()), "-XX:+UseSerialGC", "-cp", class_path, "kafka.Kafka"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=ENDS_S)
+    assert "USAGE" in done.stdout + done.stderr
+    assert "kafka.Kafka source: shared objects file (top)" in log.read_text("utf-8")
 
 
 def _is_gone_soon(pid: int) -> bool:
