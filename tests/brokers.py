@@ -23,6 +23,7 @@ from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
+from kmq_spark.spark.class_archive import QUIET
 from tests.kafka.conftest import wait_until
 from tests.limits import ENDS_S
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _OPTIONS = "JDK_JAVA_OPTIONS"
 _FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
-_QUIET = "-Xlog:cds*=off -Xlog:class+path=off"
 
 
 def quick_broker(
@@ -57,14 +57,14 @@ def quick_java() -> dict[str, str]:
     with exclusive(archive.with_suffix(".lock")):
         if not archive.exists():
             _write_archive(archive)
-    return {_OPTIONS: f"{_FIRST_COMPILER} -XX:SharedArchiveFile={archive} {_QUIET}"}
+    return {_OPTIONS: f"{_FIRST_COMPILER} -XX:SharedArchiveFile={archive} {QUIET}"}
 
 
 def _write_archive(archive: Path) -> None:
     """Run a broker that does what tests make brokers do; Java archives the classes as it ends."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         written = Path(folder, "classes.jsa")
-        environment = {_OPTIONS: f"{_FIRST_COMPILER} -XX:ArchiveClassesAtExit={written} {_QUIET}"}
+        environment = {_OPTIONS: f"{_FIRST_COMPILER} -XX:ArchiveClassesAtExit={written} {QUIET}"}
         with EmbeddedBroker(environment=environment) as broker:
             _use(broker.bootstrap_servers)
             # Not `stop`, which kills a broker that does not end soon enough: half an archive would crash Java.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COLLECTOR = "-XX:+UseSerialGC"
 """The garbage collector of a local Spark. Java may not use an archive that it wrote with another one."""
 
-_QUIET = "-Xlog:cds*=off -Xlog:class+path=off"
+QUIET = "-Xlog:cds*=off -Xlog:class+path=off"
 """Otherwise Java prints on stdout that an archive does not fit, and stdout belongs to the command."""
 
 _BUILD_TIMEOUT_S = 600
@@ -80,7 +80,7 @@ def java_option(jars: Iterable[Path] = ()) -> str:
     archive = find_archive(jars)
     if archive is None:
         return ""
-    return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xshare:auto {_QUIET}"
+    return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xshare:auto {QUIET}"
 
 
 def build_archive(jars: Sequence[Path] = ()) -> Path:
