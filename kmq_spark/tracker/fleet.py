@@ -7,12 +7,14 @@ Rule 2: a tracker is started when the queue is assigned to this process and its 
 Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, or held by a process to which it is
 not assigned. It is not stopped because its claim is over: if no process can reach the coordination topic, all go on
 with what they track, and a process that takes a queue over fences its former tracker.
-Rule 4: a queue that is assigned to another process is handed over: its claim is released at once, and its tracker goes
-on until the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another
-reason ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
-Rule 5: while a queue is handed over, its successor needs the processor more: the tracker that is handed over gives way,
-and so do the others of a process in which a tracker starts.
-Rule 6: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
+Rule 4: a queue that is assigned to another process is handed over: its claim is released, and its tracker goes on until
+the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another reason
+ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
+Rule 5: a process hands its queues over one after the other, `HAND_OVER_PAUSE_S` apart, because trackers that start at
+the same time slow each other. Until its turn comes, a queue is tracked as before.
+Rule 6: a tracker that starts needs the processor more than the others: the trackers of a process that hands a queue
+over give way, and so do the others of a process in which one starts.
+Rule 7: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
 
@@ -47,6 +49,12 @@ logger = logging.getLogger(__name__)
 
 HAND_OVER_S = 15.0
 """Longest time that a tracker goes on after a hand-over, and that one which was stopped may take to end, seconds."""
+
+HAND_OVER_PAUSE_S = 3.0
+"""Time between the hand-overs of two queues, seconds; a tracker is ready about 2 s after it took a queue over."""
+
+DRAIN_HAND_OVERS_S = 12.0
+"""Time in which a process that ends hands all its queues over, seconds; with many, the pauses are shorter."""
 
 STARTING_S = 10.0
 """For how long other trackers give way to one that starts, seconds."""
@@ -112,14 +120,13 @@ class _Tracking:
         return not self.tracker.wait_ready(0) and time.monotonic() - self._began_s < STARTING_S
 
     def hand_over(self, successor: str) -> None:
-        """Release the claim, once; the tracker goes on until the successor fences it or `stop` is called."""
-        if self.leaving_since_s is None:
-            self.leaving_since_s = time.monotonic()
-            logger.info(
-                "handing %s over to %s", self.queue, successor,
-                extra={"action": "fleet_hands_over", "queue": self.queue},
-            )  # fmt: skip
-            self.release()
+        """Release the claim; the tracker goes on until the successor fences it or `stop` is called."""
+        self.leaving_since_s = time.monotonic()
+        logger.info(
+            "handing %s over to %s", self.queue, successor,
+            extra={"action": "fleet_hands_over", "queue": self.queue},
+        )  # fmt: skip
+        self.release()
 
     def stop(self, reason: str) -> None:
         """Ask the tracker to end, once."""
@@ -188,6 +195,8 @@ class TrackerFleet:
         self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
+        self._handed_over_s = float("-inf")
+        self._hand_over_until_s = float("inf")
         self._checked_s = float("-inf")
         self._warning_limit = RateLimit(_WARN_INTERVAL_S)
         tracker, kafka = settings.tracker, settings.kafka
@@ -265,12 +274,12 @@ class TrackerFleet:
             try:
                 self._check_engine()
             except KmqError:
-                self._coordinator.close()  # rule 6
+                self._coordinator.close()  # rule 7
                 raise
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
             if successor := self._successor(view, queue):
-                tracking.hand_over(successor)
+                self._hand_over(tracking, successor)
             elif reason := self._reason_to_stop(view, queue, is_draining=is_draining):
                 tracking.stop(reason)
             elif tracking.leaving_since_s is not None:
@@ -281,10 +290,23 @@ class TrackerFleet:
         self._give_way()
 
     def _give_way(self) -> None:
-        """Let the trackers pause that rule 5 names."""
+        """Let the trackers pause that rule 6 names."""
         starting = {queue for queue, tracking in self._running.items() if tracking.is_starting}
+        is_handing_over = any(tracking.leaving_since_s is not None for tracking in self._running.values())
         for queue, tracking in self._running.items():
-            tracking.tracker.gives_way = bool(starting - {queue}) or tracking.leaving_since_s is not None
+            tracking.tracker.gives_way = is_handing_over or bool(starting - {queue})
+
+    def _hand_over(self, tracking: _Tracking, successor: str) -> None:
+        """Hand a queue over when its turn has come; see rule 5."""
+        if tracking.leaving_since_s is not None:
+            return
+        now_s = time.monotonic()
+        waiting = sum(other.leaving_since_s is None for other in self._running.values())
+        pause_s = min(HAND_OVER_PAUSE_S, max(0.0, self._hand_over_until_s - now_s) / waiting)
+        # Where the claim is over already, the successor does not wait either.
+        if now_s - self._handed_over_s >= pause_s or not tracking.claim.is_held:
+            self._handed_over_s = now_s
+            tracking.hand_over(successor)
 
     def _successor(self, view: dict[str, Any], queue: str) -> str:
         """Return the other member to which a queue is assigned, empty for none."""
@@ -396,6 +418,7 @@ class TrackerFleet:
         if not self._running:
             return
         until_s = time.monotonic() + DRAIN_S
+        self._hand_over_until_s = time.monotonic() + DRAIN_HAND_OVERS_S
         try:
             self._coordinator.drain()
             while self._running and time.monotonic() < until_s:

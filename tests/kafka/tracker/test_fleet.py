@@ -212,8 +212,9 @@ def topic(bootstrap_servers: str) -> str:
 
 
 @pytest.fixture
-def fleet(bootstrap_servers: str, topic: str) -> Iterator[Fleet]:
-    """A fleet of this test."""
+def fleet(bootstrap_servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """A fleet of this test, which hands queues over quickly: threads that note start at once."""
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.1)
     with Fleet(bootstrap_servers, topic) as made:
         yield made
 
@@ -251,6 +252,56 @@ def test_queues_of_a_process_that_ends_are_handed_over_without_a_gap(
     assert standby.fleet.takeovers == 0
     assert first.failure is None
     assert "failed; it is started again" not in caplog.text
+
+
+def test_queues_are_handed_over_one_after_the_other(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers that start at the same time slow each other. A queue whose turn has not come is tracked as before."""
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
+    queues = ["orders", "emails", "bills", "returns"]
+    first = fleet.process("a", *queues)
+    assert wait_until(lambda: len(first.running()) == len(queues))
+    second = fleet.process("b")
+    assert wait_until(lambda: len(second.running()) == 1)
+    (moved,) = second.running()
+    waiting = {
+        queue for queue, task in first.fleet.view()["tasks"].items() if task["client_id"] == "b" and queue != moved
+    }
+    assert len(waiting) == 1
+    time.sleep(4 * T / 1000)
+    assert second.running() == [moved]
+    assert set(first.running()) == set(queues) - {moved}
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.0)
+    assert wait_until(lambda: set(second.running()) == {moved} | waiting)
+
+
+def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: where the pauses do not fit, they are shorter."""
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
+    monkeypatch.setattr(fleet_module, "DRAIN_HAND_OVERS_S", 2.0)
+    queues = ["bills", "emails", "orders", "returns", "stocks"]
+    first = fleet.process("a", *queues)
+    assert wait_until(lambda: first.running() == queues)
+    standby = fleet.process("b")
+    assert wait_until(lambda: len(standby.running()) == 1)
+    first.end()
+    assert standby.running() == queues
+    assert not any(tracker.is_asked_to_stop for tracker in first.made)
+    starts_s = sorted(tracker.began_s for tracker in standby.made)[1:]
+    assert starts_s[-1] - starts_s[0] > 1.0
+
+
+def test_queue_whose_claim_is_over_does_not_wait_for_its_turn(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor has it already; the old tracker is stopped if that one does not fence it."""
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
+    monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
+    first = fleet.process("a", "orders", "emails", "bills", "returns")
+    assert wait_until(lambda: len(first.running()) == 4)
+    second = fleet.process("b", is_fencing=False)
+    assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 3)
+    for tracking in list(first.fleet._running.values()):
+        tracking.claim.release()
+    assert wait_until(lambda: len(second.running()) == 2 and len(first.running()) == 2)
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.0)
 
 
 def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
