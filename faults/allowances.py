@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from faults.hands import Hands
+    from faults.waits import Bounds
 
 CHANGES = frozenset({"began", "ended"})
 """Events of workers that change the group."""
@@ -108,10 +109,10 @@ class Refetches:
         hands: What consumers wrote.
         run: When processes ended.
         events: What they were called, and what tore them.
-        away: Stretches on which something was away.
+        bounds: When something was away, and how patiently a group is judged.
     """
 
-    def __init__(self, hands: Hands, run: Run, events: Sequence[Mapping[str, Any]], away: Sequence[Interval]) -> None:
+    def __init__(self, hands: Hands, run: Run, events: Sequence[Mapping[str, Any]], bounds: Bounds) -> None:
         """Find them."""
         times = TrueTimes(events)
         names = {str(event["actor"]).rpartition("-")[0]: str(event["actor"]) for event in events if "actor" in event}
@@ -123,9 +124,9 @@ class Refetches:
         for event in events:
             if event["event"] == "interrupted" and (at_ms := times.of(event)) is not None:
                 self._causes[process_of_actor(str(event["actor"]))].append(Interval(at_ms - EDGE_MS, at_ms + EDGE_MS))
-        self._away = list(away)
+        self._away, self._patience = list(bounds.away), bounds.patience
         # Who comes back has lost its place in the group: it may start messages before it learns so, and joins again.
-        self._changes = sorted([*self._changed(run, events, times, names), *((each.end_ms, "") for each in away)])
+        self._changes = sorted([*self._changed(run, events, times, names), *((each.end_ms, "") for each in self._away)])
         self._starts = hands.starts()
         self._exact = {name for name, began in hands.began.items() if began.get("starts_in_transaction")}
         self.by_change = 0
@@ -148,15 +149,16 @@ class Refetches:
                 yield at_ms, process_of_actor(str(event["actor"]))
 
     def _most(self, process: str, span_ms: int) -> int:
-        """Return the most that a consumer starts within some time."""
+        """Return the most that a consumer starts within some time, times the patience."""
         written = sorted(at_ms for starts in self._starts.values() for name, at_ms in starts if name == process)
+        span_ms = round(span_ms * self._patience)
         return max((at - bisect_left(written, at_ms - span_ms) + 1 for at, at_ms in enumerate(written)), default=0)
 
     def _change(self, process: str, again_ms: int) -> tuple[int, str] | None:
         """Return when another worker came or went, or something came back, last before an instant; None: long ago."""
         for at_ms, other in reversed(self._changes[: bisect_left(self._changes, (again_ms + 1, ""))]):
             if other != process:
-                return (at_ms, other) if at_ms >= again_ms - CHANGE_MS else None
+                return (at_ms, other) if at_ms >= again_ms - CHANGE_MS * self._patience else None
         return None
 
     def faults(self) -> Iterator[str]:

@@ -232,7 +232,7 @@ def _check_consumers(
     for one in hands.findings():
         verdict.add(*one)
     verdict.counts["acked_again"] = hands.acked_again
-    refetches = Refetches(hands, run, events, bounds.away)
+    refetches = Refetches(hands, run, events, bounds)
     for what in refetches.faults():
         verdict.add("I4", what)
     verdict.counts["fetched_again"] = len(refetches.found)

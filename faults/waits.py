@@ -66,6 +66,7 @@ class Bounds:
         slack_ms: How exactly it does.
         set_ahead: Instants at which the broker's clock was set ahead: what was held then falls due.
         letters_need_a_cause: Whether a message may be a dead letter only where a handler failed on it or rejected it.
+        patience: Factor of the time in which a group settles after a change; more than 1 on a loaded machine.
     """
 
     away: Sequence[Interval] = ()
@@ -78,6 +79,7 @@ class Bounds:
     slack_ms: int = 0
     set_ahead: Sequence[int] = ()
     letters_need_a_cause: bool = False
+    patience: float = 1.0
 
     @property
     def not_quiet(self) -> list[Interval]:
@@ -85,11 +87,11 @@ class Bounds:
         return [*self.away, *self.held_up]
 
     def stretched(self, factor: float) -> Bounds:
-        """Return the same with *factor* times as long for every wait that is judged."""
+        """Return the same with *factor* times as long for every wait that is judged, and for a group to settle."""
         late_ms, quiet_p99_ms, stall_ms = (
             round(factor * most_ms) for most_ms in (self.late_ms, self.quiet_p99_ms, self.stall_ms)
         )
-        return replace(self, late_ms=late_ms, quiet_p99_ms=quiet_p99_ms, stall_ms=stall_ms)
+        return replace(self, late_ms=late_ms, quiet_p99_ms=quiet_p99_ms, stall_ms=stall_ms, patience=factor)
 
     def marker_ms(self, partition: int, offset: int, read_ms: int) -> int:
         """Return when a marker was appended, in true time."""

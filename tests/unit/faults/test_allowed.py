@@ -149,6 +149,17 @@ def test_message_may_be_fetched_again_after_another_worker_came() -> None:
     assert verdict.counts["fetched_again_from_the_living"] == 1
 
 
+def test_group_settles_more_slowly_on_a_loaded_machine() -> None:
+    """A commit is refused until 15 s after a change, times the patience of the run."""
+    story = Story()
+    story.events.append(event("began", -4_000, actor="other-78"))
+    fetch_again(story, 1, 12_000, ends=False, by=78)
+    redeliver(story, 1, 12, 20_100, tick(20_000))
+    assert {each.invariant for each in story.verdict().violations} == {"I4"}
+    story.bounds = story.bounds.stretched(2.0)
+    assert story.verdict().violations == []
+
+
 def test_injector_may_repeat_what_a_tracker_said_of_an_expired_message() -> None:
     """A part of the log is written once more; the same words of a tracker are a violation."""
     story = Story()
