@@ -30,7 +30,7 @@ class Campaign:
     Args:
         folder: Logs, events, checkpoints.
         seed: Seed of everything that is chosen.
-        scale: Share of the full number of injections, in each fault.
+        scale: Share of the full number of injections, in each fault; at 0 one of each kind, under a third of the load.
         broker: A running one; one of its own by default.
         broker_environment: Environment variables of each broker that a fault starts.
         spark: Returns a running session; one of its own by default.
@@ -103,6 +103,10 @@ class Campaign:
     def scaled(self, count: int, least: int) -> int:
         """Return how many of *count* injections this run makes."""
         return max(least, round(count * self.scale))
+
+    def rate(self, most: int) -> int:
+        """Return at how many messages a second a fault sends: a third of *most* at the smallest scale."""
+        return most if self.scale else most // 3
 
     def picked(self, values: Sequence[Value], count: int, least: int) -> Sequence[Value]:
         """Return the first of some values, as many as this run takes."""

@@ -43,7 +43,7 @@ def killed(campaign: Campaign) -> Stage:
     stage = campaign.stage("f3")
     stage.judge(stall_ms=BROKER_STALL_MS)
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         for number in range(2):
             stage.worker(f"crew-{number}").wait_working()
         for number in range(campaign.scaled(6, least=1)):
@@ -63,7 +63,7 @@ def paused(campaign: Campaign) -> Stage:
     stage = campaign.stage("f4-broker")
     stage.judge(stall_ms=BROKER_STALL_MS)
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         for number in range(2):
             stage.worker(f"crew-{number}", max_in_flight=FEW).wait_working()
         for seconds in campaign.picked((TRANSACTION_S + 5.0, 1.0, 3.0, 6.0, 2.0), 5, least=1):
@@ -73,7 +73,7 @@ def paused(campaign: Campaign) -> Stage:
                 time.sleep(seconds)
                 campaign.broker.resume()
             stage.injected("SIGSTOP", seconds=seconds)
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         # The survivors must go on by themselves, before anything else happens to them.
         time.sleep(BROKER_STALL_MS / 1000)
         stage.drain()
@@ -83,7 +83,7 @@ def paused(campaign: Campaign) -> Stage:
 def killed_in_a_transaction(campaign: Campaign) -> Stage:
     """F11: tracker and broker killed together, with a transaction open and with one just committed."""
     stage = campaign.stage("f11", mode="receive", forgotten=0.3, keep_alive=False, max_in_flight=400, work_ms=300)
-    stage.send(rate=60)
+    stage.send(rate=campaign.rate(60))
     stage.worker("busy")
     points = ("tracker.before-commit:3", "tracker.end-sent:2", "tracker.committed:3")
     for point in campaign.picked(points, 3, least=1):
@@ -130,7 +130,7 @@ def grown(campaign: Campaign) -> Stage:
     admin = AdminClient(admin_config(stage.bootstrap_servers))
     topics = stage.layout.topics
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         for number in range(2):
             stage.worker(f"crew-{number}").wait_working()
         for count in campaign.picked((4, 6), 2, least=1):
@@ -142,7 +142,7 @@ def grown(campaign: Campaign) -> Stage:
                 time.sleep(2)
             write_record(stage, b"\xff no marker", count - 1)
             # A second producer and a second crew see the new partitions at once; the first ones when they look again.
-            stage.send(rate=50)
+            stage.send(rate=campaign.rate(50))
             stage.worker(f"new-{count}").wait_working()
             time.sleep(3)
         stage.drain()
@@ -158,7 +158,7 @@ def clock_stepped(campaign: Campaign) -> Stage | None:
     stage = campaign.stage("f25", broker, clock=clock, poison=0.0, max_deliveries=5)
     stage.judge(stall_ms=STALL_MS, letters_need_a_cause=True)
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         for number in range(2):
             stage.worker(f"crew-{number}", raised=0.1).wait_working()
         for ahead_ms in campaign.picked((-60_000, -HOUR_MS, HOUR_MS, -60_000, -HOUR_MS, HOUR_MS), 6, least=3):

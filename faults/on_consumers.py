@@ -76,7 +76,7 @@ def killed(campaign: Campaign) -> Stage:
     ] + [("", number) for number in range(random_kills)]
     random.Random(stage.seed).shuffle(jobs)  # noqa: S311  # repeatable
     with stage.tracking():
-        stage.send(rate=120)
+        stage.send(rate=campaign.rate(120))
         # No suspects for these: what a victim had alone must not wait for its turn at the end.
         stage.crew("healthy", threads=8, max_in_flight=1_000)
         _in_slots(jobs, lambda job: _kill_one(stage, *job))
@@ -120,7 +120,7 @@ def paused(campaign: Campaign) -> Stage:
     stage = campaign.stage("f4-consumers")
     stage.judge(stall_ms=STALL_MS)
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         crew = [stage.worker(f"paused-{number}", max_in_flight=FEW) for number in range(4)]
         for worker in crew:
             worker.wait_working()
@@ -148,7 +148,7 @@ def skewed(campaign: Campaign) -> Stage | None:
         *(FalseClock(rate_ppm=-500), FalseClock(0, 0, 3_000, HOUR_MS), FalseClock(0, 0, 3_000, -600_000)),
     )
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         stage.worker("healthy")
         jobs = [(clock, number) for number in range(campaign.scaled(2, least=1)) for clock in clocks]
         _in_slots(jobs, lambda job: _skew_one(stage, *job))
@@ -191,7 +191,7 @@ def storm(campaign: Campaign) -> Stage:
     stage = campaign.stage("f23")
     stage.judge(stall_ms=STALL_MS)
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         crew = [stage.worker("stays"), stage.worker("storm-first")]
         for number in range(campaign.scaled(20, least=3)):
             crew.append(stage.worker(f"storm-{number}"))
@@ -248,7 +248,7 @@ def interrupted(campaign: Campaign) -> Stage:
     stage.judge(stall_ms=STALL_MS)
     wanted = campaign.scaled(60, least=10)
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         crew = [stage.worker(f"torn-{number}", seed=stage.seed + number) for number in range(2)]
         give_up_s = time.monotonic() + INTERRUPTS_TIMEOUT_S * stage.patience
         while (torn := _interrupts(crew)) < wanted and time.monotonic() < give_up_s:

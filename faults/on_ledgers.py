@@ -79,7 +79,7 @@ def killed(campaign: Campaign) -> Stage:
     # A data file that no commit names yet; a commit that Spark's commit log does not have yet.
     patterns = {"data written": "*/*/*.parquet", "Delta's commit": "*/_delta_log/*.json"}
     with stage.tracking():
-        stage.send(rate=60)
+        stage.send(rate=campaign.rate(60))
         stage.worker("crew")
         for number in range(campaign.scaled(6, least=2)):
             what = list(patterns)[number % len(patterns)]
@@ -103,7 +103,7 @@ def compacted(campaign: Campaign) -> Stage:
     location = Location(str(folder))
     refused: Counter[str] = Counter()
     with stage.tracking():
-        stage.send(rate=60)
+        stage.send(rate=campaign.rate(60))
         stage.worker("crew")
         ledger = _started(stage, folder)
         ledger.wait_for("*/_delta_log/*.json", folder)

@@ -46,7 +46,7 @@ def corrupted(campaign: Campaign) -> Stage:
     stage = campaign.stage("f14")
     generator = random.Random(stage.seed)  # noqa: S311  # repeatable
     with stage.tracking() as tracker:
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         stage.worker("crew").wait_working()
         written = 0
         for _ in range(campaign.scaled(3, least=1)):
@@ -162,7 +162,7 @@ def flooded(campaign: Campaign) -> Stage:
     """F20: floods of KEEPALIVEs, of messages in flight and of unknown messages."""
     stage = campaign.stage("f20")
     with stage.tracking():
-        stage.send(rate=150)
+        stage.send(rate=campaign.rate(150))
         stage.worker("crew").wait_working()
         for number in range(campaign.scaled(8, least=1)):
             partition = number % stage.layout.partition_count
@@ -195,7 +195,7 @@ def hostile(campaign: Campaign) -> Stage:
     # A hundred thousand decisions in transactions of a hundred would measure the harness.
     tracker = stage.tracker(max_transaction_messages=None)
     stage.must_get_ready(tracker)
-    stage.send(rate=100)
+    stage.send(rate=campaign.rate(100))
     stage.worker("crew").wait_working(50)
     time.sleep(3)
     with MemoryPeak(tracker.group) as peak:

@@ -30,7 +30,7 @@ def cut(campaign: Campaign) -> Stage:
     stage.judge(stall_ms=BROKER_STALL_MS, quiet_p99_ms=SLOW_P99_MS)
     try:
         recover(stage, stage.tracker(bootstrap_servers=trackers.address))
-        stage.send(rate=100)
+        stage.send(rate=campaign.rate(100))
         for number in range(2):
             stage.worker(f"crew-{number}", bootstrap_servers=workers.address).wait_working()
         seconds = SHORT_CUT_S + (CUT_S - SHORT_CUT_S) * min(1.0, campaign.scale)

@@ -14,6 +14,7 @@ from faults.mix import WAYS
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from faults.campaign import Campaign
@@ -39,9 +40,13 @@ AT_START = frozenset({"tracker.opening", "tracker.fenced-older", "tracker.positi
 BUSY: dict[str, Any] = {"mode": "receive", "forgotten": 0.3, "keep_alive": False, "max_in_flight": 400, "work_ms": 300}
 
 
-def _keep_busy(stage: Stage) -> None:
+RATE = 60
+"""Messages a second."""
+
+
+def _keep_busy(stage: Stage, rate: int) -> None:
     """Send, and let workers forget much: one that prefetches, one that acks in transactions, one as BUSY says."""
-    stage.send(rate=60)
+    stage.send(rate=rate)
     if stage.mix is None:
         stage.worker("busy")
         return
@@ -57,25 +62,27 @@ def killed(campaign: Campaign) -> Stage:
     jobs = [(point, number) for point in TRACKER_POINTS for number in range(campaign.scaled(2, least=1))]
     jobs += [("", number) for number in range(campaign.scaled(4, least=1))]
     generator.shuffle(jobs)
-    _keep_busy(stage)
+    _keep_busy(stage, campaign.rate(RATE))
+    # A batch is to take several transactions now and then, at a third of the rate too.
+    start = partial(stage.tracker, max_transaction_messages=campaign.rate(100))
     for number, (point, _) in enumerate(jobs):
-        if point in AT_START and number:
+        if point in AT_START and number and campaign.scale:
             # It ends before it works: how long the recovery from the one before it takes, another one shows.
-            _kill_one(stage, "", 1, after_s=0.5)
+            _kill_one(stage, start, "", 1, after_s=0.5)
         nth = 1 if point in AT_START else generator.randint(2, 5)
-        if not _kill_one(stage, point, nth, after_s=generator.uniform(0.5, 3.0)):
+        if not _kill_one(stage, start, point, nth, after_s=generator.uniform(0.5, 3.0)):
             # Some points are passed rarely: few batches are sent in several transactions.
-            _kill_one(stage, point, 1, after_s=0)
+            _kill_one(stage, start, point, 1, after_s=0)
     stage.must_have_passed(TRACKER_POINTS)
     recover(stage, stage.tracker())
     stage.drain()
     return stage
 
 
-def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> bool:
+def _kill_one(stage: Stage, start: Callable[..., TrackerChild], point: str, nth: int, after_s: float) -> bool:
     """Kill a tracker at a crash point, or after some time without one; return whether that was the end of it."""
     if point:
-        tracker = stage.tracker(failpoint=f"{point}:{nth}", once_file=str(stage.folder / f"once-{time.time_ns()}"))
+        tracker = start(failpoint=f"{point}:{nth}", once_file=str(stage.folder / f"once-{time.time_ns()}"))
         # The state function runs in a Python worker of Spark: its end fails the batch, and the driver starts anew.
         wait = partial(_wait_worker_death, tracker) if point == "tracker.state-updated" else tracker.wait
         code = wait(PASS_TIMEOUT_S * stage.patience)
@@ -88,7 +95,7 @@ def _kill_one(stage: Stage, point: str, nth: int, after_s: float) -> bool:
         if tracker.is_running:
             tracker.kill()
         return code == EXIT_CODE
-    tracker = stage.tracker()
+    tracker = start()
     recover(stage, tracker)
     time.sleep(after_s)
     tracker.kill()
@@ -134,7 +141,7 @@ def paused(campaign: Campaign) -> Stage:
     stage = campaign.stage("f4-tracker", is_mixed=True, **BUSY)
     tracker = stage.tracker()
     recover(stage, tracker)
-    _keep_busy(stage)
+    _keep_busy(stage, campaign.rate(RATE))
     for seconds in campaign.picked((1, 5, 2, 15), 4, least=1):
         time.sleep(2)
         with stage.away():
@@ -151,7 +158,7 @@ def two_at_once(campaign: Campaign) -> Stage:
     stage = campaign.stage("f5", is_mixed=True, **BUSY)
     older = stage.tracker("checkpoint-0")
     recover(stage, older)
-    _keep_busy(stage)
+    _keep_busy(stage, campaign.rate(RATE))
     for number in range(campaign.scaled(4, least=1)):
         with stage.away():
             newer = stage.tracker("checkpoint-0" if number % 2 else f"checkpoint-{number + 1}")
@@ -173,7 +180,7 @@ def zombie(campaign: Campaign) -> Stage:
     stage = campaign.stage("f6", is_mixed=True, **BUSY)
     older = stage.tracker("checkpoint-0")
     recover(stage, older)
-    _keep_busy(stage)
+    _keep_busy(stage, campaign.rate(RATE))
     for number in range(campaign.scaled(2, least=1)):
         time.sleep(1 + number * 0.35)
         with stage.away():
@@ -203,7 +210,7 @@ def lost_checkpoints(campaign: Campaign) -> Stage:
     stage = campaign.stage("f7", is_mixed=True, **BUSY)
     tracker = stage.tracker()
     recover(stage, tracker)
-    _keep_busy(stage)
+    _keep_busy(stage, campaign.rate(RATE))
     checkpoint, old_copy = stage.folder / "checkpoint", stage.folder / "old-copy"
     shutil.copytree(checkpoint, old_copy, ignore_dangling_symlinks=True, copy_function=_copy_what_is_there)
     damages = (_delete, _truncate_state, _flip_bits, _truncate_offsets, _put_back_old)
@@ -267,7 +274,7 @@ def skewed(campaign: Campaign) -> Stage | None:
     if not is_available():
         return None
     stage = campaign.stage("f10-tracker", **BUSY)
-    stage.send(rate=60)
+    stage.send(rate=campaign.rate(RATE))
     stage.worker("busy")
     clocks = (FalseClock(HOUR_MS), FalseClock(-HOUR_MS), FalseClock(rate_ppm=1_000), FalseClock(0, 0, 20_000, -600_000))
     for clock in campaign.picked(clocks, len(clocks), least=1):

@@ -34,7 +34,7 @@ def mixed(campaign: Campaign) -> Stage:
     from faults.older_state import write_checkpoint_of  # noqa: PLC0415  # Spark loads only where it is used
 
     stage = campaign.stage("f16")
-    stage.send(rate=100)
+    stage.send(rate=campaign.rate(100))
     stage.worker("crew")
     checkpoint, others = stage.folder / "checkpoint", ((older_marker, -1), (newer_marker, 1))
     started: set[MessageId] = set()

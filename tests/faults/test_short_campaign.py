@@ -79,7 +79,7 @@ def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("scenario", "injections"),
     [
@@ -88,7 +88,7 @@ def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
         (on_topics.retention_passed, 1), (on_topics.grown_too_large, 4), (on_versions.mixed, 4), (on_networks.cut, 4),
         (on_ledgers.killed, 2), (on_ledgers.compacted, 6),
         (on_consumers.holding_many, 2), (on_consumers.poisoned, 1),
-        pytest.param(on_brokers.offsets_expired, 2, marks=pytest.mark.timeout(1200)),
+        (on_brokers.offsets_expired, 2),
     ],
 )  # fmt: skip
 def test_fault_at_its_smallest(campaign: Campaign, scenario: Scenario, injections: int) -> None:
