@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow unit with-broker integration faults faults-short soak checker-selftest mutation check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak checker-selftest mutation check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -27,7 +27,10 @@ demo: .venv/.jars ## show everything on a Kafka broker of its own
 test: unit with-broker ## run the tests, quickest first
 
 test-slow: .venv/.dev .venv/.classes ## run those that take long by themselves, some minutes more
-	@$(PYTEST) $(SPREAD_SLOW) -m slow
+	@$(PYTEST) $(SPREAD_SLOW) -m "slow and not long"
+
+test-long: .venv/.dev .venv/.classes ## run those that keep both cores busy for minutes each
+	@$(PYTEST) $(SPREAD_SLOW) -m long
 
 unit: .venv/.dev ## run the tests that need no JVM
 	@$(PYTEST) -n 2 -m "not spark and not kafka and not faults"

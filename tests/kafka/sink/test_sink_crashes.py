@@ -80,6 +80,7 @@ def test_job_that_was_killed_and_run_again_writes_every_row_once(queue: Queue) -
     assert every_row_once(queue)
 
 
+@pytest.mark.long
 def test_query_on_a_cluster_whose_driver_is_killed_writes_every_row_once(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_query_on_a_cluster_whose_driver_is_killed_writes_every_row_once(
         campaign.close()
 
 
+@pytest.mark.long
 def test_query_on_a_cluster_whose_workers_end_at_a_crash_point_writes_every_row_once(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

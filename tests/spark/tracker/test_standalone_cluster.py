@@ -98,7 +98,7 @@ def queue(bootstrap_servers: str) -> str:
     return name
 
 
-@pytest.fixture(params=list(FOR_SPARK))
+@pytest.fixture(params=["standalone", pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.long)])
 def tracker(request: pytest.FixtureRequest, tmp_path: Path, queue: str, bootstrap_servers: str) -> Iterator[Submitting]:
     """The tracker of the queue, to be submitted to a cluster."""
     home = spark_home(tmp_path)
