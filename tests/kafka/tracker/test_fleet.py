@@ -7,200 +7,21 @@ The trackers of most tests here are threads that note when they ran. Spark's tra
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from kmq_spark.config import Settings, load_settings
-from kmq_spark.coordination import Coordinator, create_coordination_topic
+from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError
 from kmq_spark.tracker import fleet as fleet_module
-from kmq_spark.tracker.fleet import FleetTracker, TrackerFleet
 from tests.kafka.conftest import wait_until
+from tests.kafka.tracker.noting_fleet import Fleet, NotingTracker, T
 from tests.limits import COMES_S
 
-if TYPE_CHECKING:
-    from typing import Self
-
 pytestmark = pytest.mark.kafka
-
-T = 500
-
-
-class NotingTracker:
-    """A tracker that tracks nothing and notes when it ran."""
-
-    def __init__(
-        self, queue: str, error: Exception | None = None, *, hangs: bool = False, is_ready: bool = True
-    ) -> None:
-        """
-        Run until stopped, or raise *error* at once.
-
-        One that *hangs* reacts to `end` and not to `stop`. One that is not ready has not had its first batch.
-        """
-        self.queue, self._error, self._hangs = queue, error, hangs
-        self.began_s = self.ended_s = 0.0
-        self.is_asked_to_stop = self.gives_way = False
-        self.is_ready = is_ready
-        self._stopping, self.end = threading.Event(), threading.Event()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it began and has not ended."""
-        return self.began_s > 0 and not self.ended_s
-
-    def run(self) -> None:
-        """Run."""
-        self.began_s = time.monotonic()
-        try:
-            if self._error is not None:
-                raise self._error
-            (self.end if self._hangs else self._stopping).wait()
-            if self._error is not None:
-                raise self._error
-        finally:
-            self.ended_s = time.monotonic()
-
-    def stop(self) -> None:
-        """Note that it is to end."""
-        self.is_asked_to_stop = True
-        self._stopping.set()
-
-    def fence(self) -> None:
-        """End with an error, as a tracker does when another one of its queue has opened its sender."""
-        self._error = FencedError("fenced by a newer tracker")
-        self._stopping.set()
-
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Return at once whether it had its first batch."""
-        del timeout_s
-        return self.is_ready
-
-
-class Process:
-    """A process of a fleet, in a thread of this one."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        make: Callable[[str], NotingTracker],
-        fence: Callable[[str], None] = lambda _queue: None,
-    ) -> None:
-        """Start it. *fence* is called with the queue of each tracker that begins."""
-        self.made: list[NotingTracker] = []
-        self.events: list[tuple[str, str]] = []
-        self.failure: BaseException | None = None
-        self.engine_error: KmqError | None = None
-
-        def made(queue: str) -> FleetTracker:
-            fence(queue)
-            self.made.append(make(queue))
-            return self.made[-1]
-
-        self.fleet = TrackerFleet(
-            name,
-            settings,
-            made,
-            check_engine=self._check_engine,
-            on_event=lambda event, queue: self.events.append((event, queue)),
-        )
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def running(self) -> list[str]:
-        """Return the queues whose trackers run here."""
-        return sorted(tracker.queue for tracker in self.made if tracker.is_running)
-
-    def tracker(self, queue: str) -> NotingTracker:
-        """Return the newest tracker of a queue here."""
-        return [tracker for tracker in self.made if tracker.queue == queue][-1]
-
-    def end(self) -> None:
-        """End cleanly."""
-        for tracker in self.made:
-            tracker.end.set()
-        self.fleet.stop()
-        self._thread.join(COMES_S)
-        assert not self._thread.is_alive()
-
-    def die(self) -> None:
-        """Vanish without a word: the session writes nothing any more. The trackers run on, as in a zombie."""
-        self.fleet._coordinator.close(leave=False)
-
-    def wait_end(self) -> BaseException | None:
-        """Wait for the end of `run`; return what it raised."""
-        self._thread.join(COMES_S)
-        assert not self._thread.is_alive()
-        return self.failure
-
-    def _check_engine(self) -> None:
-        if self.engine_error is not None:
-            raise self.engine_error
-
-    def _run(self) -> None:
-        try:
-            self.fleet.run()
-        except BaseException as error:  # noqa: BLE001  # the test looks at it
-            self.failure = error
-
-
-class Fleet:
-    """A fleet of one test."""
-
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        """Begin without processes."""
-        self.name = f"fleet-{time.time_ns()}"
-        self.servers, self.topic = bootstrap_servers, topic
-        self._processes: list[Process] = []
-
-    def __enter__(self) -> Self:
-        """Begin without processes."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.end()
-
-    def process(
-        self,
-        member: str,
-        *queues: str,
-        make: Callable[[str], NotingTracker] = NotingTracker,
-        is_fencing: bool = True,
-        **tracker: Any,
-    ) -> Process:
-        """Start a process, and wait until it has joined. Each of its trackers fences the older ones of its queue."""
-        settings = load_settings(
-            None,
-            {
-                "kafka": {"bootstrap_servers": self.servers},
-                "tracker": {
-                    "queues": queues, "fleet": self.name, "fleet_member": member, "fleet_heartbeat_ms": T,
-                    "coordination_topic": self.topic, **tracker,
-                },
-            },
-        )  # fmt: skip
-        fence = self._fence if is_fencing else lambda _queue: None
-        self._processes.append(Process(settings, self.name, make, fence))
-        process = self._processes[-1]
-        assert wait_until(lambda: ("joined", "") in process.events or process.failure is not None)
-        return process
-
-    def _fence(self, queue: str) -> None:
-        for tracker in [tracker for process in self._processes for tracker in process.made if tracker.queue == queue]:
-            tracker.fence()
-
-    def operator(self) -> Coordinator:
-        """Follow the fleet's group."""
-        observer = Coordinator(fleet_group(self.name), bootstrap_servers=self.servers, topic=self.topic)
-        observer.watch()
-        return observer
 
 
 @pytest.fixture(scope="module")
@@ -367,6 +188,17 @@ def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) ->
     assert first.tracker("orders").gives_way
     assert not standby.tracker("orders").gives_way
     first.tracker("orders").fence()
+
+
+def test_all_trackers_of_a_process_give_way_while_it_hands_a_queue_over(fleet: Fleet) -> None:
+    first = fleet.process("a", "orders", "emails")
+    assert wait_until(lambda: len(first.running()) == 2)
+    second = fleet.process("b", is_fencing=False)
+    assert wait_until(lambda: all(tracker.gives_way for tracker in first.made))
+    assert wait_until(lambda: len(second.running()) == 1)
+    (moved,) = second.running()
+    first.tracker(moved).fence()
+    assert wait_until(lambda: not any(tracker.gives_way for tracker in first.made if tracker.is_running))
 
 
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:
