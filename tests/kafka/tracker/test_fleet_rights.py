@@ -12,7 +12,7 @@ from kmq_spark.coordination import Coordinator
 from kmq_spark.errors import KmqError
 from tests.kafka.conftest import wait_until
 from tests.kafka.secured import SecuredBroker
-from tests.kafka.tracker.test_fleet import NotingTracker, Process
+from tests.kafka.tracker.noting_fleet import NotingTracker, Process
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
