@@ -34,7 +34,7 @@ class Campaign:
         broker: A running one; one of its own by default.
         broker_environment: Environment variables of each broker that a fault starts.
         spark: Returns a running session; one of its own by default.
-        patience: Factor of every time limit and of every bound of a wait; more than 1 on a loaded machine.
+        patience: Factor of every time limit and of every bound of a wait; more than 1 on a slow or loaded machine.
         evidence: Folder in which each stage leaves what its verdict was made from; None for none.
     """
 

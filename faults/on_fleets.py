@@ -280,6 +280,9 @@ def _note(fleet: FleetStage, stages: list[Stage], what: str, bound_s: float | No
         f"{what}: {len(fleet.endings)} processes with {len(away_s)} queues, p50 {statistics.median(away_s):.1f} s, "
         f"max {max(away_s):.1f} s"
     )
-    for seconds in away_s if bound_s is not None else ():
-        if seconds > (bound_s or 0):
+    if bound_s is None:
+        return
+    bound_s *= stages[0].patience
+    for seconds in away_s:
+        if seconds > bound_s:
             stages[0].fail(f"I8: {what} for {seconds:.1f} s, bound {bound_s:g} s")

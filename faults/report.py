@@ -43,6 +43,7 @@ class FaultResult:
         notes: What was left out, and why.
         protocols: Group protocols of the consumers.
         took_s: Seconds.
+        patience: Factor of every bound of time, see `calibration.py`.
     """
 
     fault: str
@@ -55,6 +56,7 @@ class FaultResult:
     notes: list[str] = field(default_factory=list)
     protocols: set[str] = field(default_factory=set)
     took_s: float = 0.0
+    patience: float = 1.0
 
 
 def write_results(results: Sequence[FaultResult], folder: Path, *, seed: int, machine: str) -> None:
@@ -143,6 +145,7 @@ def _fault(number: str, seed: int, scenarios: Sequence[FaultResult]) -> dict[str
         "seed": seed,
         "group_protocols": sorted(set[str]().union(*(scenario.protocols for scenario in scenarios))),
         "took_s": round(sum(scenario.took_s for scenario in scenarios)),
+        "patience": max(scenario.patience for scenario in scenarios),
         "counts": dict(counts),
         "notes": [note for scenario in scenarios for note in scenario.notes],
         "found": listed_violations(one for scenario in scenarios for one in scenario.violations),
@@ -163,9 +166,11 @@ def _page(total: dict[str, Any]) -> str:
         "Lateness: append time of the redelivered message less its deadline, milliseconds, the broker's clock on both",
         "sides; negative would be early. Where the tracker itself is away, its absence is part of it.",
         "Recovery: seconds from the start of a tracker until it is ready, JVM and Spark included, the longest.",
+        "Patience: how many times slower the machine was in this row than that on which the bounds of time were set;",
+        "they are as many times longer.",
         "",
-        "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | seed |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| fault | what | injections | violations | lateness p50 / p99 / max | recovery | patience | seed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
         *map(_row, faults),
         "",
         f"Seen: {_counts_line(counts)}.",
@@ -182,7 +187,9 @@ def _row(fault: dict[str, Any]) -> str:
     late = fault["lateness_ms"]
     shown = f"{late['p50']} / {late['p99']} / {late['max']}" if late else "-"
     recovery = f"{max(fault['recovery_s']):g}" if fault["recovery_s"] else "-"
-    cells = (fault["id"], fault["what"], fault["injections"], fault["violations"], shown, recovery, fault["seed"])
+    patience = f"{fault.get('patience', 1):g}"  # rows of runs before 2026-11-26 have none
+    what = fault["id"], fault["what"], fault["injections"], fault["violations"]
+    cells = (*what, shown, recovery, patience, fault["seed"])
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -35,6 +35,7 @@ from faults import (
     on_trackers,
     on_versions,
 )
+from faults.calibration import slowness
 from faults.campaign import Campaign
 from faults.checker import Violation
 from faults.judged_stage import JudgedStage
@@ -101,7 +102,7 @@ SCENARIOS: tuple[tuple[str, Scenario], ...] = (
 def run_scenario(fault: str, scenario: Scenario, campaign: Campaign) -> FaultResult:
     """Inject one fault and check what came of it."""
     began_s = time.monotonic()
-    result = FaultResult(fault, (scenario.__doc__ or "").partition(": ")[2].rstrip("."))
+    result = FaultResult(fault, (scenario.__doc__ or "").partition(": ")[2].rstrip("."), patience=campaign.patience)
     _say(f"{fault:>4}  {result.what}")
     try:
         stages = scenario(campaign)
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         for fault, scenario in SCENARIOS:
             if wanted and fault not in wanted:
                 continue
-            campaign.scale = scales.get(fault, options.scale)
+            campaign.scale, campaign.patience = scales.get(fault, options.scale), slowness()
             results.append(run_scenario(fault, scenario, campaign))
             _print_result(results[-1])
             target = options.results or (folder if wanted else HERE)
@@ -181,7 +182,7 @@ def _print_result(result: FaultResult) -> None:
     late = percentiles(result.lateness_ms)
     _say(
         f"{result.fault:>4}  {result.injections:4} injections  {len(result.violations):3} violations  "
-        f"{result.took_s:5.0f} s  lateness {late}  {dict(result.counts)}",
+        f"{result.took_s:5.0f} s  patience {result.patience:.2f}  lateness {late}  {dict(result.counts)}",
     )
     for line in listed_violations(result.violations):
         _say(f"      {line}")

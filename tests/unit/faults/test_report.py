@@ -33,6 +33,17 @@ def test_results_have_all_invariants_and_their_folder_is_made(tmp_path: Path) ->
     assert "- F2: I12: not fenced" in (tmp_path / "new" / "results.md").read_text()
 
 
+def test_row_says_by_how_much_its_bounds_were_longer(tmp_path: Path) -> None:
+    """A fault of two scenarios has the larger one."""
+    scenarios = [FaultResult("F4", "a", patience=1.25), FaultResult("F4", "b", patience=1.5), FaultResult("F5", "c")]
+    write_results(scenarios, tmp_path, seed=9, machine="here")
+    patience = [fault["patience"] for fault in json.loads((tmp_path / "results.json").read_text())["faults"]]
+    assert patience == [1.5, 1.0]
+    page = (tmp_path / "results.md").read_text()
+    assert "| F4 | a; b | 0 | 0 | - | - | 1.5 | 9 |" in page
+    assert "| F5 | c | 0 | 0 | - | - | 1 | 9 |" in page
+
+
 def test_row_of_a_run_apart_replaces_the_stored_one_and_has_a_note(tmp_path: Path) -> None:
     whole, apart = tmp_path / "whole", tmp_path / "apart"
     write_results([FaultResult("F2", "a", injections=3), FaultResult("S4", "old", 5)], whole, seed=1, machine="here")
