@@ -10,8 +10,9 @@ with what they track, and a process that takes a queue over fences its former tr
 Rule 4: a queue that is assigned to another process is handed over: its claim is released, and its tracker goes on until
 the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another reason
 ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
-Rule 5: a process hands its queues over one after the other, `HAND_OVER_PAUSE_S` apart, because trackers that start at
-the same time slow each other. Until its turn comes, a queue is tracked as before.
+Rule 5: a process hands its queues over one after the other, because trackers that start at the same time slow each
+other: the next one `HAND_OVER_PAUSE_S` after the tracker of the last one was fenced. A process that ends does not wait
+for that where its time is short. Until its turn comes, a queue is tracked as before.
 Rule 6: a tracker that starts needs the processor more than the others: the trackers of a process that hands a queue
 over give way, and so do the others of a process in which one starts.
 Rule 7: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
@@ -50,8 +51,8 @@ logger = logging.getLogger(__name__)
 HAND_OVER_S = 15.0
 """Longest time that a tracker goes on after a hand-over, and that one which was stopped may take to end, seconds."""
 
-HAND_OVER_PAUSE_S = 3.0
-"""Time between the hand-overs of two queues, seconds; a tracker is ready about 2 s after it took a queue over."""
+HAND_OVER_PAUSE_S = 2.0
+"""From the end of a tracker whose queue was handed over to the next hand-over, seconds; the successor gets ready."""
 
 DRAIN_HAND_OVERS_S = 12.0
 """Time in which a process that ends hands all its queues over, seconds; with many, the pauses are shorter."""
@@ -302,9 +303,11 @@ class TrackerFleet:
             return
         now_s = time.monotonic()
         waiting = sum(other.leaving_since_s is None for other in self._running.values())
-        pause_s = min(HAND_OVER_PAUSE_S, max(0.0, self._hand_over_until_s - now_s) / waiting)
+        share_s = max(0.0, self._hand_over_until_s - now_s) / waiting
+        is_last_one_fenced = waiting == len(self._running) or share_s < HAND_OVER_PAUSE_S
+        is_turn = is_last_one_fenced and now_s - self._handed_over_s >= min(HAND_OVER_PAUSE_S, share_s)
         # Where the claim is over already, the successor does not wait either.
-        if now_s - self._handed_over_s >= pause_s or not tracking.claim.is_held:
+        if is_turn or not tracking.claim.is_held:
             self._handed_over_s = now_s
             tracking.hand_over(successor)
 
@@ -331,6 +334,8 @@ class TrackerFleet:
         if not tracking.is_running:
             del self._running[queue]
             tracking.release()
+            if tracking.leaving_since_s is not None:
+                self._handed_over_s = time.monotonic()
             self._note_end(queue, tracking)
             self._on_event("stopped", queue)
         elif tracking.leaving_since_s is not None and time.monotonic() - tracking.leaving_since_s > HAND_OVER_S:

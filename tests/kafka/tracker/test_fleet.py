@@ -95,6 +95,24 @@ def test_queues_are_handed_over_one_after_the_other(fleet: Fleet, monkeypatch: p
     assert wait_until(lambda: set(second.running()) == {moved} | waiting)
 
 
+def test_queue_is_not_handed_over_while_the_last_one_still_has_its_old_tracker(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its successor takes to start: two that start at once would slow each other."""
+    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.0)
+    queues = ["orders", "emails", "bills", "returns"]
+    first = fleet.process("a", *queues)
+    assert wait_until(lambda: len(first.running()) == len(queues))
+    second = fleet.process("b", is_fencing=False)
+    assert wait_until(lambda: len(second.running()) == 1)
+    (moved,) = second.running()
+    assert wait_until(lambda: sum(task["client_id"] == "b" for task in first.fleet.view()["tasks"].values()) == 2)
+    time.sleep(4 * T / 1000)
+    assert second.running() == [moved]
+    first.tracker(moved).fence()
+    assert wait_until(lambda: len(second.running()) == 2)
+
+
 def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are: where the pauses do not fit, they are shorter."""
     monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
