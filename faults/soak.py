@@ -43,7 +43,12 @@ LEASE_MS = 2_000
 LEFT_ALONE = 10
 """One message in so many."""
 
-SAMPLE_S = 30.0
+SAMPLE_S = 27.0
+"""
+No multiple of the 10 s after which Spark removes older files of the state (`spark/session.py`). Samples at almost the
+same moment of that interval drift slowly through it, and its saw-tooth of 10 s looks like growth for many minutes.
+"""
+
 ATTACH_TIMEOUT_S = 20.0
 DRAIN_S = 15.0
 
