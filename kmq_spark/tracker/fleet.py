@@ -11,7 +11,7 @@ Rule 4: a queue that is assigned to another process is handed over: its claim is
 the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another reason
 ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
 Rule 5: a process hands its queues over one after the other, because trackers that start at the same time slow each
-other: the next one `HAND_OVER_PAUSE_S` after the tracker of the last one was fenced. A process that ends does not wait
+other: the next one `HAND_OVER_PAUSE_S` after the tracker of the last one has ended. A process that ends does not wait
 for that where its time is short. Until its turn comes, a queue is tracked as before.
 Rule 6: a tracker that starts needs the processor more than the others: the trackers of a process that hands a queue
 over give way, and so do the others of a process in which one starts.
@@ -304,8 +304,8 @@ class TrackerFleet:
         now_s = time.monotonic()
         waiting = sum(other.leaving_since_s is None for other in self._running.values())
         share_s = max(0.0, self._hand_over_until_s - now_s) / waiting
-        is_last_one_fenced = waiting == len(self._running) or share_s < HAND_OVER_PAUSE_S
-        is_turn = is_last_one_fenced and now_s - self._handed_over_s >= min(HAND_OVER_PAUSE_S, share_s)
+        has_last_one_ended = waiting == len(self._running) or share_s < HAND_OVER_PAUSE_S
+        is_turn = has_last_one_ended and now_s - self._handed_over_s >= min(HAND_OVER_PAUSE_S, share_s)
         # Where the claim is over already, the successor does not wait either.
         if is_turn or not tracking.claim.is_held:
             self._handed_over_s = now_s
