@@ -4,7 +4,7 @@ Let a busy queue run for long with nothing broken, and judge what grows.
     .venv/bin/python -m faults.soak [--minutes 30] [--rate 200]
 
 One message in ten is left alone at its first delivery, so the tracker, a process of its own, redelivers all the time.
-A line of measures on stderr every half a minute, one JSON object on stdout at the end, and one line on stderr: PASS, or
+A line of measures on stderr every 27 s, one JSON object on stdout at the end, and one line on stderr: PASS, or
 FAIL with each reason. Exit code 1 where it fails: a message was lost, early or late, the tracker started its query
 again or put its checkpoint aside, or a measure of `BOUNDS` grew by more than it may (`growth.py`).
 """
