@@ -11,16 +11,18 @@ Rule 4: a queue that is assigned to another process is handed over: its claim is
 the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another reason
 ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
 Rule 5: a process hands its queues over one after the other, because trackers that start at the same time slow each
-other: the next one `HAND_OVER_PAUSE_S` after the tracker of the last one has ended. A process that ends does not wait
-for that where its time is short. Until its turn comes, a queue is tracked as before.
+other: the next one when the log shows that the successor's tracker of the last one is ready, or after `STARTING_S`. A
+process that ends waits less where its time is short. Until its turn comes, a queue is tracked as before. A process
+shows that its tracker of a queue is ready by the position of the queue, which is then the epoch of its claim.
 Rule 6: a tracker that starts needs the processor more than the others: the trackers of a process that hands a queue
-over give way, and so do the others of a process in which one starts.
+over give way until the successor's is ready, and so do the others of a process in which one starts.
 Rule 7: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -51,14 +53,11 @@ logger = logging.getLogger(__name__)
 HAND_OVER_S = 15.0
 """Longest time that a tracker goes on after a hand-over, and that one which was stopped may take to end, seconds."""
 
-HAND_OVER_PAUSE_S = 2.0
-"""From the end of a tracker whose queue was handed over to the next hand-over, seconds; the successor gets ready."""
-
 DRAIN_HAND_OVERS_S = 12.0
-"""Time in which a process that ends hands all its queues over, seconds; with many, the pauses are shorter."""
+"""Time in which a process that ends hands all its queues over, seconds; with many, the waits are shorter."""
 
 STARTING_S = 10.0
-"""For how long other trackers give way to one that starts, seconds."""
+"""For how long other trackers give way to one that starts, and the next hand-over waits for it, seconds."""
 
 DRAIN_S = 25.0
 """How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
@@ -119,6 +118,11 @@ class _Tracking:
     def is_starting(self) -> bool:
         """Whether the tracker has had no batch yet; no longer so after `STARTING_S`, for example without a broker."""
         return not self.tracker.wait_ready(0) and time.monotonic() - self._began_s < STARTING_S
+
+    @property
+    def left_for_s(self) -> float:
+        """Time since the hand-over or the stop, seconds; 0 before."""
+        return 0.0 if self.leaving_since_s is None else time.monotonic() - self.leaving_since_s
 
     def hand_over(self, successor: str) -> None:
         """Release the claim; the tracker goes on until the successor fences it or `stop` is called."""
@@ -196,7 +200,7 @@ class TrackerFleet:
         self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
-        self._handed_over_s = float("-inf")
+        self._last_handed_over: _Tracking | None = None
         self._hand_over_until_s = float("inf")
         self._checked_s = float("-inf")
         self._warning_limit = RateLimit(_WARN_INTERVAL_S)
@@ -280,7 +284,7 @@ class TrackerFleet:
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
             if successor := self._successor(view, queue):
-                self._hand_over(tracking, successor)
+                self._hand_over(tracking, successor, view)
             elif reason := self._reason_to_stop(view, queue, is_draining=is_draining):
                 tracking.stop(reason)
             elif tracking.leaving_since_s is not None:
@@ -288,28 +292,37 @@ class TrackerFleet:
             self._look_after(queue, tracking)
         if not is_draining:
             self._begin_assigned()
-        self._give_way()
+        self._give_way(view)
 
-    def _give_way(self) -> None:
+    def _give_way(self, view: dict[str, Any]) -> None:
         """Let the trackers pause that rule 6 names."""
         starting = {queue for queue, tracking in self._running.items() if tracking.is_starting}
-        is_handing_over = any(tracking.leaving_since_s is not None for tracking in self._running.values())
+        is_leaving = any(tracking.leaving_since_s is not None for tracking in self._running.values())
+        is_handing_over = is_leaving or self._is_successor_starting(view)
         for queue, tracking in self._running.items():
             tracking.tracker.gives_way = is_handing_over or bool(starting - {queue})
 
-    def _hand_over(self, tracking: _Tracking, successor: str) -> None:
+    def _hand_over(self, tracking: _Tracking, successor: str, view: dict[str, Any]) -> None:
         """Hand a queue over when its turn has come; see rule 5."""
         if tracking.leaving_since_s is not None:
             return
-        now_s = time.monotonic()
         waiting = sum(other.leaving_since_s is None for other in self._running.values())
-        share_s = max(0.0, self._hand_over_until_s - now_s) / waiting
-        has_last_one_ended = waiting == len(self._running) or share_s < HAND_OVER_PAUSE_S
-        is_turn = has_last_one_ended and now_s - self._handed_over_s >= min(HAND_OVER_PAUSE_S, share_s)
+        share_s = max(0.0, self._hand_over_until_s - time.monotonic()) / waiting
+        last = self._last_handed_over
+        is_turn = last is None or last.left_for_s >= share_s or not self._is_successor_starting(view)
         # Where the claim is over already, the successor does not wait either.
         if is_turn or not tracking.claim.is_held:
-            self._handed_over_s = now_s
+            self._last_handed_over = tracking
             tracking.hand_over(successor)
+
+    def _is_successor_starting(self, view: dict[str, Any]) -> bool:
+        """Return whether the queue that was handed over last waits for its new tracker, for `STARTING_S` at most."""
+        last = self._last_handed_over
+        if last is None or last.left_for_s >= STARTING_S:
+            return False
+        claim = view["resources"].get(last.queue)
+        # None where the old claim was the first, and the successor has not claimed yet.
+        return claim is None or claim["position"] is None or claim["position"] <= last.claim.epoch
 
     def _successor(self, view: dict[str, Any], queue: str) -> str:
         """Return the other member to which a queue is assigned, empty for none."""
@@ -334,11 +347,9 @@ class TrackerFleet:
         if not tracking.is_running:
             del self._running[queue]
             tracking.release()
-            if tracking.leaving_since_s is not None:
-                self._handed_over_s = time.monotonic()
             self._note_end(queue, tracking)
             self._on_event("stopped", queue)
-        elif tracking.leaving_since_s is not None and time.monotonic() - tracking.leaving_since_s > HAND_OVER_S:
+        elif tracking.left_for_s > HAND_OVER_S:
             tracking.release()
             tracking.stop("no successor has fenced it")
 
@@ -402,9 +413,14 @@ class TrackerFleet:
     def _report_ready(self, tracking: _Tracking) -> None:
         while tracking.is_running and not tracking.tracker.wait_ready(1.0):
             pass
-        if tracking.is_running:
-            self._failures.pop(tracking.queue, None)
-            self._on_event("ready", tracking.queue)
+        if not tracking.is_running:
+            return
+        self._failures.pop(tracking.queue, None)
+        self._on_event("ready", tracking.queue)
+        claim = tracking.claim
+        # If this fails, the process that handed the queue over waits for longer; see rule 5.
+        with contextlib.suppress(KmqError):
+            claim.commit(claim.epoch, wait_s=self._settings.tracker.fleet_heartbeat_ms / 1000)
 
     def _is_queue(self, name: str) -> bool:
         """Return whether a task is a queue; log once for each that is not, because anybody may add tasks."""

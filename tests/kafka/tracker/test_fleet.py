@@ -33,9 +33,8 @@ def topic(bootstrap_servers: str) -> str:
 
 
 @pytest.fixture
-def fleet(bootstrap_servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """A fleet of this test, which hands queues over quickly: threads that note start at once."""
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.1)
+def fleet(bootstrap_servers: str, topic: str) -> Iterator[Fleet]:
+    """A fleet of this test."""
     with Fleet(bootstrap_servers, topic) as made:
         yield made
 
@@ -75,52 +74,56 @@ def test_queues_of_a_process_that_ends_are_handed_over_without_a_gap(
     assert "failed; it is started again" not in caplog.text
 
 
-def test_queues_are_handed_over_one_after_the_other(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trackers that start at the same time slow each other. A queue whose turn has not come is tracked as before."""
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
+def test_queues_are_handed_over_one_after_the_other(fleet: Fleet) -> None:
+    """
+    Trackers that start at the same time slow each other: the next queue goes when the last one's new tracker is ready.
+
+    A queue whose turn has not come is tracked as before. Whether the old tracker was fenced does not count.
+    """
     queues = ["orders", "emails", "bills", "returns"]
     first = fleet.process("a", *queues)
     assert wait_until(lambda: len(first.running()) == len(queues))
-    second = fleet.process("b")
-    assert wait_until(lambda: len(second.running()) == 1)
-    (moved,) = second.running()
-    waiting = {
-        queue for queue, task in first.fleet.view()["tasks"].items() if task["client_id"] == "b" and queue != moved
-    }
-    assert len(waiting) == 1
-    time.sleep(4 * T / 1000)
-    assert second.running() == [moved]
-    assert set(first.running()) == set(queues) - {moved}
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.0)
-    assert wait_until(lambda: set(second.running()) == {moved} | waiting)
-
-
-def test_queue_is_not_handed_over_while_the_last_one_still_has_its_old_tracker(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long its successor takes to start: two that start at once would slow each other."""
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.0)
-    queues = ["orders", "emails", "bills", "returns"]
-    first = fleet.process("a", *queues)
-    assert wait_until(lambda: len(first.running()) == len(queues))
-    second = fleet.process("b", is_fencing=False)
+    second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(second.running()) == 1)
     (moved,) = second.running()
     assert wait_until(lambda: sum(task["client_id"] == "b" for task in first.fleet.view()["tasks"].values()) == 2)
     time.sleep(4 * T / 1000)
     assert second.running() == [moved]
-    first.tracker(moved).fence()
+    assert set(first.running()) == set(queues) - {moved}
+    second.tracker(moved).is_ready = True
     assert wait_until(lambda: len(second.running()) == 2)
 
 
+def test_tracker_that_is_not_ready_for_long_does_not_stop_the_hand_overs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example without a broker, or in a process of a version that does not show whether a tracker is ready."""
+    monkeypatch.setattr(fleet_module, "STARTING_S", 2.0)
+    first = fleet.process("a", "orders", "emails", "bills", "returns")
+    assert wait_until(lambda: len(first.running()) == 4)
+    second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
+    assert wait_until(lambda: len(second.running()) == 2)
+    starts_s = [tracker.began_s for tracker in second.made]
+    assert starts_s[1] - starts_s[0] > 1.5
+
+
+def test_process_shows_which_of_its_trackers_are_ready(fleet: Fleet) -> None:
+    """By the position of the queue: the epoch of the claim whose tracker was ready."""
+    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, is_ready=False))
+    assert wait_until(lambda: first.running() == ["orders"])
+    before = first.fleet.view()["resources"]["orders"]
+    assert before["position"] is None
+    first.tracker("orders").is_ready = True
+    assert wait_until(lambda: first.fleet.view()["resources"]["orders"]["position"] == before["epoch"])
+
+
 def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are: where the pauses do not fit, they are shorter."""
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
+    """However many they are: it waits less for trackers that start."""
     monkeypatch.setattr(fleet_module, "DRAIN_HAND_OVERS_S", 2.0)
     queues = ["bills", "emails", "orders", "returns", "stocks"]
     first = fleet.process("a", *queues)
     assert wait_until(lambda: first.running() == queues)
-    standby = fleet.process("b")
+    standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(standby.running()) == 1)
     first.end()
     assert standby.running() == queues
@@ -131,16 +134,15 @@ def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monke
 
 def test_queue_whose_claim_is_over_does_not_wait_for_its_turn(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its successor has it already; the old tracker is stopped if that one does not fence it."""
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 3_600.0)
+    monkeypatch.setattr(fleet_module, "STARTING_S", 3_600.0)
     monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
     first = fleet.process("a", "orders", "emails", "bills", "returns")
     assert wait_until(lambda: len(first.running()) == 4)
-    second = fleet.process("b", is_fencing=False)
+    second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
     assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 3)
     for tracking in list(first.fleet._running.values()):
         tracking.claim.release()
     assert wait_until(lambda: len(second.running()) == 2 and len(first.running()) == 2)
-    monkeypatch.setattr(fleet_module, "HAND_OVER_PAUSE_S", 0.0)
 
 
 def test_last_process_ends_without_a_successor(fleet: Fleet) -> None:
@@ -208,15 +210,18 @@ def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) ->
     first.tracker("orders").fence()
 
 
-def test_all_trackers_of_a_process_give_way_while_it_hands_a_queue_over(fleet: Fleet) -> None:
+def test_all_trackers_of_a_process_give_way_until_the_tracker_of_a_queue_that_it_handed_over_is_ready(
+    fleet: Fleet,
+) -> None:
     first = fleet.process("a", "orders", "emails")
     assert wait_until(lambda: len(first.running()) == 2)
-    second = fleet.process("b", is_fencing=False)
-    assert wait_until(lambda: all(tracker.gives_way for tracker in first.made))
-    assert wait_until(lambda: len(second.running()) == 1)
-    (moved,) = second.running()
-    first.tracker(moved).fence()
-    assert wait_until(lambda: not any(tracker.gives_way for tracker in first.made if tracker.is_running))
+    second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
+    assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 1)
+    (moved,), (left,) = second.running(), first.running()
+    time.sleep(2 * T / 1000)
+    assert first.tracker(left).gives_way
+    second.tracker(moved).is_ready = True
+    assert wait_until(lambda: not first.tracker(left).gives_way)
 
 
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:
