@@ -13,7 +13,7 @@ import pytest
 
 from kmq_spark.local.jars import cache_directory, jar_paths
 from kmq_spark.local.java import find_java
-from kmq_spark.spark.class_archive import build_archive, java_option
+from kmq_spark.spark.class_archive import build_archive, find_archive, java_option
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -32,28 +32,18 @@ CONNECTORS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 FROM_ARCHIVE = "shared objects file (top)"
 
 
-@pytest.fixture(scope="module")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache directory with an archive that two builds wrote at once."""
-    folder = tmp_path_factory.mktemp("caches")
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as builds:
-        use(folder, patch)
-        first, second = builds.map(lambda _: build_archive(jar_paths("spark")), range(2))
-    assert first == second
-    assert list(first.parent.glob("*.jsa")) == [first]
-    return folder
+@pytest.fixture
+def archive() -> Path:
+    """The archive that `make` has built."""
+    found = find_archive(jar_paths("spark"))
+    assert found is not None, "run make .venv/.classes"
+    return found
 
 
 def use(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Use another cache directory, with the jars of the usual one."""
     patch.setenv("KMQ_JARS_DIR", str(cache_directory()))
     patch.setenv("XDG_CACHE_HOME", str(folder))
-
-
-def archive_in(folder: Path) -> Path:
-    """Return the one archive of a cache directory."""
-    (archive,) = folder.glob("kmq-spark/classes/*.jsa")
-    return archive
 
 
 def classes_of_a_session(folder: Path) -> tuple[dict[str, str], str]:
@@ -71,10 +61,10 @@ def classes_of_a_session(folder: Path) -> tuple[dict[str, str], str]:
 
 @pytest.mark.timeout(900)
 def test_session_takes_sparks_and_the_connectors_classes_from_the_archive(
-    caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And prints what it prints without one."""
-    use(caches, monkeypatch)
+    assert archive.exists()
     sources, printed = classes_of_a_session(tmp_path)
     assert sources[SPARKS] == sources[CONNECTORS] == FROM_ARCHIVE
     use(tmp_path, monkeypatch)
@@ -84,12 +74,13 @@ def test_session_takes_sparks_and_the_connectors_classes_from_the_archive(
 
 
 @pytest.mark.timeout(900)
-def test_session_starts_with_a_truncated_archive(caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_starts_with_a_truncated_archive(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Java itself maps half a file, and crashes."""
-    whole = archive_in(caches)
-    damaged = tmp_path / "kmq-spark" / "classes" / whole.name
+    damaged = tmp_path / "kmq-spark" / "classes" / archive.name
     damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    damaged.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     use(tmp_path, monkeypatch)
     sources, _ = classes_of_a_session(tmp_path)
     assert FROM_ARCHIVE not in sources.values()
@@ -98,18 +89,18 @@ def test_session_starts_with_a_truncated_archive(caches: Path, tmp_path: Path, m
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("reason", ["other class path", "other collector", "deleted meanwhile", "garbage meanwhile"])
 def test_java_ignores_an_archive_that_does_not_fit_without_a_word(
-    caches: Path, tmp_path: Path, reason: str, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = tmp_path / "kmq-spark" / "classes" / archive_in(caches).name
-    archive.parent.mkdir(parents=True)
-    archive.write_bytes(archive_in(caches).read_bytes())
+    copy = tmp_path / "kmq-spark" / "classes" / archive.name
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(archive.read_bytes())
     use(tmp_path, monkeypatch)
     options = shlex.split(java_option(jar_paths("spark")))
-    assert options[0].endswith(archive.name)
+    assert options[0].endswith(copy.name)
     if reason == "deleted meanwhile":
-        archive.unlink()
+        copy.unlink()
     elif reason == "garbage meanwhile":
-        archive.write_bytes(b"garbage" * 10_000)
+        copy.write_bytes(b"garbage" * 10_000)
     java = [str(find_java()), "-XX:+UseG1GC" if reason == "other collector" else "-XX:+UseSerialGC"]
     # It maps the archive before it looks for the class, which it does not find.
     without, used = (
@@ -117,3 +108,13 @@ def test_java_ignores_an_archive_that_does_not_fit_without_a_word(
         for each in ([], options)
     )
     assert (used.returncode, used.stdout, used.stderr) == (without.returncode, without.stdout, without.stderr)
+
+
+@pytest.mark.long  # it reads all classes twice
+@pytest.mark.timeout(900)
+def test_two_builds_at_once_make_one_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(tmp_path, monkeypatch)
+    with ThreadPoolExecutor() as builds:
+        first, second = builds.map(lambda _: build_archive(jar_paths("spark")), range(2))
+    assert first == second
+    assert list(first.parent.glob("*.jsa")) == [first]
