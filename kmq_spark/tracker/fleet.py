@@ -68,6 +68,15 @@ Longest time to join, seconds. Where all members died and retention removed thei
 after 65 s of silence.
 """
 
+GIVE_WAY_S = 2.0
+"""Pause after each batch of a tracker while another one of its process starts, seconds. A batch takes about as long."""
+
+HANDING_OVER_GIVE_WAY_S = 0.7
+"""
+The same in the process that handed a queue over, seconds. Shorter: the queue that it hands over next is not redelivered
+from its last batch here until its new tracker is ready.
+"""
+
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 FENCED_RETRY_S = 10.0
 """Pause before a tracker is started again that was fenced from outside the fleet, seconds."""
@@ -83,10 +92,10 @@ class FleetTracker(Protocol):
     The part of a tracker that the fleet uses; `QueueTracker` has it.
 
     Attributes:
-        gives_way: Whether it pauses after each batch, so that another tracker can start sooner.
+        gives_way_s: How long it pauses after each batch, so that another tracker can start sooner, seconds; 0: not.
     """
 
-    gives_way: bool
+    gives_way_s: float
 
     def run(self) -> None:
         """Track until `stop`; raise a `KmqError` where that is not possible."""
@@ -300,7 +309,10 @@ class TrackerFleet:
         is_leaving = any(tracking.leaving_since_s is not None for tracking in self._running.values())
         is_handing_over = is_leaving or self._is_successor_starting(view)
         for queue, tracking in self._running.items():
-            tracking.tracker.gives_way = is_handing_over or bool(starting - {queue})
+            if starting - {queue}:
+                tracking.tracker.gives_way_s = GIVE_WAY_S
+            else:
+                tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
 
     def _hand_over(self, tracking: _Tracking, successor: str, view: dict[str, Any]) -> None:
         """Hand a queue over when its turn has come; see rule 5."""

@@ -77,8 +77,7 @@ SNAPSHOT_WARN_INTERVAL_S = 60.0
 FIRST_TICKS_S = 2.0
 """Longest wait for the first TICKs before the query starts, seconds."""
 
-GIVE_WAY_S = 0.7
-"""Pause after each batch while this tracker gives way, seconds."""
+_LOOK_S = 0.05
 
 STOP_WAIT_S = 10.0
 """How long a stop waits for the end of the query after Spark has stopped it."""
@@ -100,8 +99,8 @@ class QueueTracker:
     Attributes:
         snapshot_lag: Batches since the last uploaded snapshot of the state.
         stats: What the tracker has done since the process started.
-        gives_way: Whether this tracker pauses after each batch, so that another one can start sooner. While it does,
-            redelivery from this queue is later by `GIVE_WAY_S` at most.
+        gives_way_s: How long this tracker pauses after each batch, so that another one can start sooner, seconds.
+            Redelivery from this queue is later by as much. A pause ends when this becomes 0.
         on_batch: Called after each batch with its outcomes and what was sent; None for no call.
     """
 
@@ -130,7 +129,7 @@ class QueueTracker:
         self._snapshot_warning_limit = RateLimit(SNAPSHOT_WARN_INTERVAL_S)
         self.snapshot_lag = 0
         self.stats = TrackerStats()
-        self.gives_way = False
+        self.gives_way_s = 0.0
         self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
 
     @property
@@ -395,8 +394,8 @@ class QueueTracker:
         """
         ended_s = time.monotonic()
         if catch_up.is_over and self._settings.tracker.trigger != "available-now":
-            if self.gives_way:
-                self._stopping.wait(GIVE_WAY_S)
+            while time.monotonic() - ended_s < self.gives_way_s and not self._stopping.wait(_LOOK_S):
+                pass
             pauser.pause(ended_s - self._batch_began_s)
         self._batch_began_s = time.monotonic()
         # Keep two: Spark's newest progress report may be of this batch or of the one before it.

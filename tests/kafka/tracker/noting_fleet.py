@@ -35,7 +35,8 @@ class NotingTracker:
         """
         self.queue, self._error, self._hangs = queue, error, hangs
         self.began_s = self.ended_s = 0.0
-        self.is_asked_to_stop = self.gives_way = False
+        self.is_asked_to_stop = False
+        self.gives_way_s = 0.0
         self.is_ready = is_ready
         self._stopping, self.end = threading.Event(), threading.Event()
 

@@ -187,26 +187,26 @@ def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Flee
 def test_trackers_give_way_to_one_that_starts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has had its first batch, or for a while if that takes very long."""
     first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_ready=False))
-    assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way for tracker in first.made))
+    assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way_s for tracker in first.made))
     for tracker in first.made:
         tracker.is_ready = True
-    assert wait_until(lambda: not any(tracker.gives_way for tracker in first.made))
+    assert wait_until(lambda: not any(tracker.gives_way_s for tracker in first.made))
     first.made[0].is_ready = False
-    assert wait_until(lambda: first.made[1].gives_way)
-    assert not first.made[0].gives_way
+    assert wait_until(lambda: first.made[1].gives_way_s > 0)
+    assert not first.made[0].gives_way_s
     monkeypatch.setattr(fleet_module, "STARTING_S", 0.0)
-    assert wait_until(lambda: not first.made[1].gives_way)
+    assert wait_until(lambda: not first.made[1].gives_way_s)
 
 
 def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) -> None:
     first = fleet.process("a", "orders")
     assert wait_until(lambda: first.running() == ["orders"])
-    assert not first.tracker("orders").gives_way
+    assert not first.tracker("orders").gives_way_s
     standby = fleet.process("b", is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
-    assert first.tracker("orders").gives_way
-    assert not standby.tracker("orders").gives_way
+    assert first.tracker("orders").gives_way_s
+    assert not standby.tracker("orders").gives_way_s
     first.tracker("orders").fence()
 
 
@@ -219,9 +219,9 @@ def test_all_trackers_of_a_process_give_way_until_the_tracker_of_a_queue_that_it
     assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 1)
     (moved,), (left,) = second.running(), first.running()
     time.sleep(2 * T / 1000)
-    assert first.tracker(left).gives_way
+    assert 0 < first.tracker(left).gives_way_s < fleet_module.GIVE_WAY_S
     second.tracker(moved).is_ready = True
-    assert wait_until(lambda: not first.tracker(left).gives_way)
+    assert wait_until(lambda: not first.tracker(left).gives_way_s)
 
 
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:

@@ -173,14 +173,11 @@ def test_tracker_of_a_busy_queue_with_long_leases_pauses_between_batches(
 
 
 @pytest.mark.slow
-def test_tracker_that_gives_way_pauses_after_each_batch_and_stops_at_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tracker_that_gives_way_pauses_after_each_batch_and_stops_at_once(stage: Stage) -> None:
     """Although a TICK is unread that decides a message."""
     batches = Batches()
     with busy_markers(stage), stage.tracking() as tracker:
-        tracker.gives_way = True
-        monkeypatch.setattr(queue_tracker, "GIVE_WAY_S", HOUR_S)
+        tracker.gives_way_s = HOUR_S
         tracker.on_batch = batches.count
         assert wait_until(lambda: batches.number == 1)
         stage.send("due")
@@ -190,3 +187,15 @@ def test_tracker_that_gives_way_pauses_after_each_batch_and_stops_at_once(
     assert batches.number <= 2  # the one that gave way, and one that begins when it ends
     with stage.tracking(), stage.consumer() as consumer:
         assert [message.delivery_count for message in receive_all(consumer, 1, ack=True)] == [2]
+
+
+@pytest.mark.slow
+def test_pause_of_a_tracker_that_gives_way_ends_when_it_need_not_any_more(stage: Stage) -> None:
+    batches = Batches()
+    with busy_markers(stage), stage.tracking() as tracker:
+        tracker.gives_way_s = HOUR_S
+        tracker.on_batch = batches.count
+        assert wait_until(lambda: batches.number == 1)
+        paused_at = batches.number
+        tracker.gives_way_s = 0.0
+        assert wait_until(lambda: batches.number > paused_at + 1)
