@@ -210,6 +210,7 @@ class TrackerFleet:
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
         self._last_handed_over: _Tracking | None = None
+        self._handed_over_s = float("-inf")
         self._hand_over_until_s = float("inf")
         self._checked_s = float("-inf")
         self._warning_limit = RateLimit(_WARN_INTERVAL_S)
@@ -318,14 +319,18 @@ class TrackerFleet:
         """Hand a queue over when its turn has come; see rule 5."""
         if tracking.leaving_since_s is not None:
             return
-        waiting = sum(other.leaving_since_s is None for other in self._running.values())
-        share_s = max(0.0, self._hand_over_until_s - time.monotonic()) / waiting
-        last = self._last_handed_over
-        is_turn = last is None or last.left_for_s >= share_s or not self._is_successor_starting(view)
         # Where the claim is over already, the successor does not wait either.
-        if is_turn or not tracking.claim.is_held:
-            self._last_handed_over = tracking
+        if self._is_turn(view) or not tracking.claim.is_held:
+            self._last_handed_over, self._handed_over_s = tracking, time.monotonic()
             tracking.hand_over(successor)
+
+    def _is_turn(self, view: dict[str, Any]) -> bool:
+        """Return whether the next queue may be handed over."""
+        if not self._is_successor_starting(view):
+            return True
+        waiting = sum(tracking.leaving_since_s is None for tracking in self._running.values())
+        share_s = (self._hand_over_until_s - self._handed_over_s) / waiting
+        return time.monotonic() - self._handed_over_s >= share_s
 
     def _is_successor_starting(self, view: dict[str, Any]) -> bool:
         """Return whether the queue that was handed over last waits for its new tracker, for `STARTING_S` at most."""
