@@ -14,8 +14,8 @@ Rule 5: a process hands its queues over one after the other, because trackers th
 other: the next one when the log shows that the successor's tracker of the last one is ready, or after `STARTING_S`. A
 process that ends waits less where its time is short. Until its turn comes, a queue is tracked as before. A process
 shows that its tracker of a queue is ready by the position of the queue, which is then the epoch of its claim.
-Rule 6: a tracker that starts needs the processor more than the others: the trackers of a process that hands a queue
-over give way until the successor's is ready, and so do the others of a process in which one starts.
+Rule 6: a tracker that starts needs the processor more than the others: all trackers of a process in which one starts
+give way until it is ready, and so do those of the process that handed its queue over.
 Rule 7: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
@@ -68,13 +68,16 @@ Longest time to join, seconds. Where all members died and retention removed thei
 after 65 s of silence.
 """
 
-GIVE_WAY_S = 2.0
-"""Pause after each batch of a tracker while another one of its process starts, seconds. A batch takes about as long."""
+GIVE_WAY_S = 3.0
+"""Longest pause after a batch of a tracker while one of its process starts, seconds."""
+
+NEXT_START_S = 0.5
+"""From the end of a start until the trackers of its process no longer give way, seconds; the next one may begin."""
 
 HANDING_OVER_GIVE_WAY_S = 0.7
 """
-The same in the process that handed a queue over, seconds. Shorter: the queue that it hands over next is not redelivered
-from its last batch here until its new tracker is ready.
+Longest pause in the process that handed a queue over, seconds. Shorter: the queue that it hands over next is not
+redelivered from its last batch here until its new tracker is ready.
 """
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
@@ -115,6 +118,7 @@ class _Tracking:
         self.error: Exception | None = None
         self.is_released = self.is_stopping = False
         self.leaving_since_s: float | None = None
+        self.ready_s = float("inf")
         self._began_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
         self._thread.start()
@@ -125,8 +129,9 @@ class _Tracking:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the tracker has had no batch yet; no longer so after `STARTING_S`, for example without a broker."""
-        return not self.tracker.wait_ready(0) and time.monotonic() - self._began_s < STARTING_S
+        """Whether others give way to it: until its first batch, and `NEXT_START_S` more; for `STARTING_S` at most."""
+        now_s = time.monotonic()
+        return now_s < self.ready_s + NEXT_START_S and now_s < self._began_s + STARTING_S
 
     @property
     def left_for_s(self) -> float:
@@ -306,11 +311,11 @@ class TrackerFleet:
 
     def _give_way(self, view: dict[str, Any]) -> None:
         """Let the trackers pause that rule 6 names."""
-        starting = {queue for queue, tracking in self._running.items() if tracking.is_starting}
-        is_leaving = any(tracking.leaving_since_s is not None for tracking in self._running.values())
-        is_handing_over = is_leaving or self._is_successor_starting(view)
-        for queue, tracking in self._running.items():
-            if starting - {queue}:
+        is_one_starting = any(tracking.is_starting for tracking in self._running.values())
+        is_handing_over = self._is_successor_starting(view)
+        for tracking in self._running.values():
+            # What a tracker does between the release of its claim and its end is mostly in vain.
+            if is_one_starting or tracking.leaving_since_s is not None:
                 tracking.tracker.gives_way_s = GIVE_WAY_S
             else:
                 tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
@@ -432,6 +437,7 @@ class TrackerFleet:
             pass
         if not tracking.is_running:
             return
+        tracking.ready_s = time.monotonic()
         self._failures.pop(tracking.queue, None)
         self._on_event("ready", tracking.queue)
         claim = tracking.claim

@@ -184,29 +184,45 @@ def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Flee
     assert second.wait_end() is None
 
 
-def test_trackers_give_way_to_one_that_starts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it has had its first batch, or for a while if that takes very long."""
+def test_trackers_give_way_to_one_that_starts(fleet: Fleet) -> None:
+    """Until it has had its first batch."""
     first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way_s for tracker in first.made))
-    for tracker in first.made:
-        tracker.is_ready = True
+    first.made[0].is_ready = True
+    time.sleep(2 * fleet_module.NEXT_START_S)
+    assert first.made[0].gives_way_s > 0
+    first.made[1].is_ready = True
     assert wait_until(lambda: not any(tracker.gives_way_s for tracker in first.made))
-    first.made[0].is_ready = False
-    assert wait_until(lambda: first.made[1].gives_way_s > 0)
-    assert not first.made[0].gives_way_s
-    monkeypatch.setattr(fleet_module, "STARTING_S", 0.0)
-    assert wait_until(lambda: not first.made[1].gives_way_s)
+
+
+def test_trackers_give_way_for_a_while_to_one_that_does_not_get_ready(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "STARTING_S", 1.0)
+    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, is_ready=False))
+    assert wait_until(lambda: bool(first.made) and first.made[0].gives_way_s > 0)
+    assert wait_until(lambda: not first.made[0].gives_way_s)
+
+
+def test_trackers_give_way_for_a_moment_longer_because_the_next_one_may_start(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "NEXT_START_S", 3_600.0)
+    first = fleet.process("a", "orders")
+    assert wait_until(lambda: ("ready", "orders") in first.events)
+    time.sleep(2 * T / 1000)
+    assert first.made[0].gives_way_s > 0
 
 
 def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) -> None:
     first = fleet.process("a", "orders")
     assert wait_until(lambda: first.running() == ["orders"])
-    assert not first.tracker("orders").gives_way_s
+    assert wait_until(lambda: not first.tracker("orders").gives_way_s)
     standby = fleet.process("b", is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
     assert first.tracker("orders").gives_way_s
-    assert not standby.tracker("orders").gives_way_s
+    assert wait_until(lambda: not standby.tracker("orders").gives_way_s)
     first.tracker("orders").fence()
 
 
