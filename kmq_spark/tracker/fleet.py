@@ -68,10 +68,10 @@ Longest time to join, seconds. Where all members died and retention removed thei
 after 65 s of silence.
 """
 
-GIVE_WAY_S = 3.0
+GIVE_WAY_S = 1.5
 """Longest pause after a batch of a tracker while one of its process starts, seconds."""
 
-NEXT_START_S = 0.5
+NEXT_START_S = 0.25
 """From the end of a start until the trackers of its process no longer give way, seconds; the next one may begin."""
 
 HANDING_OVER_GIVE_WAY_S = 0.7
