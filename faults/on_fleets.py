@@ -10,7 +10,7 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.calibration import slowness
+from faults.calibration import SpeedWatch
 from faults.load import messages_in_flight
 from faults.processes import Child
 from faults.topics import read_dump
@@ -56,6 +56,19 @@ class Ending(NamedTuple):
     at_ms: int
     queues: frozenset[str]
     until_ms: int
+
+
+class Away(NamedTuple):
+    """
+    How long redelivery of a queue was away after an ending.
+
+    Attributes:
+        seconds: The time; infinity where it did not come back.
+        patience: How many times slower than the reference the machine was then.
+    """
+
+    seconds: float
+    patience: float
 
 
 class TrackersChild(Child):
@@ -123,6 +136,7 @@ class FleetStage:
         self._generator = random.Random(campaign.seed)  # noqa: S311  # repeatable
         self.processes: dict[str, TrackersChild] = {}
         self.endings: list[Ending] = []
+        self._speed = SpeedWatch()
         if is_fleet:
             create_coordination_topic(
                 self.stages[0].bootstrap_servers, topic=f"{self._fleet}.coordination", replication_factor=1
@@ -191,11 +205,12 @@ class FleetStage:
         for child in self.processes.values():
             if child.is_running:
                 child.stop()
+        self._speed.close()
         return self.stages
 
-    def away_s(self, *, is_clean: bool = False) -> list[float]:
+    def aways(self, *, is_clean: bool = False) -> list[Away]:
         """
-        Return for how long redelivery was away, seconds, after each ending and for each queue of the process.
+        Return for how long redelivery was away after each ending, for each queue of the process.
 
         From a kill to the next redelivery. A process that is stopped redelivers for a moment more: for it, the longest
         time without a redelivery until all queues had a tracker again.
@@ -210,12 +225,13 @@ class FleetStage:
                 # A transaction that the killed process had committed may be stamped a moment later.
                 later = [at_ms for at_ms in copies_ms if at_ms > ending.at_ms + (0 if is_clean else 100)]
                 if not later:
-                    found.append(float("inf"))
+                    away_s = float("inf")
                 elif is_clean:
                     behind = [at_ms for at_ms in later if at_ms <= ending.until_ms + 1_000] or later[:1]
-                    found.append(max(b - a for a, b in pairwise([ending.at_ms, *behind])) / 1000)
+                    away_s = max(b - a for a, b in pairwise([ending.at_ms, *behind])) / 1000
                 else:
-                    found.append((later[0] - ending.at_ms) / 1000)
+                    away_s = (later[0] - ending.at_ms) / 1000
+                found.append(Away(away_s, self._speed.slowness(ending.at_ms, ending.until_ms + 1_000)))
         return found
 
 
@@ -272,19 +288,18 @@ def restarted(campaign: Campaign) -> list[Stage]:
 
 def _note(fleet: FleetStage, stages: list[Stage], what: str, bound_s: float | None, *, is_clean: bool = False) -> None:
     """Note median and maximum, and fail where the bound is exceeded."""
-    away_s = fleet.away_s(is_clean=is_clean)
-    if not away_s:
+    aways = fleet.aways(is_clean=is_clean)
+    if not aways:
         stages[0].fail("no kill hit a process that tracked")
         return
+    away_s, patience = [away.seconds for away in aways], [away.patience for away in aways]
     stages[0].recovery_s += away_s
     stages[0].notes.append(
         f"{what}: {len(fleet.endings)} processes with {len(away_s)} queues, p50 {statistics.median(away_s):.1f} s, "
-        f"max {max(away_s):.1f} s"
+        f"max {max(away_s):.1f} s, patience {min(patience):g} to {max(patience):g}"
     )
     if bound_s is None:
         return
-    # The row took minutes: the machine may have become slower since it was timed.
-    bound_s *= max(stages[0].patience, slowness())
-    for seconds in away_s:
-        if seconds > bound_s:
-            stages[0].fail(f"I8: {what} for {seconds:.1f} s, bound {bound_s:g} s")
+    for away in aways:
+        if away.seconds > bound_s * away.patience:
+            stages[0].fail(f"I8: {what} for {away.seconds:.1f} s, bound {bound_s * away.patience:.2f} s")
