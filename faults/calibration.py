@@ -8,9 +8,10 @@ Rule 1: the work has nothing of the product in it: a slower product finds the sa
 Rule 2: it runs once for each of two cores at the same time, as a row keeps two cores busy.
 Rule 3: the median counts: one slow turn is noise.
 Rule 4: bounds are never shorter than written, and at most `MOST` times as long.
-Rule 5: the speed of a shared machine changes within a minute. Where a bound is about some seconds of a row, a `SpeedWatch`
-measures beside the row. It takes processor time, not wall-clock time: the load of the row makes the work wait, but it
-takes the same processor time (measured: 1.3 to 1.9 times the reference without load, and with four busy processes).
+Rule 5: the speed of a shared machine changes within a minute. Where a bound is about some seconds of a row, a
+`SpeedWatch` measures beside the row. It takes processor time, not wall-clock time: the load of the row makes the work
+wait, but it takes the same processor time (measured: 1.3 to 1.9 times the reference, without load and with four busy
+processes).
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class SpeedWatch:
         self._child.kill()
         self._child.wait()
         self._reader.join()
+        assert self._child.stdout is not None
+        self._child.stdout.close()
 
     def note(self, at_ms: int, turn_s: float) -> None:
         """Add a measurement: when, epoch milliseconds, and what a whole turn would take, seconds."""
