@@ -10,8 +10,8 @@ Rule 3: the median counts: one slow turn is noise.
 Rule 4: bounds are never shorter than written, and at most `MOST` times as long.
 Rule 5: the speed of a shared machine changes within a minute. Where a bound is about some seconds of a row, a
 `SpeedWatch` measures beside the row. It takes processor time, not wall-clock time: the load of the row makes the work
-wait, but it takes the same processor time (measured: 1.3 to 1.9 times the reference, without load and with four busy
-processes).
+wait, but it takes the same processor time (measured by hand: 1.3 to 1.9 times the reference, without load and with four
+busy processes).
 """
 
 from __future__ import annotations
