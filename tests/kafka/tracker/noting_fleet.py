@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = 500
 """Interval of heartbeats, milliseconds."""
 
+LOOK_S = 0.02
+
 
 class NotingTracker:
     """A tracker that tracks nothing and notes when it ran."""
@@ -68,8 +70,9 @@ class NotingTracker:
         self._stopping.set()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Return at once whether it had its first batch."""
-        del timeout_s
+        """Return soon whether it had its first batch."""
+        if not self.is_ready:
+            time.sleep(min(timeout_s, LOOK_S))
         return self.is_ready
 
 
