@@ -221,7 +221,7 @@ def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) ->
     standby = fleet.process("b", is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
-    assert first.tracker("orders").gives_way_s
+    assert first.tracker("orders").gives_way_s == fleet_module.GIVE_WAY_S
     assert wait_until(lambda: not standby.tracker("orders").gives_way_s)
     first.tracker("orders").fence()
 
