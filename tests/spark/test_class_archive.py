@@ -60,11 +60,11 @@ def classes_of_a_session(folder: Path) -> tuple[dict[str, str], str]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("archive")
 def test_session_takes_sparks_and_the_connectors_classes_from_the_archive(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And prints what it prints without one."""
-    assert archive.exists()
     sources, printed = classes_of_a_session(tmp_path)
     assert sources[SPARKS] == sources[CONNECTORS] == FROM_ARCHIVE
     use(tmp_path, monkeypatch)
