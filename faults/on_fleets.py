@@ -70,6 +70,10 @@ class Away(NamedTuple):
     seconds: float
     patience: float
 
+    def is_longer_than(self, bound_s: float) -> bool:
+        """Return whether it took longer than a bound that holds on the reference, seconds."""
+        return self.seconds > bound_s * self.patience
+
 
 class TrackersChild(Child):
     """
@@ -301,5 +305,5 @@ def _note(fleet: FleetStage, stages: list[Stage], what: str, bound_s: float | No
     if bound_s is None:
         return
     for away in aways:
-        if away.seconds > bound_s * away.patience:
+        if away.is_longer_than(bound_s):
             stages[0].fail(f"I8: {what} for {away.seconds:.1f} s, bound {bound_s * away.patience:.2f} s")
