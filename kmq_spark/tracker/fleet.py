@@ -30,7 +30,7 @@ import re
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kmq_spark.config import TRACKED_NAME_PATTERN
 from kmq_spark.coordination.coordinator import Coordinator
@@ -40,6 +40,7 @@ from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.rate_limit import RateLimit
 from kmq_spark.retries import retry_pause_s
+from kmq_spark.tracker.tracked_queue import TrackedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.coordination.claim import Claim
     from kmq_spark.core.coordination.effects import Effect
+    from kmq_spark.tracker.tracked_queue import FleetTracker
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +57,6 @@ HAND_OVER_S = 15.0
 
 DRAIN_HAND_OVERS_S = 12.0
 """Time in which a process that ends hands all its queues over, seconds; with many, the waits are shorter."""
-
-STARTING_S = 10.0
-"""For how long other trackers give way to one that starts, and the next hand-over waits for it, seconds."""
 
 DRAIN_S = 25.0
 """How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
@@ -70,9 +69,6 @@ after 65 s of silence.
 
 GIVE_WAY_S = 1.5
 """Longest pause after a batch of a tracker while one of its process starts, seconds."""
-
-NEXT_START_S = 0.25
-"""From the end of a start until the trackers of its process no longer give way, seconds; the next one may begin."""
 
 HANDING_OVER_GIVE_WAY_S = 0.7
 """
@@ -88,91 +84,6 @@ _LOOK_S = 0.05
 _CHECK_S = 1.0
 _WARN_INTERVAL_S = 10.0
 _IS_QUEUE = re.compile(TRACKED_NAME_PATTERN)
-
-
-class FleetTracker(Protocol):
-    """
-    The part of a tracker that the fleet uses; `QueueTracker` has it.
-
-    Attributes:
-        gives_way_s: How long it pauses after each batch, so that another tracker can start sooner, seconds; 0: not.
-    """
-
-    gives_way_s: float
-
-    def run(self) -> None:
-        """Track until `stop`; raise a `KmqError` where that is not possible."""
-
-    def stop(self) -> None:
-        """Request that `run` ends."""
-
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the markers of before the start are read; return whether they are."""
-
-
-class _Tracking:
-    """A queue that this process tracks: its claim, its tracker, and the thread that runs it."""
-
-    def __init__(self, queue: str, claim: Claim, tracker: FleetTracker) -> None:
-        self.queue, self.claim, self.tracker = queue, claim, tracker
-        self.error: Exception | None = None
-        self.is_released = self.is_stopping = False
-        self.leaving_since_s: float | None = None
-        self.ready_s = float("inf")
-        self._began_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether others give way to it: until its first batch, and `NEXT_START_S` more; for `STARTING_S` at most."""
-        now_s = time.monotonic()
-        return now_s < self.ready_s + NEXT_START_S and now_s < self._began_s + STARTING_S
-
-    @property
-    def left_for_s(self) -> float:
-        """Time since the hand-over or the stop, seconds; 0 before."""
-        return 0.0 if self.leaving_since_s is None else time.monotonic() - self.leaving_since_s
-
-    def hand_over(self, successor: str) -> None:
-        """Release the claim; the tracker goes on until the successor fences it or `stop` is called."""
-        self.leaving_since_s = time.monotonic()
-        logger.info(
-            "handing %s over to %s", self.queue, successor,
-            extra={"action": "fleet_hands_over", "queue": self.queue},
-        )  # fmt: skip
-        self.release()
-
-    def stop(self, reason: str) -> None:
-        """Ask the tracker to end, once."""
-        if not self.is_stopping:
-            self.is_stopping = True
-            self.leaving_since_s = self.leaving_since_s or time.monotonic()
-            logger.info(
-                "stopping the tracker of %s: %s", self.queue, reason,
-                extra={"action": "fleet_stops", "queue": self.queue},
-            )  # fmt: skip
-            self.tracker.stop()
-
-    def release(self) -> None:
-        """Release the claim, once."""
-        if not self.is_released:
-            self.is_released = True
-            self.claim.release()
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the end of the tracker."""
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            self.tracker.run()
-        except Exception as error:  # noqa: BLE001  # the fleet's thread logs it and decides what follows
-            self.error = error
 
 
 class TrackerFleet:
@@ -208,13 +119,13 @@ class TrackerFleet:
         self.name, self.takeovers = name, 0
         self._settings, self._make_tracker = settings, make_tracker
         self._check_engine, self._on_event = check_engine, on_event
-        self._running: dict[str, _Tracking] = {}
+        self._running: dict[str, TrackedQueue] = {}
         self._not_before_s: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
-        self._last_handed_over: _Tracking | None = None
+        self._last_handed_over: TrackedQueue | None = None
         self._handed_over_s = float("-inf")
         self._hand_over_until_s = float("inf")
         self._checked_s = float("-inf")
@@ -320,7 +231,7 @@ class TrackerFleet:
             else:
                 tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
 
-    def _hand_over(self, tracking: _Tracking, successor: str, view: dict[str, Any]) -> None:
+    def _hand_over(self, tracking: TrackedQueue, successor: str, view: dict[str, Any]) -> None:
         """Hand a queue over when its turn has come; see rule 5."""
         if tracking.leaving_since_s is not None:
             return
@@ -338,9 +249,9 @@ class TrackerFleet:
         return time.monotonic() - self._handed_over_s >= share_s
 
     def _is_successor_starting(self, view: dict[str, Any]) -> bool:
-        """Return whether the queue that was handed over last waits for its new tracker, for `STARTING_S` at most."""
+        """Return whether the queue that was handed over last waits for its new tracker."""
         last = self._last_handed_over
-        if last is None or last.left_for_s >= STARTING_S:
+        if last is None or not last.is_successor_awaited:
             return False
         claim = view["resources"].get(last.queue)
         # None where the old claim was the first, and the successor has not claimed yet.
@@ -364,7 +275,7 @@ class TrackerFleet:
             return f"{claim['holder']} holds the queue"
         return ""
 
-    def _look_after(self, queue: str, tracking: _Tracking) -> None:
+    def _look_after(self, queue: str, tracking: TrackedQueue) -> None:
         """Release the claim of a tracker that has ended, and stop one that no successor has fenced in time."""
         if not tracking.is_running:
             del self._running[queue]
@@ -375,7 +286,7 @@ class TrackerFleet:
             tracking.release()
             tracking.stop("no successor has fenced it")
 
-    def _note_end(self, queue: str, tracking: _Tracking) -> None:
+    def _note_end(self, queue: str, tracking: TrackedQueue) -> None:
         """Log why a tracker has ended, and set when it may be started again here."""
         error = tracking.error
         if error is None or tracking.leaving_since_s is not None:
@@ -428,11 +339,11 @@ class TrackerFleet:
             "starting the tracker of %s, epoch %d", queue, claim.epoch,
             extra={"action": "fleet_takes", "queue": queue, "epoch": claim.epoch},
         )  # fmt: skip
-        tracking = self._running[queue] = _Tracking(queue, claim, self._make_tracker(queue))
+        tracking = self._running[queue] = TrackedQueue(queue, claim, self._make_tracker(queue))
         self._on_event("tracking", queue)
         threading.Thread(target=self._report_ready, args=(tracking,), name=f"kmq-ready-{queue}", daemon=True).start()
 
-    def _report_ready(self, tracking: _Tracking) -> None:
+    def _report_ready(self, tracking: TrackedQueue) -> None:
         while tracking.is_running and not tracking.tracker.wait_ready(1.0):
             pass
         if not tracking.is_running:

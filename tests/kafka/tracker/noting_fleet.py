@@ -11,7 +11,8 @@ from kmq_spark.config import Settings, load_settings
 from kmq_spark.coordination import Coordinator
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import FencedError, KmqError
-from kmq_spark.tracker.fleet import FleetTracker, TrackerFleet
+from kmq_spark.tracker.fleet import TrackerFleet
+from kmq_spark.tracker.tracked_queue import FleetTracker
 from tests.kafka.conftest import wait_until
 from tests.limits import COMES_S
 

@@ -17,6 +17,7 @@ from kmq_spark.coordination import create_coordination_topic
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError
 from kmq_spark.tracker import fleet as fleet_module
+from kmq_spark.tracker import tracked_queue
 from tests.kafka.conftest import wait_until
 from tests.kafka.tracker.noting_fleet import Fleet, NotingTracker, T
 from tests.limits import COMES_S
@@ -98,7 +99,7 @@ def test_tracker_that_is_not_ready_for_long_does_not_stop_the_hand_overs(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example without a broker, or in a process of a version that does not show whether a tracker is ready."""
-    monkeypatch.setattr(fleet_module, "STARTING_S", 2.0)
+    monkeypatch.setattr(tracked_queue, "STARTING_S", 2.0)
     first = fleet.process("a", "orders", "emails", "bills", "returns")
     assert wait_until(lambda: len(first.running()) == 4)
     second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
@@ -134,7 +135,7 @@ def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monke
 
 def test_queue_whose_claim_is_over_does_not_wait_for_its_turn(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its successor has it already; the old tracker is stopped if that one does not fence it."""
-    monkeypatch.setattr(fleet_module, "STARTING_S", 3_600.0)
+    monkeypatch.setattr(tracked_queue, "STARTING_S", 3_600.0)
     monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
     first = fleet.process("a", "orders", "emails", "bills", "returns")
     assert wait_until(lambda: len(first.running()) == 4)
@@ -189,7 +190,7 @@ def test_trackers_give_way_to_one_that_starts(fleet: Fleet) -> None:
     first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way_s for tracker in first.made))
     first.made[0].is_ready = True
-    time.sleep(2 * fleet_module.NEXT_START_S)
+    time.sleep(2 * tracked_queue.NEXT_START_S)
     assert first.made[0].gives_way_s > 0
     first.made[1].is_ready = True
     assert wait_until(lambda: not any(tracker.gives_way_s for tracker in first.made))
@@ -198,7 +199,7 @@ def test_trackers_give_way_to_one_that_starts(fleet: Fleet) -> None:
 def test_trackers_give_way_for_a_while_to_one_that_does_not_get_ready(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_module, "STARTING_S", 1.0)
+    monkeypatch.setattr(tracked_queue, "STARTING_S", 1.0)
     first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: bool(first.made) and first.made[0].gives_way_s > 0)
     assert wait_until(lambda: not first.made[0].gives_way_s)
@@ -207,7 +208,7 @@ def test_trackers_give_way_for_a_while_to_one_that_does_not_get_ready(
 def test_trackers_give_way_for_a_moment_longer_because_the_next_one_may_start(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_module, "NEXT_START_S", 3_600.0)
+    monkeypatch.setattr(tracked_queue, "NEXT_START_S", 3_600.0)
     first = fleet.process("a", "orders")
     assert wait_until(lambda: ("ready", "orders") in first.events)
     time.sleep(2 * T / 1000)
