@@ -8,15 +8,17 @@ Rule 3: a tracker is stopped when the log shows that the queue is removed, pause
 not assigned. It is not stopped because its claim is over: if no process can reach the coordination topic, all go on
 with what they track, and a process that takes a queue over fences its former tracker.
 Rule 4: a queue that is assigned to another process is handed over: its claim is released, and its tracker goes on until
-the successor fences it. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for another reason
-ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
+the successor fences it or is ready. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for
+another reason ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
 Rule 5: a process hands its queues over one after the other, because trackers that start at the same time slow each
 other: the next one when the log shows that the successor's tracker of the last one is ready, or after `STARTING_S`. A
 process that ends waits less where its time is short. Until its turn comes, a queue is tracked as before. A process
 shows that its tracker of a queue is ready by the position of the queue, which is then the epoch of its claim.
-Rule 6: a tracker that starts needs the processor more than the others: all trackers of a process in which one starts
+Rule 6: a queue is handed over after a batch of its tracker, not during one, and no further batch begins for
+`HANDED_OVER_GIVE_WAY_S`: the successor would fence the tracker in it, and all its work would be in vain.
+Rule 7: a tracker that starts needs the processor more than the others: all trackers of a process in which one starts
 give way until it is ready, and so do those of the process that handed its queue over.
-Rule 7: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
+Rule 8: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
 over at once: they fence what is still open.
 """
 
@@ -69,6 +71,12 @@ after 65 s of silence.
 
 GIVE_WAY_S = 1.5
 """Longest pause after a batch of a tracker while one of its process starts, seconds."""
+
+HANDED_OVER_GIVE_WAY_S = 4.0
+"""Pause of a tracker whose queue was handed over; its successor needs about one second to fence it, seconds."""
+
+BATCH_END_S = 3.0
+"""For how long a hand-over waits for the end of the tracker's batch, seconds."""
 
 HANDING_OVER_GIVE_WAY_S = 0.7
 """
@@ -205,7 +213,7 @@ class TrackerFleet:
             try:
                 self._check_engine()
             except KmqError:
-                self._coordinator.close()  # rule 7
+                self._coordinator.close()  # rule 8
                 raise
         view = self._coordinator.view()
         for queue, tracking in list(self._running.items()):
@@ -215,47 +223,51 @@ class TrackerFleet:
                 tracking.stop(reason)
             elif tracking.leaving_since_s is not None:
                 tracking.stop("it comes back to this process, which starts it again")
+            is_leaving = tracking.is_running and tracking.leaving_since_s is not None
+            if is_leaving and _has_ready_successor(tracking, view):
+                tracking.stop("its successor is ready")
             self._look_after(queue, tracking)
         if not is_draining:
             self._begin_assigned()
         self._give_way(view)
 
     def _give_way(self, view: dict[str, Any]) -> None:
-        """Let the trackers pause that rule 6 names."""
+        """Let the trackers pause that rules 6 and 7 name."""
         is_one_starting = any(tracking.is_starting for tracking in self._running.values())
         is_handing_over = self._is_successor_starting(view)
         for tracking in self._running.values():
-            # What a tracker does between the release of its claim and its end is mostly in vain.
-            if is_one_starting or tracking.leaving_since_s is not None:
+            if tracking.leaving_since_s is not None:
+                tracking.tracker.gives_way_s = HANDED_OVER_GIVE_WAY_S
+            elif is_one_starting or tracking.is_next:
                 tracking.tracker.gives_way_s = GIVE_WAY_S
             else:
                 tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
 
     def _hand_over(self, tracking: TrackedQueue, successor: str, view: dict[str, Any]) -> None:
-        """Hand a queue over when its turn has come; see rule 5."""
+        """Hand a queue over when its turn has come; see rules 5 and 6."""
         if tracking.leaving_since_s is not None:
             return
+        is_turn = self._is_turn(view)
+        if not is_turn:
+            tracking.put_back()
         # Where the claim is over already, the successor does not wait either.
-        if self._is_turn(view) or not tracking.claim.is_held:
+        if not tracking.claim.is_held or (is_turn and tracking.wait_for_batch_end(min(BATCH_END_S, self._share_s()))):
             self._last_handed_over, self._handed_over_s = tracking, time.monotonic()
             tracking.hand_over(successor)
 
     def _is_turn(self, view: dict[str, Any]) -> bool:
         """Return whether the next queue may be handed over."""
-        if not self._is_successor_starting(view):
-            return True
+        return not self._is_successor_starting(view) or time.monotonic() - self._handed_over_s >= self._share_s()
+
+    def _share_s(self) -> float:
+        """Return the time for the next hand-over, seconds; infinity where this process does not end."""
         waiting = sum(tracking.leaving_since_s is None for tracking in self._running.values())
-        share_s = (self._hand_over_until_s - self._handed_over_s) / waiting
-        return time.monotonic() - self._handed_over_s >= share_s
+        return (self._hand_over_until_s - self._handed_over_s) / waiting
 
     def _is_successor_starting(self, view: dict[str, Any]) -> bool:
         """Return whether the queue that was handed over last waits for its new tracker."""
         last = self._last_handed_over
-        if last is None or not last.is_successor_awaited:
-            return False
-        claim = view["resources"].get(last.queue)
-        # None where the old claim was the first, and the successor has not claimed yet.
-        return claim is None or claim["position"] is None or claim["position"] <= last.claim.epoch
+        return last is not None and last.is_successor_awaited and not _has_ready_successor(last, view)
 
     def _successor(self, view: dict[str, Any], queue: str) -> str:
         """Return the other member to which a queue is assigned, empty for none."""
@@ -407,6 +419,13 @@ class TrackerFleet:
                 "cannot claim queues of fleet %s, the running trackers go on: %s", self.name, error,
                 extra={"action": "fleet_cannot_claim"},
             )  # fmt: skip
+
+
+def _has_ready_successor(tracking: TrackedQueue, view: dict[str, Any]) -> bool:
+    """Return whether the log shows that a later tracker of the queue is ready; see rule 5."""
+    claim = view["resources"].get(tracking.queue)
+    # None where the claim was the first, and no tracker has been ready.
+    return claim is not None and claim["position"] is not None and claim["position"] > tracking.claim.epoch
 
 
 def _metadata(version: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 Run the tracker of one queue in a process of a fleet: its claim, its thread, and how it ends.
 
 Rule 1: the claim is released once, and the tracker is asked to end once.
-Rule 2: at a hand-over the claim is released first, and the tracker goes on until the successor fences it.
+Rule 2: at a hand-over the claim is released first, and the tracker goes on until the successor fences it or is ready.
 Rule 3: an error of the tracker ends its thread alone; the fleet decides what follows.
 """
 
@@ -31,9 +31,11 @@ class FleetTracker(Protocol):
 
     Attributes:
         gives_way_s: How long it pauses after each batch, so that another tracker can start sooner, seconds; 0: not.
+        is_pausing: Whether it pauses after a batch now.
     """
 
     gives_way_s: float
+    is_pausing: bool
 
     def run(self) -> None:
         """Track until `stop`; raise a `KmqError` where that is not possible."""
@@ -65,6 +67,7 @@ class TrackedQueue:
         self.queue, self.claim, self.tracker = queue, claim, tracker
         self.error: Exception | None = None
         self.leaving_since_s: float | None = None
+        self._next_since_s: float | None = None
         self.ready_s = float("inf")
         self._is_released = self._is_stopping = False
         self._began_s = time.monotonic()
@@ -86,6 +89,20 @@ class TrackedQueue:
     def left_for_s(self) -> float:
         """Time since the hand-over or the stop, seconds; 0 before."""
         return 0.0 if self.leaving_since_s is None else time.monotonic() - self.leaving_since_s
+
+    @property
+    def is_next(self) -> bool:
+        """Whether it is to be handed over when its batch has ended."""
+        return self._next_since_s is not None
+
+    def wait_for_batch_end(self, longest_s: float) -> bool:
+        """Make this the next one; return whether its batch has ended, or *longest_s* seconds have passed since."""
+        self._next_since_s = self._next_since_s or time.monotonic()
+        return self.tracker.is_pausing or time.monotonic() - self._next_since_s >= longest_s
+
+    def put_back(self) -> None:
+        """Note that another queue is handed over first."""
+        self._next_since_s = None
 
     @property
     def is_successor_awaited(self) -> bool:

@@ -29,18 +29,25 @@ class NotingTracker:
     """A tracker that tracks nothing and notes when it ran."""
 
     def __init__(
-        self, queue: str, error: Exception | None = None, *, hangs: bool = False, is_ready: bool = True
+        self,
+        queue: str,
+        error: Exception | None = None,
+        *,
+        hangs: bool = False,
+        is_ready: bool = True,
+        is_pausing: bool = True,
     ) -> None:
         """
         Run until stopped, or raise *error* at once.
 
-        One that *hangs* reacts to `end` and not to `stop`. One that is not ready has not had its first batch.
+        One that *hangs* reacts to `end` and not to `stop`. One that is not ready has not had its first batch. One that
+        does not pause is in a batch.
         """
         self.queue, self._error, self._hangs = queue, error, hangs
         self.began_s = self.ended_s = 0.0
         self.is_asked_to_stop = False
         self.gives_way_s = 0.0
-        self.is_ready = is_ready
+        self.is_ready, self.is_pausing = is_ready, is_pausing
         self._stopping, self.end = threading.Event(), threading.Event()
 
     @property

@@ -161,7 +161,7 @@ def test_tracker_that_no_successor_fences_is_stopped_after_a_while(
     monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
     first = fleet.process("a", "orders")
     assert wait_until(lambda: first.running() == ["orders"])
-    standby = fleet.process("b", is_fencing=False)
+    standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
     assert first.running() == ["orders"]
@@ -170,10 +170,49 @@ def test_tracker_that_no_successor_fences_is_stopped_after_a_while(
     assert first.wait_end() is None
 
 
+def test_tracker_is_stopped_when_its_successor_is_ready(fleet: Fleet) -> None:
+    """It was fenced then, and need not find that out in a batch."""
+    first = fleet.process("a", "orders")
+    assert wait_until(lambda: first.running() == ["orders"])
+    standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
+    first.fleet.stop()
+    assert wait_until(lambda: standby.running() == ["orders"])
+    time.sleep(2 * T / 1000)
+    assert not first.tracker("orders").is_asked_to_stop
+    standby.tracker("orders").is_ready = True
+    assert wait_until(lambda: first.tracker("orders").is_asked_to_stop)
+    assert first.wait_end() is None
+
+
+def test_queue_is_handed_over_after_a_batch_of_its_tracker(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then it is the next one, and pauses after that batch."""
+    monkeypatch.setattr(fleet_module, "BATCH_END_S", 3_600.0)
+    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
+    assert wait_until(lambda: len(first.running()) == 2)
+    second = fleet.process("b")
+    assert wait_until(lambda: sum(task["client_id"] == "b" for task in first.fleet.view()["tasks"].values()) == 1)
+    (moved,) = (queue for queue, task in first.fleet.view()["tasks"].items() if task["client_id"] == "b")
+    time.sleep(2 * T / 1000)
+    assert second.running() == []
+    assert first.tracker(moved).gives_way_s == fleet_module.GIVE_WAY_S
+    first.tracker(moved).is_pausing = True
+    assert wait_until(lambda: second.running() == [moved])
+
+
+def test_tracker_whose_batch_does_not_end_is_handed_over_all_the_same(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "BATCH_END_S", 1.0)
+    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
+    assert wait_until(lambda: len(first.running()) == 2)
+    second = fleet.process("b")
+    assert wait_until(lambda: len(second.running()) == 1)
+
+
 def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Fleet) -> None:
     first = fleet.process("a", "orders", "emails")
     assert wait_until(lambda: len(first.running()) == 2)
-    second = fleet.process("b", is_fencing=False)
+    second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
     assert wait_until(lambda: len(second.running()) == 1)
     (moved,) = second.running()
     old = first.tracker(moved)
@@ -219,12 +258,12 @@ def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) ->
     first = fleet.process("a", "orders")
     assert wait_until(lambda: first.running() == ["orders"])
     assert wait_until(lambda: not first.tracker("orders").gives_way_s)
-    standby = fleet.process("b", is_fencing=False)
+    standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
     first.fleet.stop()
     assert wait_until(lambda: standby.running() == ["orders"])
-    assert first.tracker("orders").gives_way_s == fleet_module.GIVE_WAY_S
+    assert first.tracker("orders").gives_way_s == fleet_module.HANDED_OVER_GIVE_WAY_S
+    standby.tracker("orders").is_ready = True
     assert wait_until(lambda: not standby.tracker("orders").gives_way_s)
-    first.tracker("orders").fence()
 
 
 def test_all_trackers_of_a_process_give_way_until_the_tracker_of_a_queue_that_it_handed_over_is_ready(

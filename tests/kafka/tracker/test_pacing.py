@@ -179,11 +179,12 @@ def test_tracker_that_gives_way_pauses_after_each_batch_and_stops_at_once(stage:
     with busy_markers(stage), stage.tracking() as tracker:
         tracker.gives_way_s = HOUR_S
         tracker.on_batch = batches.count
-        assert wait_until(lambda: batches.number == 1)
+        assert wait_until(lambda: batches.number == 1 and tracker.is_pausing)
         stage.send("due")
         with stage.consumer() as consumer:
             assert receive_all(consumer, 1)
         time.sleep(LEASE_MS / 1000 + 1.0)
+    assert not tracker.is_pausing
     assert batches.number <= 2  # the one that gave way, and one that begins when it ends
     with stage.tracking(), stage.consumer() as consumer:
         assert [message.delivery_count for message in receive_all(consumer, 1, ack=True)] == [2]
