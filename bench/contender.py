@@ -97,6 +97,14 @@ def of_group(work: Work) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_share_group(work: Work) -> dict[str, Any]:
+    """Return the settings of a share consumer that acknowledges explicitly; it allows fewer than a plain one."""
+    return {
+        "bootstrap.servers": work.bootstrap_servers, "group.id": work.group,
+        "share.acknowledgement.mode": "explicit", "fetch.wait.max.ms": 10,
+    }  # fmt: skip
+
+
 def plain(work: Work, tally: Tally) -> None:
     """`confluent_kafka.Consumer.consume`, positions committed in the background."""
     consumer = Consumer(of_group(work))
@@ -113,12 +121,7 @@ def plain(work: Work, tally: Tally) -> None:
 
 def share(work: Work, tally: Tally) -> None:
     """Kafka's own share group, each message acknowledged explicitly."""
-    consumer = ShareConsumer(
-        {
-            "bootstrap.servers": work.bootstrap_servers, "group.id": work.group,
-            "share.acknowledgement.mode": "explicit", "fetch.wait.max.ms": 10,
-        }
-    )  # fmt: skip
+    consumer = ShareConsumer(of_share_group(work))
     consumer.subscribe([work.topic])
     while not tally.is_over:
         messages = [message for message in consumer.poll(0.2) if message.error() is None]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.contender import Work, of_group
+from bench.contender import Work, of_group, of_share_group
 from bench.share_groups import read_from_the_beginning
 from bench.stage import Bench
 from kmq_spark import QueueConsumer, QueueProducer
@@ -98,8 +98,7 @@ def _plain(work: Work) -> Iterator[bytes | None]:
 def _share(work: Work) -> Iterator[bytes | None]:
     from confluent_kafka import ShareConsumer  # noqa: PLC0415  # one kind a process
 
-    config = {key: value for key, value in of_group(work).items() if not key.startswith(("auto.", "fetch.queue"))}
-    consumer = ShareConsumer({**config, "share.acknowledgement.mode": "explicit"})
+    consumer = ShareConsumer(of_share_group(work))
     consumer.subscribe([work.topic])
     while True:
         messages = [message for message in consumer.poll(0.5) if message.error() is None]
