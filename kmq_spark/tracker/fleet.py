@@ -223,6 +223,8 @@ class TrackerFleet:
                 tracking.stop(reason)
             elif tracking.leaving_since_s is not None:
                 tracking.stop("it comes back to this process, which starts it again")
+            else:
+                tracking.put_back()
             is_leaving = tracking.is_running and tracking.leaving_since_s is not None
             if is_leaving and _has_ready_successor(tracking, view):
                 tracking.stop("its successor is ready")

@@ -101,7 +101,7 @@ class TrackedQueue:
         return self.tracker.is_pausing or time.monotonic() - self._next_since_s >= longest_s
 
     def put_back(self) -> None:
-        """Note that another queue is handed over first."""
+        """Note that another queue is handed over first, or that this one stays."""
         self._next_since_s = None
 
     @property

@@ -199,6 +199,18 @@ def test_queue_is_handed_over_after_a_batch_of_its_tracker(fleet: Fleet, monkeyp
     assert wait_until(lambda: second.running() == [moved])
 
 
+def test_queue_that_stays_after_all_is_tracked_as_before(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor is gone before its turn came."""
+    monkeypatch.setattr(fleet_module, "BATCH_END_S", 3_600.0)
+    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
+    assert wait_until(lambda: len(first.running()) == 2 and not any(tracker.gives_way_s for tracker in first.made))
+    second = fleet.process("b")
+    assert wait_until(lambda: sum(tracker.gives_way_s == fleet_module.GIVE_WAY_S for tracker in first.made) == 1)
+    second.end()
+    assert wait_until(lambda: not any(tracker.gives_way_s for tracker in first.made))
+    assert first.running() == ["emails", "orders"]
+
+
 def test_tracker_whose_batch_does_not_end_is_handed_over_all_the_same(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
