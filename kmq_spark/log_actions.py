@@ -24,7 +24,7 @@ LOG_ACTIONS: dict[str, str] = {
     "fleet_cannot_claim": "A process of a fleet cannot claim queues; the trackers that it runs continue.",
     "fleet_drain_failed": "A process of a fleet could not hand its queues over; it stops its trackers and ends.",
     "fleet_foreign_task": "A task of a fleet is not a queue name; it is ignored.",
-    "fleet_hands_over": "A queue goes to another process of the fleet; its tracker goes on until that one takes over.",
+    "fleet_hands_over": "A queue goes to another process of the fleet; its tracker ends when that one has taken over.",
     "fleet_joined": "A process has joined its fleet.",
     "fleet_stops": "A process of a fleet stops the tracker of a queue; the text contains the reason.",
     "fleet_takes": "A process of a fleet starts the tracker of a queue.",
