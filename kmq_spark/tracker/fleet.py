@@ -14,8 +14,9 @@ Rule 5: a process hands its queues over one after the other, because trackers th
 other: the next one when the log shows that the successor's tracker of the last one is ready, or after `STARTING_S`. A
 process that ends waits less where its time is short. Until its turn comes, a queue is tracked as before. A process
 shows that its tracker of a queue is ready by the position of the queue, which is then the epoch of its claim.
-Rule 6: a queue is handed over after a batch of its tracker, not during one, and no further batch begins for
-`HANDED_OVER_GIVE_WAY_S`: the successor would fence the tracker in it, and all its work would be in vain.
+Rule 6: a queue is handed over after a batch of its tracker, not during one, and the tracker then gives way to its
+successor: this one would fence it in the next batch, whose work would be in vain. A batch that lasts longer than
+`BATCH_END_S` is not waited for.
 Rule 7: a tracker that starts needs the processor more than the others: all trackers of a process in which one starts
 give way until it is ready, and so do those of the process that handed its queue over.
 Rule 8: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
@@ -73,7 +74,10 @@ GIVE_WAY_S = 1.5
 """Longest pause after a batch of a tracker while one of its process starts, seconds."""
 
 HANDED_OVER_GIVE_WAY_S = 4.0
-"""Pause of a tracker whose queue was handed over; its successor needs about one second to fence it, seconds."""
+"""
+Longest pause after a batch of a tracker whose queue was handed over, seconds. Its successor needs about one second to
+fence it; where none comes, redelivery goes on after this pause.
+"""
 
 BATCH_END_S = 3.0
 """For how long a hand-over waits for the end of the tracker's batch, seconds."""
@@ -224,7 +228,7 @@ class TrackerFleet:
             elif tracking.leaving_since_s is not None:
                 tracking.stop("it comes back to this process, which starts it again")
             else:
-                tracking.put_back()
+                tracking.end_turn()
             is_leaving = tracking.is_running and tracking.leaving_since_s is not None
             if is_leaving and _has_ready_successor(tracking, view):
                 tracking.stop("its successor is ready")
@@ -240,7 +244,7 @@ class TrackerFleet:
         for tracking in self._running.values():
             if tracking.leaving_since_s is not None:
                 tracking.tracker.gives_way_s = HANDED_OVER_GIVE_WAY_S
-            elif is_one_starting or tracking.is_next:
+            elif is_one_starting or tracking.has_turn:
                 tracking.tracker.gives_way_s = GIVE_WAY_S
             else:
                 tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
@@ -249,11 +253,12 @@ class TrackerFleet:
         """Hand a queue over when its turn has come; see rules 5 and 6."""
         if tracking.leaving_since_s is not None:
             return
-        is_turn = self._is_turn(view)
-        if not is_turn:
-            tracking.put_back()
+        if self._is_turn(view):
+            tracking.begin_turn()
+        else:
+            tracking.end_turn()
         # Where the claim is over already, the successor does not wait either.
-        if not tracking.claim.is_held or (is_turn and tracking.wait_for_batch_end(min(BATCH_END_S, self._share_s()))):
+        if not tracking.claim.is_held or tracking.is_batch_over(min(BATCH_END_S, self._share_s())):
             self._last_handed_over, self._handed_over_s = tracking, time.monotonic()
             tracking.hand_over(successor)
 

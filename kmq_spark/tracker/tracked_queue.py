@@ -67,8 +67,8 @@ class TrackedQueue:
         self.queue, self.claim, self.tracker = queue, claim, tracker
         self.error: Exception | None = None
         self.leaving_since_s: float | None = None
-        self._next_since_s: float | None = None
         self.ready_s = float("inf")
+        self._turn_since_s: float | None = None
         self._is_released = self._is_stopping = False
         self._began_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
@@ -91,18 +91,24 @@ class TrackedQueue:
         return 0.0 if self.leaving_since_s is None else time.monotonic() - self.leaving_since_s
 
     @property
-    def is_next(self) -> bool:
-        """Whether it is to be handed over when its batch has ended."""
-        return self._next_since_s is not None
+    def has_turn(self) -> bool:
+        """Whether it is handed over as soon as its batch is over."""
+        return self._turn_since_s is not None
 
-    def wait_for_batch_end(self, longest_s: float) -> bool:
-        """Make this the next one; return whether its batch has ended, or *longest_s* seconds have passed since."""
-        self._next_since_s = self._next_since_s or time.monotonic()
-        return self.tracker.is_pausing or time.monotonic() - self._next_since_s >= longest_s
+    def begin_turn(self) -> None:
+        """Note that this queue may be handed over; a turn that has begun goes on."""
+        if self._turn_since_s is None:
+            self._turn_since_s = time.monotonic()
 
-    def put_back(self) -> None:
+    def end_turn(self) -> None:
         """Note that another queue is handed over first, or that this one stays."""
-        self._next_since_s = None
+        self._turn_since_s = None
+
+    def is_batch_over(self, longest_s: float) -> bool:
+        """Return whether the batch in which its turn began is over, or was waited for for *longest_s* seconds."""
+        if self._turn_since_s is None:
+            return False
+        return self.tracker.is_pausing or time.monotonic() - self._turn_since_s >= longest_s
 
     @property
     def is_successor_awaited(self) -> bool:
