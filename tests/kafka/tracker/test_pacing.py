@@ -199,3 +199,17 @@ def test_pause_of_a_tracker_that_gives_way_ends_when_it_need_not_any_more(stage:
         assert wait_until(lambda: batches.number == 1)
         tracker.gives_way_s = 0.0
         assert wait_until(lambda: batches.number > 2)
+
+
+@pytest.mark.slow
+def test_pause_of_a_tracker_grows_when_it_is_to_give_way_for_longer(stage: Stage) -> None:
+    """A queue that is handed over during a pause begins no further batch when that pause would have ended."""
+    batches = Batches()
+    with busy_markers(stage), stage.tracking() as tracker:
+        tracker.gives_way_s = LATE_S
+        tracker.on_batch = batches.count
+        assert wait_until(lambda: batches.number >= 1 and tracker.is_pausing)
+        tracker.gives_way_s, at_first = HOUR_S, batches.number
+        time.sleep(1.5 * LATE_S)
+        assert tracker.is_pausing
+        assert batches.number == at_first
