@@ -12,4 +12,4 @@ WORK = Work("127.0.0.1:1", "orders", "readers")
 def test_settings_of_each_consumer_are_ones_that_it_knows() -> None:
     """A client that is made refuses a setting that is not its own; `log_level` keeps what it says of the broker."""
     Consumer({**of_group(WORK), "log_level": 0}).close()
-    ShareConsumer({**of_share_group(WORK), "log_level": 0})
+    ShareConsumer({**of_share_group(WORK), "log_level": 0}).close()
