@@ -29,14 +29,30 @@ FENCED_NAMES = frozenset(
 
 TEMPORARY_NAMES = frozenset(
     {
+        # Of librdkafka. `_DESTROY_BROKER`: a broker disconnects while a request is in flight; `_NOENT`: a partition has
+        # no leader at that moment.
         *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
-        # A broker that disconnects while a request is in flight; a partition that has no leader at that moment.
-        *("_NOENT", "_DESTROY_BROKER", "NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"),
-        *("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"),
-        *("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR"),
+        *("_NOENT", "_DESTROY_BROKER", "BROKER_NOT_AVAILABLE"),
+        # All that Kafka's own client repeats (`org.apache.kafka.common.protocol.Errors`), except for a missing topic.
+        *("INVALID_MSG", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REQUEST_TIMED_OUT"),
+        *("REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"),
+        *("NOT_COORDINATOR", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_CONTROLLER"),
+        *("CONCURRENT_TRANSACTIONS", "KAFKA_STORAGE_ERROR", "FETCH_SESSION_ID_NOT_FOUND"),
+        *("INVALID_FETCH_SESSION_EPOCH", "LISTENER_NOT_FOUND", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
+        *("OFFSET_NOT_AVAILABLE", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE"),
+        *("ELECTION_NOT_NEEDED", "UNSTABLE_OFFSET_COMMIT", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID"),
+        *("INCONSISTENT_TOPIC_ID", "SHARE_SESSION_NOT_FOUND", "INVALID_SHARE_SESSION_EPOCH"),
+        "SHARE_SESSION_LIMIT_REACHED",
     }
 )
-"""Temporary failures that librdkafka does not mark as retriable, because it has already retried them."""
+"""Temporary failures; librdkafka marks none of them as retriable, because it has already repeated what it repeats."""
+
+OLD_LEADER_EPOCH = "FENCED_LEADER_EPOCH"
+"""
+A partition has had a new leader, or its leader has started again, and the client does not know. librdkafka's admin
+client then gets this answer until it reads the metadata again, which it does every five minutes
+(`rd_kafka_admin_result_err_refresh`).
+"""
 
 UNREACHABLE_NAMES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_RESOLVE"})
 """Failures of a client whose broker did not respond."""

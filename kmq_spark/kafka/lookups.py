@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaExcepti
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from kmq_spark.kafka.bounded_calls import answer_of
-from kmq_spark.kafka.client_errors import client_error, retry_until_answered
+from kmq_spark.kafka.client_errors import OLD_LEADER_EPOCH, client_error, retry_until_answered
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s:
     try:
         found = client.offsets_for_times(wanted, timeout=timeout_s)
     except KafkaException as error:
-        if client_error(error, f"cannot read the offsets of {topic}").retriable:
+        is_old_epoch = error.args[0].name() == OLD_LEADER_EPOCH
+        if client_error(error, f"cannot read the offsets of {topic}").retriable and not is_old_epoch:
             raise
-        # None of them is known to the client, or it names an older leader epoch than the broker's (FENCED_LEADER_EPOCH,
-        # after the broker was suspended).
+        # None of them is known to the client, or it names an older leader epoch than the broker's.
         return {}
     return {place.partition: place.offset for place in found if place.error is None and place.offset >= 0}
 
@@ -157,7 +157,12 @@ def offsets_of(
 
     def request() -> dict[int, int]:
         futures = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
-        return {place.partition: answer_of(future, timeout_s).offset for place, future in futures.items()}
+        try:
+            return {place.partition: answer_of(future, timeout_s).offset for place, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].name() == OLD_LEADER_EPOCH:
+                admin.list_topics(topic, timeout=timeout_s)
+            raise
 
     return retry_until_answered(request, f"cannot read the offsets of {topic}", timeout_s)
 

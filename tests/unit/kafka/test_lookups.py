@@ -1,14 +1,19 @@
-"""Bounds of a partition: a partition without a leader is not a partition that does not exist."""
+"""
+Bounds of a partition: a partition without a leader is not a partition that does not exist, and a client that knows a
+former leader looks for the new one.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import TopicError
-from kmq_spark.kafka.lookups import Bounds, bounds_now, bounds_of
+from kmq_spark.kafka.lookups import LATEST, Bounds, bounds_now, bounds_of, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +37,29 @@ class LeaderlessConsumer(Consumer):
             self.times -= 1
             raise KafkaException(KafkaError(_UNKNOWN_PARTITION))
         return super().get_watermark_offsets(*args, **options)
+
+
+class OutdatedAdmin(AdminClient):
+    """
+    A real client that gives the broker's answer for an older leader epoch, until it has read the metadata.
+
+    No mock broker of librdkafka changes its epoch; `tests/kafka/kafka/test_old_leader_epoch.py` restarts a real one.
+    """
+
+    is_outdated = True
+
+    def list_offsets(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as the client
+        """Answer as the broker does."""
+        if not self.is_outdated:
+            return super().list_offsets(*args, **options)
+        refused: Future[Any] = Future()
+        refused.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+        return dict.fromkeys(args[0], refused)
+
+    def list_topics(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as the client
+        """Read the metadata."""
+        self.is_outdated = False
+        return super().list_topics(*args, **options)
 
 
 @pytest.fixture
@@ -62,3 +90,13 @@ def test_partition_without_a_leader_is_a_temporary_error(client: LeaderlessConsu
 def test_partition_that_does_not_exist_is_a_topic_error(client: LeaderlessConsumer) -> None:
     with pytest.raises(TopicError, match="create the queue"):
         bounds_of(client, TopicPartition(TOPIC, 99), 30.0)
+
+
+def test_client_that_knows_an_older_leader_epoch_reads_the_metadata_anew() -> None:
+    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = owner.list_topics(TOPIC, timeout=5).brokers.values()
+    owner.produce(TOPIC, b"value", partition=0)
+    owner.flush(5)
+    admin = OutdatedAdmin({"bootstrap.servers": f"{broker.host}:{broker.port}", "log_level": 0})
+    assert offsets_of(admin, TOPIC, [0, 1], LATEST, 30.0) == {0: 1, 1: 0}
+    assert not admin.is_outdated

@@ -1,0 +1,61 @@
+"""
+A client that knows a partition's leader from before a restart of the broker.
+
+librdkafka's admin client reads no new metadata when the broker refuses a request for offsets because of its leader
+epoch: it got no answer until it read the metadata all the same, which it does every five minutes. Here it never does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.kafka.settings import admin_config
+from kmq_spark.kafka.topics import create_queue
+from kmq_spark.tracker.queue_ends import NOT_KNOWN, QueueEnds
+from tests.brokers import quick_broker
+from tests.kafka.stage import wait_until
+from tests.limits import COMES_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.local.broker import EmbeddedBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A broker that the test may restart."""
+    with quick_broker() as broker:
+        yield broker
+
+
+def test_offsets_are_read_after_a_restart_of_the_broker(own_broker: EmbeddedBroker) -> None:
+    servers = own_broker.bootstrap_servers
+    topic = create_queue("orders", bootstrap_servers=servers, partitions=PARTITIONS).topics.queue_topic
+    config = admin_config(servers, "test") | {"topic.metadata.refresh.interval.ms": -1}
+    admin, ends = AdminClient(config), QueueEnds(config, topic)
+    nothing = dict.fromkeys(range(PARTITIONS), 0)
+    assert offsets_of(admin, topic, range(PARTITIONS), LATEST, COMES_S) == nothing
+    wait_until(lambda: answer_of(ends) == (0,) * PARTITIONS, COMES_S)
+
+    own_broker.restart()
+
+    assert offsets_of(admin, topic, range(PARTITIONS), EARLIEST, COMES_S) == nothing
+    wait_until(lambda: answer_of(ends) == (0,) * PARTITIONS, COMES_S)
+
+
+def answer_of(ends: QueueEnds) -> tuple[int, ...]:
+    """Ask for the ends of the partitions and wait for the answer."""
+    ends.ask(PARTITIONS)
+    while (answer := ends.take()) is None and ends.is_asking:
+        time.sleep(0.01)
+    return answer or (NOT_KNOWN,)
