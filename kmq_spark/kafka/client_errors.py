@@ -47,13 +47,6 @@ TEMPORARY_NAMES = frozenset(
 )
 """Temporary failures; librdkafka marks none of them as retriable, because it has already repeated what it repeats."""
 
-OLD_LEADER_EPOCH = "FENCED_LEADER_EPOCH"
-"""
-A partition has had a new leader, or its leader has started again, and the client does not know. librdkafka's admin
-client then gets this answer until it reads the metadata again, which it does every five minutes
-(`rd_kafka_admin_result_err_refresh`).
-"""
-
 UNREACHABLE_NAMES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_RESOLVE"})
 """Failures of a client whose broker did not respond."""
 
@@ -143,6 +136,16 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
     advice = _LISTENER_ADVICE if _CONCERNS_LISTENER.search(reason) else _ADVICE[error.code]
     message = f"{operation}: {reason} ({error.code}); {advice}"
     return KafkaClientError(message, code=error.code, retriable=error.retriable)
+
+
+def has_old_leader_epoch(error: BaseException | None) -> bool:
+    """
+    Return whether the broker refused a request because the client's metadata are out of date.
+
+    A partition has had a new leader since, or its leader has started again. librdkafka's admin client gets this error
+    until it reads the metadata again, which it does every five minutes (`rd_kafka_admin_result_err_refresh`).
+    """
+    return isinstance(error, KafkaException) and error.args[0].name() == "FENCED_LEADER_EPOCH"
 
 
 def advice_on(code: str) -> str | None:

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaExcepti
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from kmq_spark.kafka.bounded_calls import answer_of
-from kmq_spark.kafka.client_errors import OLD_LEADER_EPOCH, client_error, retry_until_answered
+from kmq_spark.kafka.client_errors import client_error, has_old_leader_epoch, retry_until_answered
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s:
     try:
         found = client.offsets_for_times(wanted, timeout=timeout_s)
     except KafkaException as error:
-        is_old_epoch = error.args[0].name() == OLD_LEADER_EPOCH
-        if client_error(error, f"cannot read the offsets of {topic}").retriable and not is_old_epoch:
+        failure = client_error(error, f"cannot read the offsets of {topic}")
+        if failure.retriable and not has_old_leader_epoch(error):
             raise
-        # None of them is known to the client, or it names an older leader epoch than the broker's.
+        # The client knows none of the partitions, or its metadata are out of date.
         return {}
     return {place.partition: place.offset for place in found if place.error is None and place.offset >= 0}
 
@@ -160,7 +160,7 @@ def offsets_of(
         try:
             return {place.partition: answer_of(future, timeout_s).offset for place, future in futures.items()}
         except KafkaException as error:
-            if error.args[0].name() == OLD_LEADER_EPOCH:
+            if has_old_leader_epoch(error):
                 admin.list_topics(topic, timeout=timeout_s)
             raise
 

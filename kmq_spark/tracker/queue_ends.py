@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.kafka.client_errors import OLD_LEADER_EPOCH
+from kmq_spark.kafka.client_errors import has_old_leader_epoch
 from kmq_spark.kafka.lookups import LATEST
 from kmq_spark.kafka.settings import make_client
 
@@ -72,13 +72,8 @@ class QueueEnds:
         if not self._answers or not all(answer.done() for answer in self._answers):
             return None
         ends = tuple(NOT_KNOWN if answer.exception() else int(answer.result().offset) for answer in self._answers)
-        if any(map(_is_old_epoch, self._answers)):
+        if any(has_old_leader_epoch(answer.exception()) for answer in self._answers):
             # A new client reads the metadata anew. To have this one read them would block.
             self._admin = None
         self._answers = []
         return ends
-
-
-def _is_old_epoch(answer: Future[Any]) -> bool:
-    error = answer.exception()
-    return isinstance(error, KafkaException) and error.args[0].name() == OLD_LEADER_EPOCH

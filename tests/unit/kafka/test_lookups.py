@@ -63,13 +63,20 @@ class OutdatedAdmin(AdminClient):
 
 
 @pytest.fixture
-def client() -> Iterator[LeaderlessConsumer]:
-    """A client of a mock broker with one record in partition 0 of four."""
+def address() -> Iterator[str]:
+    """Address of a mock broker with one record in partition 0 of four."""
     owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = owner.list_topics(timeout=5).brokers.values()
     owner.produce(TOPIC, b"value", partition=0)
     owner.flush(5)
-    client = LeaderlessConsumer({"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "g", "log_level": 0})
+    yield f"{broker.host}:{broker.port}"
+    del owner  # the mock broker ends with it
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[LeaderlessConsumer]:
+    """A client of the mock broker."""
+    client = LeaderlessConsumer({"bootstrap.servers": address, "group.id": "g", "log_level": 0})
     yield client
     client.close()
 
@@ -92,11 +99,7 @@ def test_partition_that_does_not_exist_is_a_topic_error(client: LeaderlessConsum
         bounds_of(client, TopicPartition(TOPIC, 99), 30.0)
 
 
-def test_client_that_knows_an_older_leader_epoch_reads_the_metadata_anew() -> None:
-    owner = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    (broker,) = owner.list_topics(TOPIC, timeout=5).brokers.values()
-    owner.produce(TOPIC, b"value", partition=0)
-    owner.flush(5)
-    admin = OutdatedAdmin({"bootstrap.servers": f"{broker.host}:{broker.port}", "log_level": 0})
+def test_client_that_knows_an_older_leader_epoch_reads_the_metadata_anew(address: str) -> None:
+    admin = OutdatedAdmin({"bootstrap.servers": address, "log_level": 0})
     assert offsets_of(admin, TOPIC, [0, 1], LATEST, 30.0) == {0: 1, 1: 0}
     assert not admin.is_outdated
