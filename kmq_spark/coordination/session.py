@@ -387,6 +387,8 @@ class Session:
         with self.changed:
             if self.failure is not None:
                 return
+            # First: other threads ask for both without the lock, and who sees the failure must not see a claim held.
+            self.until_ms = NEVER_HELD
             self.failure = error
             logger.error("coordination ended: %s", error, extra={"action": "coordination_ended"})
             self._lose_all("the session ended")

@@ -356,6 +356,16 @@ def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[
     assert len(partition.records) == beats
 
 
+def test_session_that_has_failed_holds_nothing(pair: tuple[Process, Process]) -> None:
+    """Not even while its claims are ended one after the other: other threads see the failure by then."""
+    first, _ = pair
+    claims = [first.held("r"), first.held("s")]
+    seen: list[bool] = []
+    first.session.on_lost = lambda _: seen.extend(claim.is_held for claim in claims)
+    first.session.fail(FencedError("taken over"))
+    assert seen == [False] * 4
+
+
 def test_observer_writes_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
     """It follows the group, and is no member."""
     first, second = pair
