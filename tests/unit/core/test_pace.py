@@ -29,6 +29,7 @@ SECONDS = range(60)
     [
         pytest.param([(50 * s, 100_000) for s in SECONDS], None, id="catches up from far behind"),
         pytest.param([(100 * s, 100 * s + 90) for s in SECONDS], None, id="as fast as the senders, within a batch"),
+        pytest.param([(50 * s, 50 * s + ENOUGH) for s in SECONDS], None, id="as fast as the senders, a batch behind"),
         pytest.param([(50 * s, 60 * s + 500) for s in SECONDS], 10, id="slower than the senders"),
         pytest.param([(50 * s, 50 * s + 500) for s in SECONDS], 10, id="as fast as the senders, far behind"),
         pytest.param([(40 * min(s, 20), 100_000) for s in SECONDS], 30, id="stuck after twenty seconds"),
