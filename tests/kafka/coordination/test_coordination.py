@@ -111,13 +111,14 @@ def test_process_that_stops_without_leaving_is_found_again(make: Make) -> None:
 def test_positions_are_set_while_the_group_is_paused(make: Make) -> None:
     """Not before, and not while something is held."""
     member, operator = make("a"), make("o", begin="watch")
-    held(member.claim("r")).commit(9, wait_s=COMES_S)
+    claim = held(member.claim("r"))
+    claim.commit(9, wait_s=COMES_S)
     with pytest.raises(
         UsageError, match=r"SET_POSITION changed nothing in group 'group-.*': not_paused; pause the group"
     ):
         operator.set_position("r", 3)
     operator.pause(60_000)
-    member.claims["r"].release()
+    claim.release()
     assert operator.wait_for(lambda world: not world["resources"]["r"]["holder"], COMES_S)
     operator.set_position("r", 3)
     operator.resume()
@@ -142,12 +143,12 @@ def test_tasks_are_spread_and_follow_the_members(make: Make) -> None:
     assert set(second.assigned.values()) == {b"payload"}
     mine = next(iter(second.assigned))
     assert first.claim(mine) is None
-    held(second.claim(mine, COMES_S))
+    claim = held(second.claim(mine, COMES_S))
     second.drain()
     assert first.wait_for(lambda world: counts(world) == [10, 0], COMES_S)
     # The hand-over: the old owner first.
     assert first.claim(mine) is None
-    second.claims[mine].release()
+    claim.release()
     held(first.claim(mine, COMES_S))
     first.remove_task(mine)
     with pytest.raises(UsageError, match=r"REMOVE_TASK changed nothing in group 'group-.*': unknown_task"):
