@@ -8,7 +8,7 @@ LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
 # Explicit, so that tests never meet the jars or the settings of somebody's own Spark. And some machines forbid Python
 # to keep what it has compiled: each process that a test starts would compile our modules anew.
 PYTEST := env -u SPARK_HOME -u SPARK_CONF_DIR -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
-# Processes of the tiers that mostly wait: each has a broker of its own, and one of them the Spark session.
+# Processes of the tiers that mostly wait: each has a broker of its own, and up to three of them a Spark session.
 WORKERS := 6
 # Each process collects all tests by itself; most of them are of the unit tier, which these never run.
 SPREAD := -n $(WORKERS) --dist loadgroup --ignore=tests/unit
