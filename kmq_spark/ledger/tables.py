@@ -133,10 +133,9 @@ def _has_files(spark: SparkSession, path: str) -> bool:
 
 def _check_version(spark: SparkSession, location: Location, table: str, *, may_be_older: bool = False) -> None:
     name = location.sql_name(table)
-    detail = spark.sql(f"DESCRIBE DETAIL {name}").collect()[0]
-    properties = detail["properties"] or {}
-    version = properties.get(VERSION_PROPERTY) if detail["format"] == "delta" else None
-    check_version(name, version, may_be_older=may_be_older)
+    # Not DESCRIBE DETAIL, which also counts the files: Spark jobs over the whole log of the table.
+    properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+    check_version(name, properties.get(VERSION_PROPERTY), may_be_older=may_be_older)
 
 
 def _run(spark: SparkSession, location: Location, statement: str) -> None:
