@@ -31,6 +31,7 @@ from kmq_spark.kafka.client_errors import UNREACHABLE_NAMES
 from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.rate_limit import RateLimit
+from kmq_spark.spark.callbacks import Callback
 from kmq_spark.spark.errors import is_stop_timeout, one_line
 from kmq_spark.spark.restarts import FIRST_BACKOFF_S, restart_backoff_s
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
@@ -59,8 +60,10 @@ if TYPE_CHECKING:
     from kmq_spark.config import Settings
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
+    from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.tracker.full_record import FullRecordWriter
     from kmq_spark.tracker.pacing import Pauser
+    from kmq_spark.tracker.query import DeliverBatch
     from kmq_spark.tracker.sender.redelivery import RedeliverySender
     from kmq_spark.tracker.sender.sent import Sent
     from kmq_spark.tracker.ticker import Ticker
@@ -298,18 +301,19 @@ class QueueTracker:
                 with contextlib.suppress(KafkaClientError):
                     ticker.wait_first_ticks(FIRST_TICKS_S)
             catch_up = CatchUp(self._queue, resume.decide_from, began_s)
-            query = self._query = self._start_query(sender, ticker, pauser, resume, catch_up)
-            ticker.periodic_work = lambda: self._do_periodic_work(sender, query, catch_up)
-            self._wait_for_end(query, ticker)
+            deliver = Callback(self._deliver_function(sender, ticker, pauser, catch_up))
+            try:
+                query = self._query = self._start_query(sender.topics, resume, deliver)
+                ticker.periodic_work = lambda: self._do_periodic_work(sender, query, catch_up)
+                self._wait_for_end(query, ticker)
+            finally:
+                deliver.forget()
         finally:
             ticker.stop()
             pauser.close()
 
-    def _start_query(
-        self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, resume: ResumePoint, catch_up: CatchUp
-    ) -> StreamingQuery:
+    def _start_query(self, topics: QueueTopics, resume: ResumePoint, deliver: DeliverBatch) -> StreamingQuery:
         tracker, kafka = self._settings.tracker, self._settings.kafka
-        topics = sender.topics
         files = local_checkpoint_settings(tracker.checkpoint_dir, self._spark)
         for key, value in (streaming_settings(tracker.state_partitions) | files).items():
             self._spark.conf.set(key, value)
@@ -339,7 +343,7 @@ class QueueTracker:
         writer = build_query(
             read_markers(self._spark, source),
             fold_settings,
-            self._deliver_function(sender, ticker, pauser, catch_up),
+            deliver,
             query_name=f"kmq-tracker-{self._queue}",
             checkpoint=self._checkpoint,
             trigger=trigger,
@@ -348,7 +352,7 @@ class QueueTracker:
 
     def _deliver_function(
         self, sender: RedeliverySender, ticker: Ticker, pauser: Pauser, catch_up: CatchUp
-    ) -> Callable[[int, list[PartitionOutcome]], None]:
+    ) -> DeliverBatch:
         def deliver(batch_id: int, outcomes: list[PartitionOutcome]) -> None:
             with self._batch_lock:
                 if self._refuses_batches:
