@@ -134,8 +134,10 @@ def _has_files(spark: SparkSession, path: str) -> bool:
 def _check_version(spark: SparkSession, location: Location, table: str, *, may_be_older: bool = False) -> None:
     name = location.sql_name(table)
     # Not DESCRIBE DETAIL, which also counts the files: Spark jobs over the whole log of the table.
+    described = {row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE EXTENDED {name}").collect()}
     properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
-    check_version(name, properties.get(VERSION_PROPERTY), may_be_older=may_be_older)
+    version = properties.get(VERSION_PROPERTY) if described.get("Provider", "").lower() == "delta" else None
+    check_version(name, version, may_be_older=may_be_older)
 
 
 def _run(spark: SparkSession, location: Location, statement: str) -> None:

@@ -28,7 +28,7 @@ from kmq_spark.ledger.sample import (
     write_sample,
 )
 from kmq_spark.ledger.sample_fleet import HEARTBEAT_MS
-from kmq_spark.ledger.schema import VERSION_PROPERTY, Location
+from kmq_spark.ledger.schema import VERSION, VERSION_PROPERTY, Location
 from kmq_spark.ledger.service import streams_of
 from kmq_spark.ledger.sources import dead_letter_rows, marker_rows, message_rows
 from kmq_spark.ledger.tables import check_tables, create_tables
@@ -275,6 +275,24 @@ def test_place_that_holds_something_else_is_refused_and_left_alone(spark: SparkS
         Location("a", "b")
     with pytest.raises(ConfigError, match="ledger catalog is not allowed"):
         Location(catalog="main.kmq`; DROP")
+
+
+def test_table_of_another_format_is_refused_though_it_has_the_ledgers_property(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As `CREATE TABLE … LIKE … USING parquet` makes it, in a catalog."""
+    schema = "kmq_ledger_of_another_format"
+    spark.sql(f"CREATE SCHEMA {schema} LOCATION '{tmp_path}'")
+    try:
+        location = Location(catalog=f"spark_catalog.{schema}")
+        spark.sql(
+            f"CREATE TABLE {location.sql_name('markers')} (queue string) USING parquet "
+            f"TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}')"
+        )
+        with pytest.raises(LedgerError, match=r"is not part of a ledger: .* has no property kmq.ledger.version"):
+            create_tables(spark, location)
+    finally:
+        spark.sql(f"DROP SCHEMA {schema} CASCADE")
 
 
 @pytest.mark.slow  # several ledgers, made and altered
