@@ -7,17 +7,15 @@ later or never. So the function must not keep what its query used: clients with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from kmq_spark.errors import KmqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Arguments = ParamSpec("Arguments")
 
-
-class Callback(Generic[Arguments]):
+class Callback:
     """
     A function until `forget`.
 
@@ -25,11 +23,11 @@ class Callback(Generic[Arguments]):
         function: Called with the arguments of each call.
     """
 
-    def __init__(self, function: Callable[Arguments, None]) -> None:
+    def __init__(self, function: Callable[..., None]) -> None:
         """Keep the function."""
-        self._function: Callable[Arguments, None] | None = function
+        self._function: Callable[..., None] | None = function
 
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    def __call__(self, *arguments: Any) -> None:
         """
         Call the function.
 
@@ -38,9 +36,9 @@ class Callback(Generic[Arguments]):
         """
         function = self._function
         if function is None:
-            message = "a batch of a query that has ended was called: nothing is sent; another query runs it again"
+            message = "Spark began a batch of a query that has ended: nothing is sent; the next query runs it again"
             raise KmqError(message)
-        function(*args, **kwargs)
+        function(*arguments)
 
     def forget(self) -> None:
         """Let the function go, with all that it uses. A call that runs now goes on to its end."""
