@@ -43,4 +43,4 @@ def test_tracker_that_has_ended_leaves_no_client(stage: Stage, spark: SparkSessi
         stage.send(f"m{number}")
         with stage.tracking():
             assert clients() >= before + 3
-    assert wait_until(lambda: clients() <= before, 30)
+    assert wait_until(lambda: clients() <= before)
