@@ -124,7 +124,7 @@ class Bench:
         """Return the key with which the queue's trackers sign: a tracker ignores a TICK without a signature."""
         servers: dict[str, Any] = {"bootstrap.servers": self.broker.bootstrap_servers}
         config = {**servers, "group.id": queue.tracker_group, "enable.auto.commit": False}
-        positions = TrackerPositions(config, AdminClient(servers), queue.markers_topic, partitions, 30_000)
+        positions = TrackerPositions(config, AdminClient(servers), queue.markers_topic, partitions, 30)
         try:
             return positions.resume_point(positions.beginning()).key
         finally:

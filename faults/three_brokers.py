@@ -68,7 +68,7 @@ class ThreeBrokers:
         for number in range(2 * len(FOLLOWERS) + 2):
             topic = f"{prefix}-{number}"
             create_coordination_topic(
-                self.bootstrap_servers, topic=topic, partitions=1, replication_factor=3, timeout_ms=60_000
+                self.bootstrap_servers, topic=topic, partitions=1, replication_factor=3, timeout=60
             )
             self._wait(partial(self._has_leader, topic))
             if self.leader(topic) in FOLLOWERS:

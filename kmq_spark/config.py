@@ -53,7 +53,7 @@ class Reach(TypedDict):
     """The connection arguments of all functions that call a broker: address, timeout, client settings with secrets."""
 
     bootstrap_servers: str
-    timeout_ms: int
+    timeout: float
     extra: dict[str, str]
 
 
@@ -75,12 +75,12 @@ class KafkaSettings(_Section):
     spark_extra: dict[str, SecretStr] = Field(default_factory=dict)
     """Java client keys for Spark's Kafka source, without the `kafka.` prefix (`sasl.jaas.config`, …)."""
 
-    timeout_ms: int = Field(default=15_000, ge=1_000, le=300_000)
-    """How long a metadata or admin call may take before it is an error; raise it on slow networks."""
+    timeout: float = Field(default=15.0, ge=1.0, le=300.0)
+    """Longest wait for an answer of the broker, seconds; raise it on slow networks."""
 
     def reach(self) -> Reach:
         """Return the connection arguments for a client; they contain secrets in plain text."""
-        return Reach(bootstrap_servers=self.bootstrap_servers, timeout_ms=self.timeout_ms, extra=plain(self.extra))
+        return Reach(bootstrap_servers=self.bootstrap_servers, timeout=self.timeout, extra=plain(self.extra))
 
 
 class QueueSettings(_Section):
@@ -412,7 +412,7 @@ def _explain(error: ErrorDetails, source: str, model: type[BaseModel]) -> str:
     return f"setting {name} is not allowed: got {shown}, {wanted}; correct it in {source}"
 
 
-_OPEN_KAFKA_SETTINGS = frozenset({"kafka.bootstrap_servers", "kafka.timeout_ms"})
+_OPEN_KAFKA_SETTINGS = frozenset({"kafka.bootstrap_servers", "kafka.timeout"})
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:

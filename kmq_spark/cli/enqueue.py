@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
-from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
+from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, Timeout, settings_from
 from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
 from kmq_spark.errors import ConfigError
 
@@ -62,7 +62,7 @@ def enqueue(
     restart_limit: Annotated[
         int, typer.Option(help="Starts of a failed query in a row, before the command ends.", min=0, metavar="N")
     ] = 20,
-    timeout_ms: TimeoutMs = None,
+    timeout: Timeout = None,
     master: Master = "local[2]",
     driver_memory: DriverMemory = "1g",
     events: Events = False,
@@ -73,7 +73,7 @@ def enqueue(
     if trigger not in {"processing-time", "available-now"}:
         message = f"trigger is not allowed: got {trigger!r}, processing-time or available-now; correct --trigger"
         raise ConfigError(message)
-    settings = settings_from(address, timeout_ms)
+    settings = settings_from(address, timeout)
     from kmq_spark.kafka.topics import check_queue
     from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
 

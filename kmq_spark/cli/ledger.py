@@ -23,7 +23,7 @@ from kmq_spark.cli.shared.options import (
     Events,
     LogLevel,
     Master,
-    TimeoutMs,
+    Timeout,
     settings_from,
 )
 from kmq_spark.cli.shared.output import Output, OutputForm
@@ -74,7 +74,7 @@ def run(
     trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
-    timeout_ms: TimeoutMs = None,
+    timeout: Timeout = None,
     events: Events = False,
     log_level: LogLevel = "INFO",
 ) -> None:
@@ -82,7 +82,7 @@ def run(
     set_up_logs(log_level_of(log_level))
     settings = settings_from(
         address,
-        timeout_ms,
+        timeout,
         ledger={
             **_place(ledger_dir, catalog),
             "checkpoint_dir": checkpoint_dir,

@@ -47,7 +47,7 @@ def show(
         raise ConfigError(message)
     settings = connection.settings()
     with inspector_of(name, settings) as inspector, reading(name) as on_progress:
-        content, events = MessageHistory(inspector, settings.kafka.timeout_ms, on_progress).read(wanted)
+        content, events = MessageHistory(inspector, settings.kafka.timeout, on_progress).read(wanted)
     if not events:
         typer.echo(f"kmq: message {message_id} not found in {name}: it never existed or retention deleted it", err=True)
         raise typer.Exit(EXIT_FAILED)

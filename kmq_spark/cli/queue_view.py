@@ -113,7 +113,7 @@ def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: 
     wanted: dict[int, list[int]] = {}
     for each in sorted(held):
         wanted.setdefault(each.queue_partition, []).append(each.message_offset)
-    reader = PayloadReader(inspector.reader_config, inspector.topics.queue_topic, settings.kafka.timeout_ms)
+    reader = PayloadReader(inspector.reader_config, inspector.topics.queue_topic, settings.kafka.timeout)
     try:
         payloads = {(each.partition, each.offset): each.message for each in reader.read(wanted)}
     finally:

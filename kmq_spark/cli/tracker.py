@@ -12,7 +12,7 @@ import typer
 
 from kmq_spark import __version__
 from kmq_spark.cli.shared.common import command, print_json, run_alone, set_up_logs
-from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, TimeoutMs, settings_from
+from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, Timeout, settings_from
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(
     fleet_member: Annotated[
         str | None, typer.Option(help="Name of this process in its fleet; default: random.", metavar="NAME")
     ] = None,
-    timeout_ms: TimeoutMs = None,
+    timeout: Timeout = None,
     events: Events = False,
     log_level: LogLevel = "INFO",
 ) -> None:
@@ -70,7 +70,7 @@ def run(
     set_up_logs(log_level_of(log_level))
     settings = settings_from(
         address,
-        timeout_ms,
+        timeout,
         metrics={"port": metrics_port},
         tracker={
             "checkpoint_dir": checkpoint_dir,

@@ -9,7 +9,7 @@ import typer
 
 from kmq_spark.cli import tracker
 from kmq_spark.cli.shared.common import one_line_errors, print_json, run_alone, set_up_logs
-from kmq_spark.cli.shared.options import Address, LogLevel, TimeoutMs, settings_from
+from kmq_spark.cli.shared.options import Address, LogLevel, Timeout, settings_from
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ def once(
     address: Address,
     queues: tracker.Queues = None,
     max_deliveries: tracker.MaxDeliveries = None,
-    timeout_ms: TimeoutMs = None,
+    timeout: Timeout = None,
     events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ended.")] = False,
     log_level: LogLevel = "INFO",
 ) -> None:
@@ -28,7 +28,7 @@ def once(
     set_up_logs(tracker.log_level_of(log_level))
     settings = settings_from(
         address,
-        timeout_ms,
+        timeout,
         tracker={"queues": tuple(queues) if queues else None},
         queue={"max_deliveries": max_deliveries},
     )

@@ -152,16 +152,16 @@ def is_unstarted_work(result: object) -> bool:
     return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
-def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> None:
+def check_topics(client: Producer, topics: QueueTopics, bootstrap_servers: str, timeout: float) -> None:
     """
     Check that the topics of a queue exist and have fitting partition counts.
 
     Raises:
         TopicError: A topic is missing, or the markers topic has fewer partitions than the queue topic.
-        KafkaClientError: The broker cannot be reached within *timeout_ms*.
+        KafkaClientError: The broker cannot be reached within *timeout*.
     """
     counts = {
-        topic: partition_count(client, topic, bootstrap_servers, timeout_ms)
+        topic: partition_count(client, topic, bootstrap_servers, timeout)
         for topic in (topics.queue_topic, topics.markers_topic)
     }
     queue = str(topics)

@@ -90,7 +90,7 @@ class QueueConsumer:
         ack_linger_ms: int = 5,
         start_timeout_ms: int | None = None,
         start_in_transaction: bool = False,
-        timeout_ms: int = 10_000,
+        timeout: float = 10,
         extra: Mapping[str, str] | None = None,
     ) -> None:
         """
@@ -129,19 +129,19 @@ class QueueConsumer:
                 less.
             start_in_transaction: Whether to write STARTs and their offset commit in one transaction. A crash between
                 the two then repeats no message.
-            timeout_ms: Timeout of the broker requests of this constructor and of result transactions.
+            timeout: Timeout of the broker requests of this constructor and of result transactions.
             extra: librdkafka settings.
 
         Raises:
             ConfigError: A value is out of bounds, or a setting in *extra* would break a guarantee.
             TopicError: A topic of the queue is missing or has the wrong partition count.
-            KafkaClientError: The broker cannot be reached within *timeout_ms*.
+            KafkaClientError: The broker cannot be reached within *timeout*.
         """
         self._topics = QueueTopics(topic, group)
         check_logical_queue(queue)
         check_bounds(isolate_after=isolate_after, ack_linger_ms=ack_linger_ms, prefetch=prefetch)
         if lease_ms is None:
-            lease_ms = lease_of(self._topics, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+            lease_ms = lease_of(self._topics, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
         limits = limits_of(lease_ms, max_lease_ms, start_timeout_ms, max_in_flight, max_in_flight_bytes)
         self.consumer_id = consumer_id or new_client_id("consumer")
         self.max_in_flight = max_in_flight
@@ -155,7 +155,7 @@ class QueueConsumer:
             marker_producer_config(bootstrap_servers, extra=extra, delivery_timeout_ms=start_timeout_ms),
             self._topics.markers_topic,
         )
-        check_topics(self._producer.client, self._topics, bootstrap_servers, timeout_ms)
+        check_topics(self._producer.client, self._topics, bootstrap_servers, timeout)
         consumer_group = consumer_group or (self._topics.logical_group(queue) if queue else self._topics.consumer_group)
         identity = (self._topics, self.consumer_id, bootstrap_servers, extra)
         self._writer = MarkerWriter(
@@ -183,7 +183,7 @@ class QueueConsumer:
         )
         self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()
-        self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout_ms)
+        self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout)
         self._full_watch.start_on(self._intake)
         watch(self)
 

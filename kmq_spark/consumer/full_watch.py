@@ -41,7 +41,7 @@ FRESH_S = 60.0
 
 CHECK_INTERVAL_S = 10.0
 
-READ_TIMEOUT_MS = 3_000
+READ_TIMEOUT_S = 3.0
 
 END_TIMEOUT_S = 1.0
 """Timeout of a request for the end offset of the topic. `FullWatch.stop` may wait this long."""
@@ -96,7 +96,7 @@ class FullWatch(threading.Thread):
         super().__init__(name=f"kmq-full-{topics}", daemon=True)
         self._topics = topics
         config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("full"), extra)
-        self._reader = RulesReader(topics, config, READ_TIMEOUT_MS)
+        self._reader = RulesReader(topics, config, READ_TIMEOUT_S)
         self._freshness = RecordFreshness()
         self._intake: Callable[[], Intake | None] = lambda: None
         self._intake_use = threading.Lock()
@@ -136,7 +136,7 @@ class FullWatch(threading.Thread):
         """Stop the checks, and wait for a check that is running."""
         self.stop()
         if self.is_alive():
-            self.join(READ_TIMEOUT_MS / 1000)
+            self.join(READ_TIMEOUT_S)
 
     def _check(self) -> bool:
         """Check once; return whether to continue."""

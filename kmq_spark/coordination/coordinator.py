@@ -26,7 +26,7 @@ from kmq_spark.coordination.group_log import read_group_log
 from kmq_spark.coordination.leader import snapshot_every_ms
 from kmq_spark.coordination.round_trip import require_round_trip
 from kmq_spark.coordination.session import Session, not_joined
-from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
+from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
 from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import (
@@ -72,7 +72,7 @@ class Coordinator:
         on_lost: Called with each claim that is over and was not released.
         on_change: Called with the effects of each batch of records.
         topic: The coordination topic.
-        timeout_ms: Bound on each call to the broker while joining.
+        timeout: Bound on each call to the broker while joining.
         extra: librdkafka settings.
 
     Raises:
@@ -93,7 +93,7 @@ class Coordinator:
         on_lost: Callable[[Claim], None] | None = None,
         on_change: Callable[[Sequence[Effect]], None] | None = None,
         topic: str = COORDINATION_TOPIC,
-        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        timeout: float = DEFAULT_TIMEOUT,
         extra: Mapping[str, str] | None = None,
     ) -> None:
         """Check the values; `join` connects."""
@@ -115,7 +115,7 @@ class Coordinator:
         if fault := record_fault(join):
             raise ConfigError(f"{fault}; correct the arguments of Coordinator")
         self._assign, self._callbacks = assign, Callbacks(on_lost, on_change)
-        self._topic, self._timeout_ms, self._extra = topic, timeout_ms, extra
+        self._topic, self._timeout, self._extra = topic, timeout, extra
         self._bootstrap_servers = bootstrap_servers
         self._session: Session | None = None
         self._channel: Channel | None = None
@@ -388,7 +388,7 @@ class Coordinator:
             message = f"coordinator of group {self.group!r} was used before: got a second join; make a new one"
             raise UsageError(message)
         admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
-        retention_ms = check_coordination_topic(admin, self._topic, self._bootstrap_servers, self._timeout_ms)
+        retention_ms = check_coordination_topic(admin, self._topic, self._bootstrap_servers, self._timeout)
         heartbeat_ms = int(self._join_fields["heartbeat_ms"])
         channel = self._channel = Channel(
             self._topic,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT_MS, check_coordination_topic
+from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT, check_coordination_topic
 from kmq_spark.core.coordination.effects import Change
 from kmq_spark.core.coordination.fleet_names import FLEET_PREFIX
 from kmq_spark.core.coordination.partition import partition_of
@@ -106,7 +106,7 @@ def read_groups(
     *,
     topic: str = COORDINATION_TOPIC,
     group: str = "",
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[GroupState]:
@@ -117,7 +117,7 @@ def read_groups(
         bootstrap_servers: Comma-separated `host:port`.
         topic: The coordination topic.
         group: Only this group; empty for all.
-        timeout_ms: Bound on each call to the broker, and on the time without a record.
+        timeout: Bound on each call to the broker, and on the time without a record.
         extra: librdkafka settings.
         on_progress: Progress callback; called with the number of records read so far.
 
@@ -129,13 +129,13 @@ def read_groups(
         KafkaClientError: The broker cannot be reached, or this client may not read the topic.
     """
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    check_coordination_topic(admin, topic, bootstrap_servers, timeout_ms)
-    partition_count = len(admin.list_topics(topic, timeout=timeout_ms / 1000).topics[topic].partitions)
+    check_coordination_topic(admin, topic, bootstrap_servers, timeout)
+    partition_count = len(admin.list_topics(topic, timeout=timeout).topics[topic].partitions)
     wanted = [partition_of(group, partition_count)] if group else range(partition_count)
     first: dict[int, int] = {}
     times: dict[str, _Times] = defaultdict(_Times)
     logs: dict[int, dict[str, GroupLog]] = {partition: {} for partition in wanted}
-    reader = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout_ms)
+    reader = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout)
     try:
         for count, record in enumerate(reader.read(dict.fromkeys(wanted, 0)), 1):
             partition, offset = record.partition() or 0, record.offset() or 0

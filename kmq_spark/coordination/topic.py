@@ -32,7 +32,7 @@ MIN_RETENTION_MS = 60_000
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 
-DEFAULT_TIMEOUT_MS = 15_000
+DEFAULT_TIMEOUT = 15.0
 
 _REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
 _POLL_S = 0.05
@@ -49,7 +49,7 @@ def create_coordination_topic(
     partitions: int = DEFAULT_PARTITIONS,
     replication_factor: int = -1,
     retention_ms: int = DEFAULT_RETENTION_MS,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> None:
     """
@@ -61,7 +61,7 @@ def create_coordination_topic(
         partitions: Partitions of a new topic. They cannot be changed later: a group's partition depends on them.
         replication_factor: Copies of each partition; -1 leaves it to the broker's default.
         retention_ms: How long records are kept, milliseconds, at least a minute; snapshots replace what is deleted.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         extra: librdkafka settings.
 
     Raises:
@@ -76,8 +76,8 @@ def create_coordination_topic(
         message = f"partitions is out of bounds: got {partitions!r}, minimum 1; correct the call"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    until_s = time.monotonic() + timeout_ms / 1000
-    if not shape_of(admin, topic, bootstrap_servers, timeout_ms).partitions:
+    until_s = time.monotonic() + timeout
+    if not shape_of(admin, topic, bootstrap_servers, timeout).partitions:
         settings = {
             **_REQUIRED,
             **replication_settings(replication_factor),
@@ -86,17 +86,17 @@ def create_coordination_topic(
             "segment.ms": str(retention_ms // 2),
             "segment.bytes": str(SEGMENT_BYTES),
         }
-        create_topics(admin, [NewTopic(topic, partitions, replication_factor, config=settings)], timeout_ms)
-        while not (made := shape_of(admin, topic, bootstrap_servers, timeout_ms)).partitions:
+        create_topics(admin, [NewTopic(topic, partitions, replication_factor, config=settings)], timeout)
+        while not (made := shape_of(admin, topic, bootstrap_servers, timeout)).partitions:
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
         if replication_factor < 0:
-            require_quorum(admin, {topic: made}, timeout_ms)
-    _check_known(admin, topic, bootstrap_servers, timeout_ms, until_s)
+            require_quorum(admin, {topic: made}, timeout)
+    _check_known(admin, topic, bootstrap_servers, timeout, until_s)
 
 
-def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:
+def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout: float) -> int:
     """
     Find out whether the coordination topic exists and fits.
 
@@ -104,7 +104,7 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
         admin: Admin client.
         topic: Its name.
         bootstrap_servers: For messages alone.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
 
     Returns:
         Its `retention.ms`; 0 where we may not read it.
@@ -113,13 +113,13 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
         TopicError: It does not exist, or a setting is wrong; the message names the repair.
         KafkaClientError: The broker cannot be reached.
     """
-    replicas = shape_of(admin, topic, bootstrap_servers, timeout_ms).replicas
+    replicas = shape_of(admin, topic, bootstrap_servers, timeout).replicas
     if not replicas:
         message = (
             f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
         )
         raise _MissingTopicError(message)
-    settings = settings_of(admin, [topic], timeout_ms / 1000).get(topic, {})
+    settings = settings_of(admin, [topic], timeout).get(topic, {})
     findings = [f"topic {topic!r} {what}; run `{repair}`" for what, repair in topic_findings(topic, settings, replicas)]
     if findings:
         message = "coordination topic is not set up correctly: " + "; ".join(findings)
@@ -127,11 +127,11 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
     return int(settings.get("retention.ms", "0"))
 
 
-def _check_known(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_ms: int, until_s: float) -> None:
+def _check_known(admin: AdminClient, topic: str, bootstrap_servers: str, timeout: float, until_s: float) -> None:
     """Check a topic that exists. Each request may go to another broker, and one of them may not know the topic yet."""
     while True:
         try:
-            check_coordination_topic(admin, topic, bootstrap_servers, timeout_ms)
+            check_coordination_topic(admin, topic, bootstrap_servers, timeout)
         except _MissingTopicError:
             if time.monotonic() > until_s:
                 raise

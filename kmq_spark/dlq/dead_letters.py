@@ -25,7 +25,7 @@ from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.bounded_calls import answer_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import admin_config, client_error, make_client
-from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, QueueLayout, check_queue, ensure_redrive_topic, partition_count
+from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, QueueLayout, check_queue, ensure_redrive_topic, partition_count
 from kmq_spark.wire.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def list_dead_letters(
     where: Where | None = None,
     ids: Sequence[str] = (),
     limit: int | None = None,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> Iterator[DeadLetter]:
     """
@@ -85,7 +85,7 @@ def list_dead_letters(
         where: A `DeadLetterFilter`, or its fields by name. None, without *ids*: all.
         ids: Only these dead letters, as `partition:offset`. Ids that are closed or not in the topic are skipped.
         limit: Most letters to yield, at least 1. None: no limit.
-        timeout_ms: Bound on each call to the broker, milliseconds.
+        timeout: Bound on each call to the broker, seconds.
         extra: librdkafka settings.
 
     Yields:
@@ -97,7 +97,7 @@ def list_dead_letters(
         KafkaClientError: The broker cannot be reached.
     """
     selection = _selection(ids, where, limit, everything=where is None and not ids)
-    reach = Reach(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=dict(extra or {}))
+    reach = Reach(bootstrap_servers=bootstrap_servers, timeout=timeout, extra=dict(extra or {}))
     layout = check_queue(queue, **reach)
     log = DeadLetterLog(layout, **reach)
     closed = log.closed(layout.redrive_partition_count)
@@ -114,7 +114,7 @@ def redrive(
     to: str | None = None,
     limit: int | None = None,
     dry_run: bool = False,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> RedriveSummary:
     """
@@ -131,7 +131,7 @@ def redrive(
         to: Another queue or `queue@group` to send them to. None: *queue*.
         limit: Most letters to redrive, at least 1. None: no limit.
         dry_run: Count only; write nothing.
-        timeout_ms: Bound on each call to the broker, milliseconds.
+        timeout: Bound on each call to the broker, seconds.
         extra: librdkafka settings.
 
     Returns:
@@ -146,9 +146,9 @@ def redrive(
     """
     selection = _selection(ids, where, limit, everything=everything)
     target = QueueTopics.parse(queue if to is None else to)
-    reach = Reach(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=dict(extra or {}))
+    reach = Reach(bootstrap_servers=bootstrap_servers, timeout=timeout, extra=dict(extra or {}))
     layout = check_queue(queue, **reach)
-    partitions = partition_count(_admin(reach), target.queue_topic, bootstrap_servers, timeout_ms)
+    partitions = partition_count(_admin(reach), target.queue_topic, bootstrap_servers, timeout)
     if not partitions:
         message = f"there is no topic {target.queue_topic!r} to redrive to; run `kmq queue create {target.queue_topic}`"
         raise TopicError(message)
@@ -164,7 +164,7 @@ def purge(
     everything: bool = False,
     limit: int | None = None,
     dry_run: bool = False,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> RedriveSummary:
     """
@@ -178,7 +178,7 @@ def purge(
         What was done.
     """
     selection = _selection(ids, where, limit, everything=everything)
-    reach = Reach(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=dict(extra or {}))
+    reach = Reach(bootstrap_servers=bootstrap_servers, timeout=timeout, extra=dict(extra or {}))
     layout = check_queue(queue, **reach)
     summary = _close_letters(reach, layout, selection, None, 0, dry_run=dry_run)
     if not dry_run:
@@ -209,7 +209,7 @@ def _close_letters(
         layout,
         admin=_admin(reach),
         bootstrap_servers=reach["bootstrap_servers"],
-        timeout_ms=reach["timeout_ms"],
+        timeout=reach["timeout"],
     )
     redriver = Redriver(
         layout,
@@ -265,7 +265,7 @@ def _delete_closed(reach: Reach, layout: QueueLayout) -> None:
             wanted.append(TopicPartition(topic, partition, lowest))
     if not wanted:
         return
-    timeout_s = reach["timeout_ms"] / 1000
+    timeout_s = reach["timeout"]
     admin = _admin(reach)  # keeps a reference: the futures of a garbage-collected client never complete
     futures = admin.delete_records(wanted, request_timeout=timeout_s)
     for future in futures.values():

@@ -47,17 +47,17 @@ class DeadLetterLog:
     Args:
         layout: The queue's topics, checked.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Longest wait for a record, milliseconds; then the read fails.
+        timeout: Longest wait for a record, seconds; then the read fails.
         extra: librdkafka settings.
     """
 
     def __init__(
-        self, layout: QueueLayout, *, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
+        self, layout: QueueLayout, *, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None
     ) -> None:
         """Store the settings; read nothing yet."""
         self._topics = layout.topics
         self._partitions = range(layout.dead_letter_partition_count)
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
         self._config = reader_config(bootstrap_servers, self._topics.redrive_id, new_client_id("redrive"), extra)
 
@@ -76,7 +76,7 @@ class DeadLetterLog:
         if not redrive_partition_count:
             return closed
         for record in read_committed(
-            self._config, self._topics.redrive_topic, range(redrive_partition_count), self._timeout_ms, patience_s=0
+            self._config, self._topics.redrive_topic, range(redrive_partition_count), self._timeout, patience_s=0
         ):
             try:
                 marker = decode_marker(record.value())
@@ -102,7 +102,7 @@ class DeadLetterLog:
         """
         consumer = make_client(Consumer, self._config)
         try:
-            topic, timeout_s = self._topics.dead_letter_topic, self._timeout_ms / 1000
+            topic, timeout_s = self._topics.dead_letter_topic, self._timeout
             bounds = {
                 partition: bounds_of(consumer, TopicPartition(topic, partition), timeout_s)
                 for partition in self._partitions
@@ -126,7 +126,7 @@ class DeadLetterLog:
         Raises:
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
         """
-        reader = LogReader(self._config, self._topics.dead_letter_topic, self._timeout_ms)
+        reader = LogReader(self._config, self._topics.dead_letter_topic, self._timeout)
         try:
             for partition, (first, end) in bounds.items():
                 if first < end:
@@ -145,7 +145,7 @@ class DeadLetterLog:
         wanted: dict[int, list[int]] = {}
         for partition, offset in sorted(set(ids)):
             wanted.setdefault(partition, []).append(offset)
-        reader = PayloadReader(self._config, self._topics.dead_letter_topic, self._timeout_ms)
+        reader = PayloadReader(self._config, self._topics.dead_letter_topic, self._timeout)
         try:
             for payload in reader.read(wanted):
                 found = self._letter(payload.message) if payload.message is not None else None

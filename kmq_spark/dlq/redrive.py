@@ -95,7 +95,7 @@ class Redriver:
         to: The queue or group that gets the redriven messages; None for a purge.
         to_partition_count: Partitions of the queue topic of *to*.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         extra: librdkafka settings.
 
     Raises:
@@ -110,7 +110,7 @@ class Redriver:
         to: QueueTopics | None,
         to_partition_count: int,
         bootstrap_servers: str,
-        timeout_ms: int,
+        timeout: float,
         extra: Mapping[str, str] | None = None,
     ) -> None:
         """Connect, and fence every older redrive and purge of this queue."""
@@ -131,7 +131,7 @@ class Redriver:
         config["linger.ms"] = 0
         # The broker compares a whole batch with the topic's `max.message.bytes`, and rejects the whole batch.
         config["batch.size"] = min(1_000_000, layout.max_message_bytes or 1_000_000)
-        self._producer = TransactionalProducer(config, timeout_ms, role="redrive")
+        self._producer = TransactionalProducer(config, timeout, role="redrive")
 
     def close(self) -> None:
         """Drop unsent records. An open transaction is never committed: the next producer, or the broker, aborts it."""

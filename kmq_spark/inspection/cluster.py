@@ -50,14 +50,14 @@ class Cluster:
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for each call.
+        timeout: Maximum time for each call.
         extra: librdkafka settings.
     """
 
-    def __init__(self, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None) -> None:
+    def __init__(self, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None) -> None:
         """Create the admin client; it sends nothing before the first call."""
         self._address = bootstrap_servers
-        self._timeout_s = timeout_ms / 1000
+        self._timeout = timeout
         self._extra = dict(extra or {})
         self._groups: dict[str, Consumer] = {}
         self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
@@ -71,8 +71,8 @@ class Cluster:
         """
         try:
             if topic is None:
-                return self.admin.list_topics(timeout=self._timeout_s)
-            return self.admin.list_topics(topic, timeout=self._timeout_s)
+                return self.admin.list_topics(timeout=self._timeout)
+            return self.admin.list_topics(topic, timeout=self._timeout)
         except KafkaException as error:
             raise unreachable(error, self.admin, self._address) from error
 
@@ -85,7 +85,7 @@ class Cluster:
         """
         metadata = self.metadata()
         versions = self._api_versions()
-        settings = broker_settings(self.admin, metadata.brokers, self._timeout_s)
+        settings = broker_settings(self.admin, metadata.brokers, self._timeout)
         release = next((name for fetch, name in _RELEASES if versions.get(_FETCH, 0) >= fetch), "")
         return ClusterFacts(
             self._address,
@@ -114,7 +114,7 @@ class Cluster:
             found[name] = TopicFacts(
                 name,
                 len(parts),
-                settings_of(self.admin, [name], self._timeout_s).get(name, {}),
+                settings_of(self.admin, [name], self._timeout).get(name, {}),
                 len(next(iter(parts.values())).replicas),
                 tuple(sorted(number for number, each in parts.items() if each.leader < 0)),
                 tuple(sorted(number for number, each in parts.items() if len(each.isrs) < len(each.replicas))),
@@ -139,7 +139,7 @@ class Cluster:
             KafkaClientError: The broker cannot be reached in time.
         """
         return offsets_of(
-            self.admin, topic, partitions, spec, self._timeout_s, with_open_transactions=with_open_transactions
+            self.admin, topic, partitions, spec, self._timeout, with_open_transactions=with_open_transactions
         )
 
     def blocked(self, topic: TopicFacts, before_ms: int) -> tuple[int, ...]:
@@ -176,8 +176,8 @@ class Cluster:
         """
         positions = {place.partition: place.offset for place in self.committed(name, topic)}
         try:
-            (future,) = self.admin.describe_consumer_groups([name], request_timeout=self._timeout_s).values()
-            described = answer_of(future, self._timeout_s)
+            (future,) = self.admin.describe_consumer_groups([name], request_timeout=self._timeout).values()
+            described = answer_of(future, self._timeout)
         except KafkaException as error:
             failure = client_error(error, f"cannot read group {name}")
             if failure.retriable:
@@ -213,14 +213,14 @@ class Cluster:
 
         def request() -> list[TopicPartition]:
             try:
-                places = self._groups[group].committed(wanted, timeout=self._timeout_s)
+                places = self._groups[group].committed(wanted, timeout=self._timeout)
             except KafkaException as error:
                 if NOT_ALLOWED in error.args[0].name():
                     return []
                 raise
             return [place for place in places if place.offset >= 0]
 
-        return retry_until_answered(request, f"cannot read the offsets of group {group}", self._timeout_s)
+        return retry_until_answered(request, f"cannot read the offsets of group {group}", self._timeout)
 
     def close(self) -> None:
         """Close the clients."""
@@ -240,9 +240,9 @@ class Cluster:
         listener.addHandler(_Lines(lines))
         config = {**admin_config(self._address, extra=self._extra), "debug": "feature", "logger": listener}
         client = make_client(AdminClient, config)
-        deadline_s = time.monotonic() + min(API_WAIT_S, self._timeout_s)
+        deadline_s = time.monotonic() + min(API_WAIT_S, self._timeout)
         try:
-            client.list_topics(timeout=self._timeout_s)
+            client.list_topics(timeout=self._timeout)
         except KafkaException:
             return {}
         while time.monotonic() < deadline_s:

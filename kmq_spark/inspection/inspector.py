@@ -46,7 +46,7 @@ class QueueInspector:
     Args:
         queue: Name of the queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for each call, and for the arrival of the next record while a topic is read.
+        timeout: Maximum time for each call, and for the arrival of the next record while a topic is read.
         extra: librdkafka settings.
 
     Raises:
@@ -54,13 +54,13 @@ class QueueInspector:
     """
 
     def __init__(
-        self, queue: str, *, bootstrap_servers: str, timeout_ms: int = 15_000, extra: Mapping[str, str] | None = None
+        self, queue: str, *, bootstrap_servers: str, timeout: float = 15, extra: Mapping[str, str] | None = None
     ) -> None:
         """Create the clients; they send nothing before the first call."""
         self.topics = QueueTopics.parse(queue)
         self.queue = queue
-        self.cluster = Cluster(bootstrap_servers, timeout_ms, extra)
-        self._timeout_ms = timeout_ms
+        self.cluster = Cluster(bootstrap_servers, timeout, extra)
+        self._timeout = timeout
         # The reader joins no group and commits nothing, but librdkafka requires a group name, and ACLs may be granted
         # for it.
         self.reader_config = reader_config(
@@ -265,7 +265,7 @@ class QueueInspector:
 
     def records(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
         """Yield every committed record of a topic from these offsets to its end. The caller may stop before the end."""
-        reader = LogReader(self.reader_config, topic, self._timeout_ms)
+        reader = LogReader(self.reader_config, topic, self._timeout)
         try:
             yield from reader.read(starts)
         finally:
@@ -279,12 +279,12 @@ class QueueInspector:
 
     def _reader(self, topic: str) -> LogReader:
         if topic not in self._readers:
-            self._readers[topic] = LogReader(self.reader_config, topic, self._timeout_ms)
+            self._readers[topic] = LogReader(self.reader_config, topic, self._timeout)
         return self._readers[topic]
 
     def _counted(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int | None]:
         """Return the number of records between two offsets, and the append time of the first."""
-        reader = LogReader(self.reader_config, topic, self._timeout_ms)
+        reader = LogReader(self.reader_config, topic, self._timeout)
         try:
             if end - start > MAX_COUNTED_BACKLOG:
                 first = next(reader.read({partition: start}), None)

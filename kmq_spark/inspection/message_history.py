@@ -46,15 +46,15 @@ class MessageHistory:
 
     Args:
         inspector: Inspector of the queue.
-        timeout_ms: A read fails if no record arrives for this time.
+        timeout: A read fails if no record arrives for this time.
         on_progress: Progress callback; called from time to time with the number of records read so far.
     """
 
-    def __init__(self, inspector: QueueInspector, timeout_ms: int, on_progress: Callable[[int], None]) -> None:
+    def __init__(self, inspector: QueueInspector, timeout: float, on_progress: Callable[[int], None]) -> None:
         """Keep the arguments; read nothing yet."""
         self._inspector = inspector
         self._topics = inspector.topics
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._on_progress = on_progress
         self._read = count(1)
 
@@ -177,7 +177,7 @@ class MessageHistory:
         )
 
     def _record(self, message: MessageId) -> Message | None:
-        reader = PayloadReader(self._inspector.reader_config, self._topics.queue_topic, self._timeout_ms)
+        reader = PayloadReader(self._inspector.reader_config, self._topics.queue_topic, self._timeout)
         try:
             return next(iter(reader.read({message.queue_partition: [message.message_offset]}))).message
         finally:

@@ -31,11 +31,11 @@ LSO_WAIT_S = 60.0
 
 PAUSE_S = 0.02
 
-TIMEOUT_MS = 15_000
+TIMEOUT_S = 15.0
 
 
 def all_bounds_of(
-    config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout_ms: int
+    config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout: float
 ) -> dict[int, Bounds]:
     """
     Return first offset and high watermark of each partition.
@@ -44,16 +44,15 @@ def all_bounds_of(
         config: librdkafka settings of a reader, see `settings.reader_config`.
         topic: The topic.
         partitions: Its partitions.
-        timeout_ms: Bound on each call.
+        timeout: Bound on each call.
 
     Raises:
         KmqError: The topic does not exist or may not be read, or the broker cannot be reached in time.
     """
-    timeout_s = timeout_ms / 1000
     # With `read_committed` the end would be the last stable offset.
     client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
     try:
-        return {number: bounds_of(client, TopicPartition(topic, number), timeout_s) for number in partitions}
+        return {number: bounds_of(client, TopicPartition(topic, number), timeout) for number in partitions}
     finally:
         client.close()
 
@@ -62,7 +61,7 @@ def read_committed(
     config: Mapping[str, Any],
     topic: str,
     partitions: Iterable[int],
-    timeout_ms: int = TIMEOUT_MS,
+    timeout: float = TIMEOUT_S,
     *,
     starts: Mapping[int, int] | None = None,
     patience_s: float | None = None,
@@ -74,7 +73,7 @@ def read_committed(
         config: librdkafka settings of a reader, see `settings.reader_config`.
         topic: The topic.
         partitions: Its partitions.
-        timeout_ms: Bound on each call, and on how long nothing may arrive.
+        timeout: Bound on each call, and on how long nothing may arrive.
         starts: First offset to read, by partition; the first that is there for partitions without one.
         patience_s: After this time what lies behind an open transaction is left out; None: that is an error, later.
 
@@ -86,10 +85,10 @@ def read_committed(
             transaction was not ended in time.
     """
     # Asked before reading: what is committed by now lies below it.
-    bounds = all_bounds_of(config, topic, partitions, timeout_ms)
+    bounds = all_bounds_of(config, topic, partitions, timeout)
     positions = {number: _start_of(each, (starts or {}).get(number, 0)) for number, each in bounds.items()}
-    reader = LogReader(config, topic, timeout_ms)
-    wait_s = max(LSO_WAIT_S, timeout_ms / 1000) if patience_s is None else patience_s
+    reader = LogReader(config, topic, timeout)
+    wait_s = max(LSO_WAIT_S, timeout) if patience_s is None else patience_s
     until_s = time.monotonic() + wait_s
     try:
         while left := {number: at for number, at in positions.items() if at < bounds[number].end}:

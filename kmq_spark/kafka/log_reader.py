@@ -33,19 +33,19 @@ class LogReader:
     Args:
         config: librdkafka settings of a reader, see `settings.reader_config`.
         topic: Topic to read.
-        timeout_ms: A read fails if no record arrives for this time.
+        timeout: A read fails if no record arrives for this time.
 
     Attributes:
         positions: Next offset to read, by partition.
     """
 
-    def __init__(self, config: Mapping[str, Any], topic: str, timeout_ms: int) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, timeout: float) -> None:
         """Create the client; it sends nothing before the first read."""
         self._consumer = make_client(
             Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
         )
         self._topic = topic
-        self._timeout_s = timeout_ms / 1000
+        self._timeout = timeout
         self.positions: dict[int, int] = {}
 
     @property
@@ -87,10 +87,10 @@ class LogReader:
                     if record.partition() in starts and self._is_record(record, unread):
                         yield record
                         last_record_at_s = time.monotonic()
-                if unread and time.monotonic() - last_record_at_s > self._timeout_s:
+                if unread and time.monotonic() - last_record_at_s > self._timeout:
                     message = (
-                        f"cannot read {self._topic} to its end: got nothing for {self._timeout_s:g} s; "
-                        "check the broker, or raise [kafka] timeout_ms"
+                        f"cannot read {self._topic} to its end: got nothing for {self._timeout:g} s; "
+                        "check the broker, or raise [kafka] timeout"
                     )
                     raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
         except KafkaException as error:

@@ -226,7 +226,7 @@ def wait_for_broker(
     *,
     is_unreachable: bool,
     bootstrap_servers: str,
-    timeout_ms: int,
+    timeout: float,
     extra: Mapping[str, str] | None = None,
 ) -> None:
     """
@@ -237,7 +237,7 @@ def wait_for_broker(
         longest_s: Maximum wait, seconds.
         is_unreachable: Whether the broker is already known to be unreachable.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for one probe.
+        timeout: Maximum time for one probe.
         extra: librdkafka settings.
     """
     deadline_s = time.monotonic() + longest_s
@@ -246,7 +246,7 @@ def wait_for_broker(
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     while (left_s := deadline_s - time.monotonic()) > 0 and not stopping.is_set():
         try:
-            admin.list_topics(timeout=min(PROBE_S, left_s, timeout_ms / 1000))
+            admin.list_topics(timeout=min(PROBE_S, left_s, timeout))
         except KafkaException:
             is_unreachable = True
             pause_s = PROBE_PAUSE_S

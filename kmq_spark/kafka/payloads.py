@@ -74,16 +74,16 @@ class PayloadReader:
     Args:
         config: librdkafka settings of a consumer.
         topic: Topic to read.
-        timeout_ms: A read fails if no message arrives for this time.
+        timeout: A read fails if no message arrives for this time.
     """
 
-    def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout_ms: int) -> None:
+    def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout: float) -> None:
         """Create the client; it sends nothing before the first read."""
         self._config = dict(config)
         self._consumer = self._new_client()
         self._uncommitted: Consumer | None = None
         self._topic = topic
-        self._timeout_s = timeout_ms / 1000
+        self._timeout = timeout
         self._known_ends: dict[int, int] = {}  # last stable offsets, by partition
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class PayloadReader:
             Slices of the wanted messages, as they arrive.
 
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout_ms`, for example because all
+            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout`, for example because all
                 remaining messages are hidden by an open transaction; twice.
         """
         pending = {
@@ -170,12 +170,12 @@ class PayloadReader:
                 records += self._consumer.consume(POLL_MESSAGES, 0)
             if records:
                 quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since > self._timeout_s:
+            elif time.monotonic() - quiet_since > self._timeout:
                 left = sum(each.left for each in pending.values())
                 message = (
-                    f"cannot read messages back from {self._topic}: got none of {left} within {self._timeout_s:g} s; "
+                    f"cannot read messages back from {self._topic}: got none of {left} within {self._timeout:g} s; "
                     "check the broker and whether a transaction hangs (kafka-transactions.sh find-hanging), or raise "
-                    "[kafka] timeout_ms"
+                    "[kafka] timeout"
                 )
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             yield from self._add(pending, records)
@@ -225,9 +225,9 @@ class PayloadReader:
 
         if unknown := past(pending):
             self._known_ends |= retry_until_answered(
-                lambda: ends_now(self._consumer, self._topic, unknown, self._timeout_s),
+                lambda: ends_now(self._consumer, self._topic, unknown, self._timeout),
                 f"cannot read the offsets of {self._topic}",
-                self._timeout_s,
+                self._timeout,
             )
         return [pending[partition] for partition in past(unknown)]
 
@@ -259,14 +259,14 @@ class PayloadReader:
 
         def request() -> Bounds:
             try:
-                return bounds_now(client, TopicPartition(self._topic, partition), self._timeout_s)
+                return bounds_now(client, TopicPartition(self._topic, partition), self._timeout)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # as above
                     raise
                 # A marker contains a partition number that does not exist.
                 return Bounds(0, 0)
 
-        return retry_until_answered(request, f"cannot read the offsets of {self._topic}", self._timeout_s)
+        return retry_until_answered(request, f"cannot read the offsets of {self._topic}", self._timeout)
 
     def _seek_far(self, pending: dict[int, WantedOffsets]) -> None:
         for each in pending.values():

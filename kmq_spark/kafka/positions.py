@@ -346,7 +346,7 @@ class TrackerPositions:
         admin: Admin client.
         markers_topic: Markers topic.
         partition_count: Number of partitions of the markers topic.
-        timeout_ms: Maximum time for each call.
+        timeout: Maximum time for each call.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class TrackerPositions:
         admin: AdminClient,
         markers_topic: str,
         partition_count: int,
-        timeout_ms: int,
+        timeout: float,
     ) -> None:
         """Create a consumer, which never subscribes; send nothing yet."""
         self._consumer = make_client(Consumer, config)
@@ -363,7 +363,7 @@ class TrackerPositions:
         self._admin = admin
         self._topic = markers_topic
         self._partitions = range(partition_count)
-        self._timeout_s = timeout_ms / 1000
+        self._timeout = timeout
 
     def close(self) -> None:
         """Close the consumer."""
@@ -398,7 +398,7 @@ class TrackerPositions:
         """
         # The id first: if a client has no connection yet, and its first request is for offsets, librdkafka may look for
         # the leaders only after 1 or 3 s (`rd_kafka_topic_partition_list_query_leaders_async`).
-        topic_id = topic_id_of(self._admin, self._topic, self._timeout_s)
+        topic_id = topic_id_of(self._admin, self._topic, self._timeout)
         return LogBeginning(self._offsets(EARLIEST), topic_id)
 
     def resume_point(self, beginning: LogBeginning) -> ResumePoint:
@@ -456,7 +456,7 @@ class TrackerPositions:
         )
 
     def _committed(self) -> list[TopicPartition]:
-        wait_s = min(self._timeout_s, STABLE_WAIT_S)
+        wait_s = min(self._timeout, STABLE_WAIT_S)
         return retry_until_answered(
             lambda: self._consumer.committed(self._places(), timeout=wait_s),
             f"cannot read the committed offsets of {self._topic}",
@@ -470,9 +470,9 @@ class TrackerPositions:
         client = make_client(Consumer, {**self._config, "isolation.level": "read_uncommitted"})
         try:
             return retry_until_answered(
-                lambda: client.committed(self._places(), timeout=self._timeout_s),
+                lambda: client.committed(self._places(), timeout=self._timeout),
                 f"cannot read the committed offsets of {self._topic}",
-                self._timeout_s,
+                self._timeout,
             )
         finally:
             client.close()
@@ -481,9 +481,7 @@ class TrackerPositions:
         return [TopicPartition(self._topic, partition) for partition in self._partitions]
 
     def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
-        return offsets_of(
-            self._admin, self._topic, self._partitions, spec, self._timeout_s, with_open_transactions=True
-        )
+        return offsets_of(self._admin, self._topic, self._partitions, spec, self._timeout, with_open_transactions=True)
 
 
 def _positions(places: list[TopicPartition]) -> dict[int, Position]:

@@ -34,7 +34,7 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
-from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, ensure_compacted_topic
+from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, ensure_compacted_topic
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.signature import signed
@@ -62,7 +62,7 @@ RULE_NAMES = (
 
 MAX_RECORD_BYTES = 65_536
 
-LEASE_READ_TIMEOUT_MS = 3_000
+LEASE_READ_TIMEOUT_S = 3.0
 """Maximum time that a consumer waits at its start for the rules of its queue."""
 
 
@@ -184,7 +184,7 @@ class RulesReader:
     Args:
         topics: Names of the queue, or of one of its groups.
         config: librdkafka settings of a reader, see `settings.reader_config`.
-        timeout_ms: Maximum time for each response of the broker.
+        timeout: Maximum time for each response of the broker.
         local: Settings of this process. A rule that they set explicitly to another value is logged.
 
     Attributes:
@@ -194,7 +194,7 @@ class RulesReader:
     """
 
     def __init__(
-        self, topics: QueueTopics, config: Mapping[str, Any], timeout_ms: int, local: QueueSettings | None = None
+        self, topics: QueueTopics, config: Mapping[str, Any], timeout: float, local: QueueSettings | None = None
     ) -> None:
         """Open no client yet."""
         self._local = local
@@ -202,7 +202,7 @@ class RulesReader:
         self._full_key = full_key(topics)
         self._config = config
         self._reader: LogReader | None = None
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._next = 0
         self._found: dict[str, StoredRules] = {}
         self.is_unauthorized = self.has_topic = False
@@ -227,9 +227,9 @@ class RulesReader:
         """
         reader = self._reader
         if reader is None:
-            reader = self._reader = LogReader(self._config, RULES_TOPIC, self._timeout_ms)
+            reader = self._reader = LogReader(self._config, RULES_TOPIC, self._timeout)
         try:
-            first, end = bounds_of(reader.client, TopicPartition(RULES_TOPIC, 0), self._timeout_ms / 1000)
+            first, end = bounds_of(reader.client, TopicPartition(RULES_TOPIC, 0), self._timeout)
             if end < self._next:
                 # The topic was deleted and created again.
                 self._next, self._found, self.full = 0, {}, None
@@ -305,7 +305,7 @@ def read_rules(
     queue: str,
     *,
     bootstrap_servers: str,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
     local: QueueSettings | None = None,
 ) -> StoredRules | None:
@@ -315,7 +315,7 @@ def read_rules(
     Args:
         queue: Queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
         local: As for `RulesReader`.
 
@@ -325,7 +325,7 @@ def read_rules(
     """
     topics = QueueTopics.parse(queue)
     config = reader_config(bootstrap_servers, topics.consumer_group, new_client_id("rules"), extra)
-    reader = RulesReader(topics, config, timeout_ms, local)
+    reader = RulesReader(topics, config, timeout, local)
     try:
         return reader.refresh()
     finally:
@@ -337,7 +337,7 @@ def lease_of(
     local: QueueSettings | None = None,
     *,
     bootstrap_servers: str,
-    timeout_ms: int,
+    timeout: float,
     extra: Mapping[str, str] | None = None,
 ) -> int:
     """
@@ -350,17 +350,17 @@ def lease_of(
         local: Settings of the consumer; None for the defaults. An explicit lease that differs from the queue's is
             logged.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
     """
     local = local or QueueSettings()
     # A consumer does not need the other rules.
     lease_alone = {"lease_ms": local.lease_ms} if "lease_ms" in local.model_fields_set else {}
     own_settings = checked_queue_settings(lease_alone, "[queue]")
-    timeout_ms = min(timeout_ms, LEASE_READ_TIMEOUT_MS)
+    timeout = min(timeout, LEASE_READ_TIMEOUT_S)
     try:
         stored = read_rules(
-            str(topics), bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra, local=own_settings
+            str(topics), bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra, local=own_settings
         )
     except KafkaClientError as error:
         logger.warning(
@@ -377,7 +377,7 @@ def write_rules(
     *,
     expected_version: int,
     bootstrap_servers: str,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
     replication_factor: int = -1,
 ) -> StoredRules:
@@ -389,7 +389,7 @@ def write_rules(
         settings: The rules.
         expected_version: The version that these rules replace; 0 if the queue has none.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
         replication_factor: Replicas of the topic if it is created; -1 for the broker's default.
 
@@ -403,7 +403,7 @@ def write_rules(
     """
     topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    ensure_compacted_topic(RULES_TOPIC, replication_factor, admin, bootstrap_servers, timeout_ms)
+    ensure_compacted_topic(RULES_TOPIC, replication_factor, admin, bootstrap_servers, timeout)
     config = transactional_producer_config(
         bootstrap_servers,
         f"{RULES_TOPIC}.{topics}",
@@ -412,10 +412,10 @@ def write_rules(
         max_message_bytes=1_000_000,
         transaction_timeout_ms=10_000,
     )
-    producer = TransactionalProducer(config, timeout_ms, role="writer of rules")
+    producer = TransactionalProducer(config, timeout, role="writer of rules")
     try:
         # Read after fencing: whatever an older writer could commit is committed by now.
-        found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+        found = read_rules(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
         version = checked_version(str(topics), found, expected_version)
         stored = StoredRules(str(topics), version + 1, settings)
         value = json.dumps(stored.to_dict()).encode()

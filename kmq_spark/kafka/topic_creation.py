@@ -30,7 +30,7 @@ class TopicShape(NamedTuple):
     replicas: int
 
 
-def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -> TopicShape:  # noqa: ANN401  # below
+def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout: float) -> TopicShape:  # noqa: ANN401  # below
     """
     Return the size of a topic.
 
@@ -38,13 +38,13 @@ def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -
         client: Any client with `list_topics`: producer, consumer and admin client have no common type.
         topic: Name of the topic.
         bootstrap_servers: For error messages only.
-        timeout_ms: Maximum time for the call.
+        timeout: Maximum time for the call.
 
     Raises:
         KafkaClientError: The broker cannot be reached.
     """
     try:
-        metadata = client.list_topics(topic, timeout=timeout_ms / 1000).topics.get(topic)
+        metadata = client.list_topics(topic, timeout=timeout).topics.get(topic)
     except KafkaException as error:
         raise unreachable(error, client, bootstrap_servers) from error
     if metadata is None or metadata.error is not None or not metadata.partitions:
@@ -52,32 +52,31 @@ def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -
     return TopicShape(len(metadata.partitions), len(metadata.partitions[min(metadata.partitions)].replicas))
 
 
-def create_topics(admin: AdminClient, missing: Sequence[NewTopic], timeout_ms: int) -> None:
+def create_topics(admin: AdminClient, missing: Sequence[NewTopic], timeout: float) -> None:
     """
     Create topics.
 
     Raises:
         KafkaClientError: The broker cannot be reached in time, or refuses.
     """
-    timeout_s = timeout_ms / 1000
-    futures = admin.create_topics(list(missing), operation_timeout=timeout_s, request_timeout=timeout_s)
+    futures = admin.create_topics(list(missing), operation_timeout=timeout, request_timeout=timeout)
     for name, future in futures.items():
         try:
-            answer_of(future, timeout_s)
+            answer_of(future, timeout)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise client_error(error, f"cannot create topic {name}") from error
         failpoint("queue.topic-created")
 
 
-def require_quorum(admin: AdminClient, made: Mapping[str, TopicShape], timeout_ms: int) -> None:
+def require_quorum(admin: AdminClient, made: Mapping[str, TopicShape], timeout: float) -> None:
     """
     Set `min.insync.replicas` of new topics whose number of replicas is the broker's default.
 
     Args:
         admin: Admin client.
         made: Topics that the caller has created, by name: existing topics are never changed.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
 
     Raises:
         KafkaClientError: The broker cannot be reached in time, or refuses.
@@ -95,10 +94,10 @@ def require_quorum(admin: AdminClient, made: Mapping[str, TopicShape], timeout_m
     ]
     if not resources:
         return
-    futures = admin.incremental_alter_configs(resources, request_timeout=timeout_ms / 1000)
+    futures = admin.incremental_alter_configs(resources, request_timeout=timeout)
     for resource, future in futures.items():
         try:
-            answer_of(future, timeout_ms / 1000)
+            answer_of(future, timeout)
         except KafkaException as error:
             # The check that follows reports the setting and the command, for a user with the right to change it.
             if NOT_ALLOWED not in error.args[0].name():

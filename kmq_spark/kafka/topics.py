@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 SEVEN_DAYS_MS = 7 * 24 * 60 * 60 * 1000
 
-DEFAULT_TIMEOUT_MS = 15_000
+DEFAULT_TIMEOUT = 15.0
 
 NEW_SETTINGS_S = 5.0
 """How long the brokers of a cluster may take to learn of new topics and settings."""
@@ -92,7 +92,7 @@ def create_queue(
     replication_factor: int = -1,
     retention_ms: int = SEVEN_DAYS_MS,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
     is_exact: bool = False,
 ) -> QueueLayout:
@@ -108,7 +108,7 @@ def create_queue(
         retention_ms: Retention of messages and markers, milliseconds; must be longer than the longest lease plus the
             longest outage. Dead letters are kept without limit.
         max_message_bytes: Largest message that a producer may send.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
         is_exact: Whether it is an error if the queue topic exists with another number of partitions.
 
@@ -125,14 +125,14 @@ def create_queue(
         message = f"partitions is out of bounds: got {partitions!r}, 1 to 32768; correct --partitions"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    known = _shapes(admin, topics, bootstrap_servers, timeout_ms)
+    known = _shapes(admin, topics, bootstrap_servers, timeout)
     _check_new_names(topics, known)
     if is_exact and topics.queue_topic in known:
         _check_partitions(topics, known[topics.queue_topic].partitions, partitions)
     queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
     if topics.group and topics.queue_topic in known:
         partitions = known[topics.queue_topic].partitions
-        shared = settings_of(admin, [topics.queue_topic], timeout_ms / 1000).get(topics.queue_topic, {})
+        shared = settings_of(admin, [topics.queue_topic], timeout).get(topics.queue_topic, {})
         queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
     configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
     counts = dict.fromkeys(configs, partitions) | {topics.producers_topic: 1}
@@ -142,16 +142,14 @@ def create_queue(
         NewTopic(name, counts[name], replication_factor, config=configs[name]) for name in configs if name not in known
     ]
     if missing:
-        create_topics(admin, missing, timeout_ms)
-        made = _wait_until_known(admin, topics, set(configs), bootstrap_servers, timeout_ms)
+        create_topics(admin, missing, timeout)
+        made = _wait_until_known(admin, topics, set(configs), bootstrap_servers, timeout)
         if replication_factor < 0:
-            require_quorum(
-                admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout_ms
-            )
+            require_quorum(admin, {topic.topic: made[topic.topic] for topic in missing if topic.topic in made}, timeout)
     until = time.monotonic() + (NEW_SETTINGS_S if missing else 0.0)
     while True:
         try:
-            return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, extra=extra)
+            return check_queue(queue, bootstrap_servers=bootstrap_servers, timeout=timeout, extra=extra)
         except TopicError:
             # Each broker learns of new topics and settings at a different time, and any broker may respond.
             if time.monotonic() > until:
@@ -163,7 +161,7 @@ def check_queue(
     queue: str,
     *,
     bootstrap_servers: str,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> QueueLayout:
     """
@@ -174,7 +172,7 @@ def check_queue(
     Args:
         queue: Name of the queue, or `queue@group`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
 
     Returns:
@@ -187,10 +185,10 @@ def check_queue(
     """
     topics = QueueTopics.parse(queue)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    shapes = _shapes(admin, topics, bootstrap_servers, timeout_ms)
+    shapes = _shapes(admin, topics, bootstrap_servers, timeout)
     counts = {name: shape.partitions for name, shape in shapes.items()}
     replicas = {name: shape.replicas for name, shape in shapes.items()}
-    configs = settings_of(admin, counts, timeout_ms / 1000)
+    configs = settings_of(admin, counts, timeout)
     findings = [*partition_findings(topics, counts), *config_findings(topics, configs, replicas)]
     if findings:
         message = f"queue {queue!r} is not set up correctly: " + "; ".join(findings)
@@ -207,7 +205,7 @@ def check_queue(
     )
 
 
-def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> int:
+def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_servers: str, timeout: float) -> int:
     """
     Create the redrive topic if the queue is older than redrive topics and has none; return its partition count.
 
@@ -215,7 +213,7 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
         layout: The layout of the queue, from `check_queue`.
         admin: Admin client.
         bootstrap_servers: For error messages only.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
 
     Raises:
         TopicError: The topic does not exist and this client may not create it, or the broker does not list it in time.
@@ -226,28 +224,28 @@ def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_s
     name = layout.topics.redrive_topic
     settings = wanted_settings(layout.topics, -1, SEVEN_DAYS_MS, 0)[name]
     new = NewTopic(name, layout.dead_letter_partition_count, -1, config=settings)
-    return _ensure_topic(layout.topics, new, admin, bootstrap_servers, timeout_ms)
+    return _ensure_topic(layout.topics, new, admin, bootstrap_servers, timeout)
 
 
-def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap_servers: str, timeout_ms: int) -> None:
+def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap_servers: str, timeout: float) -> None:
     """
     Create the topic of the producers' positions if the queue is older than such topics and has none.
 
     The arguments and errors are those of `ensure_redrive_topic`, with the names of the queue.
     """
     new = NewTopic(topics.producers_topic, 1, -1, config=producers_settings(-1))
-    _ensure_topic(topics, new, admin, bootstrap_servers, timeout_ms)
+    _ensure_topic(topics, new, admin, bootstrap_servers, timeout)
 
 
 def _ensure_topic(
-    topics: QueueTopics, new: NewTopic, admin: AdminClient, bootstrap_servers: str, timeout_ms: int
+    topics: QueueTopics, new: NewTopic, admin: AdminClient, bootstrap_servers: str, timeout: float
 ) -> int:
     """Create a topic of an existing queue if it does not exist; return its partition count."""
     name = new.topic
-    if count := partition_count(admin, name, bootstrap_servers, timeout_ms):
+    if count := partition_count(admin, name, bootstrap_servers, timeout):
         return count
     try:
-        create_topics(admin, [new], timeout_ms)
+        create_topics(admin, [new], timeout)
     except KafkaClientError as error:
         if not error.code.endswith("_AUTHORIZATION_FAILED"):
             raise
@@ -257,19 +255,19 @@ def _ensure_topic(
             "as a user with the right to create topics"
         )
         raise TopicError(message) from error
-    made = _wait_until_known(admin, topics, {name}, bootstrap_servers, timeout_ms)
+    made = _wait_until_known(admin, topics, {name}, bootstrap_servers, timeout)
     if name not in made:
         message = (
-            f"topic {name!r} was created, but the broker does not list it within {timeout_ms} ms; "
+            f"topic {name!r} was created, but the broker does not list it within {timeout:g} s; "
             "check the broker, or grant Describe on it as `kmq acls` lists"
         )
         raise TopicError(message)
-    require_quorum(admin, {name: made[name]}, timeout_ms)
+    require_quorum(admin, {name: made[name]}, timeout)
     return made[name].partitions
 
 
 def ensure_compacted_topic(
-    name: str, replication_factor: int, admin: AdminClient, bootstrap_servers: str, timeout_ms: int
+    name: str, replication_factor: int, admin: AdminClient, bootstrap_servers: str, timeout: float
 ) -> None:
     """
     Create a compacted topic with one partition if it does not exist.
@@ -279,20 +277,20 @@ def ensure_compacted_topic(
         replication_factor: Replicas; -1 for the broker's default.
         admin: Admin client.
         bootstrap_servers: For error messages only.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
 
     Raises:
         KafkaClientError: The broker cannot be reached or rejects the request.
     """
-    if partition_count(admin, name, bootstrap_servers, timeout_ms):
+    if partition_count(admin, name, bootstrap_servers, timeout):
         return
-    create_topics(admin, [NewTopic(name, 1, replication_factor, config={"cleanup.policy": "compact"})], timeout_ms)
-    until = time.monotonic() + timeout_ms / 1000
-    while not partition_count(admin, name, bootstrap_servers, timeout_ms) and time.monotonic() < until:
+    create_topics(admin, [NewTopic(name, 1, replication_factor, config={"cleanup.policy": "compact"})], timeout)
+    until = time.monotonic() + timeout
+    while not partition_count(admin, name, bootstrap_servers, timeout) and time.monotonic() < until:
         time.sleep(0.05)
 
 
-def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms: int) -> int:  # noqa: ANN401  # below
+def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout: float) -> int:  # noqa: ANN401  # below
     """
     Return the number of partitions of a topic; 0 if it does not exist.
 
@@ -300,12 +298,12 @@ def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout_ms:
         client: Any client with `list_topics`: producer, consumer and admin client have no common type.
         topic: Name of the topic.
         bootstrap_servers: For error messages only.
-        timeout_ms: Maximum time for the call.
+        timeout: Maximum time for the call.
 
     Raises:
         KafkaClientError: The broker cannot be reached.
     """
-    return shape_of(client, topic, bootstrap_servers, timeout_ms).partitions
+    return shape_of(client, topic, bootstrap_servers, timeout).partitions
 
 
 def _check_new_names(topics: QueueTopics, known: Mapping[str, object]) -> None:
@@ -336,26 +334,26 @@ def _check_partitions(topics: QueueTopics, has: int, wanted: int) -> None:
 
 
 def _wait_until_known(
-    admin: AdminClient, topics: QueueTopics, wanted: AbstractSet[str], bootstrap_servers: str, timeout_ms: int
+    admin: AdminClient, topics: QueueTopics, wanted: AbstractSet[str], bootstrap_servers: str, timeout: float
 ) -> dict[str, TopicShape]:
     """Wait until the broker that responds knows the topics: the controller informs each broker at a different time."""
-    until = time.monotonic() + timeout_ms / 1000
+    until = time.monotonic() + timeout
     while True:
-        known = _shapes(admin, topics, bootstrap_servers, timeout_ms)
+        known = _shapes(admin, topics, bootstrap_servers, timeout)
         # After the time-out, the check that follows reports the missing topics.
         if wanted <= set(known) or time.monotonic() > until:
             return known
         time.sleep(0.05)
 
 
-def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int) -> dict[str, TopicShape]:
+def _shapes(admin: AdminClient, topics: QueueTopics, bootstrap_servers: str, timeout: float) -> dict[str, TopicShape]:
     """Return the topics of a queue that exist."""
     names = (*topics.all_topics, topics.redrive_topic, topics.producers_topic)
     # The first one alone, because it also shows whether the broker can be reached. The others all at once: in a slow
     # network the round trips add up, and a tracker asks before each start.
     first, *others = names
-    shapes = {first: shape_of(admin, first, bootstrap_servers, timeout_ms)}
+    shapes = {first: shape_of(admin, first, bootstrap_servers, timeout)}
     with ThreadPoolExecutor(len(others), "kmq-topics") as pool:
-        found = pool.map(lambda name: shape_of(admin, name, bootstrap_servers, timeout_ms), others)
+        found = pool.map(lambda name: shape_of(admin, name, bootstrap_servers, timeout), others)
         shapes |= dict(zip(others, found, strict=True))
     return {name: shape for name, shape in shapes.items() if shape.partitions}

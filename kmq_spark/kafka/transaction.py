@@ -9,7 +9,7 @@ read the log to its end before it decides anything.
 Rule 3: A time-out aborts the transaction and ends this producer too. After a broker was suspended, librdkafka may never
 find the transaction coordinator again (seen with 2.16: every further attempt timed out). A new producer finds it.
 Rule 4: A fenced producer never sends again.
-Rule 5: Every wait is bounded by `timeout_ms`, so that a tracker can be stopped while its broker is down. An abort is
+Rule 5: Every wait is bounded by `timeout`, so that a tracker can be stopped while its broker is down. An abort is
 bounded by `ABORT_WAIT_S`, and adding offsets by `OFFSETS_WAIT_S`: a new producer with the same transactional id aborts
 the transaction too.
 
@@ -92,7 +92,7 @@ class TransactionalProducer:
 
     Args:
         config: librdkafka settings of a producer, with `transactional.id`.
-        timeout_ms: Maximum time for each call to the broker.
+        timeout: Maximum time for each call to the broker.
         role: Which program writes: `tracker`, `consumer`, `redrive`. Used in error texts. Only the role `tracker` has
             failpoints here.
 
@@ -102,11 +102,11 @@ class TransactionalProducer:
     """
 
     def __init__(
-        self, config: Mapping[str, str | int | float | bool], timeout_ms: int, *, role: str = "tracker"
+        self, config: Mapping[str, str | int | float | bool], timeout: float, *, role: str = "tracker"
     ) -> None:
         """Connect, and fence every older producer with the same transactional id."""
         self._role = role
-        self._timeout_s = timeout_ms / 1000
+        self._timeout = timeout
         self._name = str(config["transactional.id"])
         self._producer = make_client(Producer, config)
         self._failed: KafkaError | None = None
@@ -116,7 +116,7 @@ class TransactionalProducer:
         self._final_error: KafkaClientError | FencedError | None = None
         # If no broker is connected when it is called, `init_transactions` tries again only after 0.5 s.
         with contextlib.suppress(KafkaException):
-            self._producer.list_topics(_CONNECTING_TOPIC, timeout=min(CONNECT_WAIT_S, self._timeout_s))
+            self._producer.list_topics(_CONNECTING_TOPIC, timeout=min(CONNECT_WAIT_S, self._timeout))
         self._tracker_failpoint("tracker.opening")
         self._call(self._producer.init_transactions, "start transactions")
         self._tracker_failpoint("tracker.fenced-older")
@@ -219,7 +219,7 @@ class TransactionalProducer:
                     raise
                 # The topic has new partitions: the client refreshes its metadata only every five minutes.
                 is_refreshed = True
-                self._producer.list_topics(topic, timeout=self._timeout_s)
+                self._producer.list_topics(topic, timeout=self._timeout)
             else:
                 return
 
@@ -355,9 +355,9 @@ class TransactionalProducer:
         """
         answer = call_in_thread(
             "kmq-transaction-offsets",
-            partial(self._producer.send_offsets_to_transaction, positions, group, self._timeout_s),
+            partial(self._producer.send_offsets_to_transaction, positions, group, self._timeout),
         )
-        wait_s = min(self._timeout_s, OFFSETS_WAIT_S)
+        wait_s = min(self._timeout, OFFSETS_WAIT_S)
         try:
             answer.result(wait_s)
         except TimeoutError as error:
@@ -425,7 +425,7 @@ class TransactionalProducer:
 
     def _call(self, call: Callable[[float], object], operation: str) -> None:
         """Call with the remaining time in seconds. Repeat it while the error is retriable and time remains."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + self._timeout
         attempt = 1
         while True:
             try:

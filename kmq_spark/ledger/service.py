@@ -234,7 +234,7 @@ class LedgerService:
     def _layout(self, queue: str) -> QueueLayout:
         kafka = self._settings.kafka
         return check_queue(
-            queue, bootstrap_servers=kafka.bootstrap_servers, timeout_ms=kafka.timeout_ms, extra=plain(kafka.extra)
+            queue, bootstrap_servers=kafka.bootstrap_servers, timeout=kafka.timeout, extra=plain(kafka.extra)
         )
 
     def _coordination(self) -> list[Stream]:
@@ -243,8 +243,8 @@ class LedgerService:
             return []
         kafka, topic = self._settings.kafka, self._settings.tracker.coordination_topic
         admin = make_client(AdminClient, admin_config(kafka.bootstrap_servers, extra=plain(kafka.extra)))
-        check_coordination_topic(admin, topic, kafka.bootstrap_servers, kafka.timeout_ms)
-        found = admin.list_topics(topic, timeout=kafka.timeout_ms / 1000)
+        check_coordination_topic(admin, topic, kafka.bootstrap_servers, kafka.timeout)
+        found = admin.list_topics(topic, timeout=kafka.timeout)
         written = partial(written_changes, self._spark, self.location)
         return [coordination_stream(topic, len(found.topics[topic].partitions), written)]
 

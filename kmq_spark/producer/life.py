@@ -92,7 +92,7 @@ class Life:
         key: The id.
         config: librdkafka settings, `transactional.id` among them.
         by: This process, for the position records.
-        timeout_ms: Bound on each call to the broker, and on beginning.
+        timeout: Bound on each call to the broker, and on beginning.
         is_sink: See above.
 
     Raises:
@@ -108,7 +108,7 @@ class Life:
         config: Mapping[str, str | int | float | bool],
         *,
         by: str,
-        timeout_ms: int,
+        timeout: float,
         is_sink: bool = False,
     ) -> None:
         """Fence the older life, read what it has committed, and write the new generation."""
@@ -118,7 +118,7 @@ class Life:
         self.is_sink = is_sink
         self._config = config
         self._by = by
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._is_stopping = False
         self.transactions, self.state = self._begin()
 
@@ -185,10 +185,10 @@ class Life:
 
     def _begin(self) -> tuple[TransactionalProducer, ProducerState]:
         """Fence, read, write the next generation; again where the broker went away meanwhile."""
-        until_s = time.monotonic() + self._timeout_ms / 1000
+        until_s = time.monotonic() + self._timeout
         while True:
             try:
-                transactions = TransactionalProducer(self._config, self._timeout_ms, role="producer")
+                transactions = TransactionalProducer(self._config, self._timeout, role="producer")
                 found = self.log.newest(self.key)
                 state = next_life(found, at_ms=int(time.time() * 1000), by=self._by)
                 record = self.log.record_of(self.key, state)
@@ -216,7 +216,7 @@ class Life:
         while True:
             try:
                 self.transactions.close()
-                self.transactions = TransactionalProducer(self._config, self._timeout_ms, role="producer")
+                self.transactions = TransactionalProducer(self._config, self._timeout, role="producer")
                 found = self.log.newest(self.key)
             except KafkaClientError as error:
                 if not error.retriable or time.monotonic() > until_s or self._is_stopping:

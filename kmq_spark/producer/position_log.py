@@ -57,19 +57,19 @@ class PositionLog:
     Args:
         topics: Names of the queue.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call, and on how long nothing may arrive while the topic is read.
+        timeout: Bound on each call, and on how long nothing may arrive while the topic is read.
         extra: librdkafka settings.
     """
 
     def __init__(
-        self, topics: QueueTopics, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
+        self, topics: QueueTopics, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None
     ) -> None:
         """Connect lazily: nothing is asked before the first call."""
         self.topic = topics.producers_topic
         self.queue_topic = topics.queue_topic
         self._topics = topics
         self._bootstrap_servers = bootstrap_servers
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._config = reader_config(
             bootstrap_servers, f"{topics.consumer_group}.producers", new_client_id("positions"), extra
         )
@@ -84,13 +84,13 @@ class PositionLog:
             KafkaClientError: The broker cannot be reached or refuses.
         """
         queue = self._topics.queue_topic
-        if not partition_count(self.admin, queue, self._bootstrap_servers, self._timeout_ms):
+        if not partition_count(self.admin, queue, self._bootstrap_servers, self._timeout):
             message = f"queue {queue!r} has no topic {queue!r}; run `kmq queue create {queue}`"
             raise TopicError(message)
         ensure_producers_topic(
-            self._topics, admin=self.admin, bootstrap_servers=self._bootstrap_servers, timeout_ms=self._timeout_ms
+            self._topics, admin=self.admin, bootstrap_servers=self._bootstrap_servers, timeout=self._timeout
         )
-        found = settings_of(self.admin, [self.topic], self._timeout_ms / 1000, skip_errors=True).get(self.topic, {})
+        found = settings_of(self.admin, [self.topic], self._timeout, skip_errors=True).get(self.topic, {})
         if (policy := found.get("cleanup.policy", "compact")) != "compact":
             message = (
                 f"topic {self.topic!r} would lose positions: got cleanup.policy={policy}, must be compact; run "
@@ -105,7 +105,7 @@ class PositionLog:
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        return partition_count(self.admin, self.topic, self._bootstrap_servers, self._timeout_ms) > 0
+        return partition_count(self.admin, self.topic, self._bootstrap_servers, self._timeout) > 0
 
     def newest(self, key: str) -> ProducerState | None:
         """
@@ -151,7 +151,7 @@ class PositionLog:
         """Return the newest value, offset and append time by key, of one key or of all."""
         newest: dict[str, tuple[bytes | None, int, int]] = {}
         key_wanted = None if wanted is None else wanted.encode()
-        for record in read_committed(self._config, self.topic, [PARTITION], self._timeout_ms, patience_s=patience_s):
+        for record in read_committed(self._config, self.topic, [PARTITION], self._timeout, patience_s=patience_s):
             key: Any = record.key()
             if key is not None and key_wanted in {None, key}:
                 value: Any = record.value()

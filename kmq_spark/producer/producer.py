@@ -78,7 +78,7 @@ class QueueProducer:
         client_id: str = "",
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         delivery_timeout_ms: int = 120_000,
-        timeout_ms: int = 10_000,
+        timeout: float = 10,
         extra: Mapping[str, str] | None = None,
         producer_id: str | None = None,
         commit_every_ms: int = 100,
@@ -97,7 +97,7 @@ class QueueProducer:
             max_message_bytes: Largest message in bytes, key, value and headers together. Use the value that the queue
                 was created with.
             delivery_timeout_ms: Time after which an undelivered message has failed (`delivery.timeout.ms`).
-            timeout_ms: Timeout of metadata requests. Also the longest time that `send` blocks because the client's
+            timeout: Timeout of metadata requests. Also the longest time that `send` blocks because the client's
                 send buffer is full.
             extra: librdkafka settings.
             producer_id: Id under which a later process resumes where this one ended; 1 to 100 characters of A-Z a-z
@@ -116,11 +116,11 @@ class QueueProducer:
             ConfigError: A value is out of bounds, or a setting in *extra* would break a guarantee.
             TopicError: The queue topic does not exist.
             FencedError: Another process with this *producer_id* started at the same time.
-            KafkaClientError: The broker cannot be reached within *timeout_ms*.
+            KafkaClientError: The broker cannot be reached within *timeout*.
         """
         self._topics = QueueTopics(topic)
         self._topic = self._topics.queue_topic
-        self._timeout_s = timeout_ms / 1000
+        self._timeout = timeout
         self._max_message_bytes = max_message_bytes
         self._pid = os.getpid()
         self._errors: list[KmqError] = []
@@ -128,7 +128,7 @@ class QueueProducer:
         self._closed = threading.Event()
         # Closed, or a copy in a forked process.
         self._is_unusable = False
-        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
+        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout)
         self._resuming: ResumingSender | None = None
         if producer_id is not None:
             from kmq_spark.producer.resuming import ResumingSender  # noqa: PLC0415  # it imports half of this package
@@ -139,7 +139,7 @@ class QueueProducer:
                 client_id=client_id,
                 max_message_bytes=max_message_bytes,
                 delivery_timeout_ms=delivery_timeout_ms,
-                timeout_ms=timeout_ms,
+                timeout=timeout,
                 transaction_timeout_ms=transaction_timeout_ms,
                 commit_every_ms=commit_every_ms,
                 commit_every=commit_every,
@@ -162,7 +162,7 @@ class QueueProducer:
                 delivery_timeout_ms=delivery_timeout_ms,
             ),
         )
-        if not partition_count(self._producer, self._topic, bootstrap_servers, timeout_ms):
+        if not partition_count(self._producer, self._topic, bootstrap_servers, timeout):
             message = f"queue {topic!r} has no topic {self._topic!r}; run `kmq queue create {topic}`"
             raise TopicError(message)
         self._thread = threading.Thread(target=self._serve_while_idle, name=f"kmq-producer-{topic}", daemon=True)
@@ -233,7 +233,7 @@ class QueueProducer:
         Raises:
             ConfigError: A value has the wrong type or is out of bounds, a header name is reserved, or the delay is
                 longer than the retention of the topics.
-            KafkaClientError: The message is too large, or the client's send buffer stayed full for *timeout_ms*.
+            KafkaClientError: The message is too large, or the client's send buffer stayed full for *timeout*.
             KmqError: An earlier message without a callback has failed; this message was not sent.
             FencedError: A newer producer with this *producer_id* has taken over; uncommitted messages are not sent.
             UsageError: The producer is closed, was created in another process, or has no *producer_id* for a
@@ -402,10 +402,10 @@ class QueueProducer:
                 self._producer.produce(self._topic, value, key, partition, report, None, 0, headers)
             except BufferError as error:
                 # Back-pressure: serving delivery reports frees space in the send buffer.
-                until = until or time.monotonic() + self._timeout_s
+                until = until or time.monotonic() + self._timeout
                 if time.monotonic() > until:
                     message = (
-                        f"cannot send to {self._topic}: the client's send buffer was full for {self._timeout_s:g} s; "
+                        f"cannot send to {self._topic}: the client's send buffer was full for {self._timeout:g} s; "
                         "check the broker, or send more slowly"
                     )
                     raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True) from error

@@ -20,7 +20,7 @@ from kmq_spark.kafka.committed import all_bounds_of, read_committed
 from kmq_spark.kafka.lookups import LATEST, NOT_ALLOWED, offsets_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config, transactional_producer_config
-from kmq_spark.kafka.topics import DEFAULT_TIMEOUT_MS, partition_count
+from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, partition_count
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.producer.position_log import PARTITION, Found, PositionLog
 from kmq_spark.wire.headers import by_name, is_first_copy, sender_of
@@ -62,7 +62,7 @@ def list_producers(
     queue: str,
     *,
     bootstrap_servers: str,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> list[Found]:
     """
@@ -71,7 +71,7 @@ def list_producers(
     Args:
         queue: Name of the queue.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         extra: librdkafka settings.
 
     Raises:
@@ -79,7 +79,7 @@ def list_producers(
         TopicError: The queue does not exist.
         KafkaClientError: The broker cannot be reached in time.
     """
-    return _log_of(queue, bootstrap_servers, timeout_ms, extra).all(PATIENCE_S)
+    return _log_of(queue, bootstrap_servers, timeout, extra).all(PATIENCE_S)
 
 
 def look_at_producers(
@@ -103,7 +103,7 @@ def look_at_producers(
         return ProducersFacts(topic)
     began_s = time.monotonic()
     (end,) = offsets_of(
-        cluster.admin, topic.name, [PARTITION], LATEST, reach["timeout_ms"] / 1000, with_open_transactions=True
+        cluster.admin, topic.name, [PARTITION], LATEST, reach["timeout"], with_open_transactions=True
     ).values()
     try:
         found = PositionLog(topics, **reach).all(PATIENCE_S)
@@ -129,7 +129,7 @@ def forget_producer(
     *,
     dry_run: bool = True,
     bootstrap_servers: str,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> Found:
     """
@@ -142,7 +142,7 @@ def forget_producer(
         producer_id: The id.
         dry_run: Whether nothing is written.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         extra: librdkafka settings.
 
     Returns:
@@ -156,7 +156,7 @@ def forget_producer(
         KafkaClientError: The broker cannot be reached in time, or refuses.
     """
     check_producer_id(producer_id)
-    log = _log_of(queue, bootstrap_servers, timeout_ms, extra)
+    log = _log_of(queue, bootstrap_servers, timeout, extra)
     found = _found(log, queue, producer_id)
     if dry_run:
         return found
@@ -167,7 +167,7 @@ def forget_producer(
         extra,
         transaction_timeout_ms=10_000,
     )
-    transactions = TransactionalProducer(config, timeout_ms, role="producer")
+    transactions = TransactionalProducer(config, timeout, role="producer")
     try:
         # Read behind the fencing: what the producer has committed by now is what is forgotten.
         found = _found(log, queue, producer_id)
@@ -182,7 +182,7 @@ def verify_producer(
     producer_id: str,
     *,
     bootstrap_servers: str,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout: float = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> Verification:
@@ -195,7 +195,7 @@ def verify_producer(
         queue: Name of the queue.
         producer_id: The id.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker, and on how long nothing may arrive.
+        timeout: Bound on each call to the broker, and on how long nothing may arrive.
         extra: librdkafka settings.
         on_progress: Called with the number of records read so far, now and then.
 
@@ -206,17 +206,17 @@ def verify_producer(
         KafkaClientError: The broker cannot be reached in time.
     """
     check_producer_id(producer_id)
-    log = _log_of(queue, bootstrap_servers, timeout_ms, extra)
+    log = _log_of(queue, bootstrap_servers, timeout, extra)
     topics = QueueTopics.parse(queue)
     # In this order: every message up to the record's sequence was committed before the topic's end is looked up.
     state = log.newest(producer_id) if log.exists() else None
     topic = topics.queue_topic
-    partitions = range(partition_count(log.admin, topic, bootstrap_servers, timeout_ms))
+    partitions = range(partition_count(log.admin, topic, bootstrap_servers, timeout))
     config = reader_config(bootstrap_servers, f"{topics.consumer_group}.producers", new_client_id("verify"), extra)
-    bounds = all_bounds_of(config, topic, partitions, timeout_ms)
+    bounds = all_bounds_of(config, topic, partitions, timeout)
     audit = SequenceAudit(frozenset(number for number, each in bounds.items() if each.first > 0))
     later: list[int] = []
-    for count, record in enumerate(read_committed(config, topic, partitions, timeout_ms), 1):
+    for count, record in enumerate(read_committed(config, topic, partitions, timeout), 1):
         if count % PROGRESS_EACH == 0:
             on_progress(count)
         headers = by_name(record.headers())  # type: ignore[arg-type]  # the stub allows what may be sent; this was read
@@ -232,10 +232,10 @@ def verify_producer(
     return Verification(state, audit.report(0 if state is None else state.sequence), beyond)
 
 
-def _log_of(queue: str, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None) -> PositionLog:
+def _log_of(queue: str, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None) -> PositionLog:
     topics = QueueTopics.parse(queue)
-    log = PositionLog(topics, bootstrap_servers, timeout_ms, extra)
-    if not partition_count(log.admin, topics.queue_topic, bootstrap_servers, timeout_ms):
+    log = PositionLog(topics, bootstrap_servers, timeout, extra)
+    if not partition_count(log.admin, topics.queue_topic, bootstrap_servers, timeout):
         message = f"queue {queue!r} has no topic {topics.queue_topic!r}; see `kmq queue list`"
         raise TopicError(message)
     return log

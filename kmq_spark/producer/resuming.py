@@ -65,7 +65,7 @@ class ResumingSender:
         client_id: Name in the broker's log, and `by` of the position records.
         max_message_bytes: Largest message, key, value and headers together.
         delivery_timeout_ms: How long a transaction is tried again before it has failed.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         transaction_timeout_ms: See `TRANSACTION_TIMEOUT_MS`.
         commit_every_ms: How long a message waits for its commit.
         commit_every: Messages of a transaction, at most.
@@ -90,7 +90,7 @@ class ResumingSender:
         client_id: str,
         max_message_bytes: int,
         delivery_timeout_ms: int,
-        timeout_ms: int,
+        timeout: float,
         transaction_timeout_ms: int,
         commit_every_ms: int,
         commit_every: int,
@@ -107,7 +107,7 @@ class ResumingSender:
         self._topic = topics.queue_topic
         self._producer_id = producer_id
         self._bootstrap_servers = bootstrap_servers
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._max_message_bytes = max_message_bytes
         self._commit_every_s = commit_every_ms / 1000
@@ -121,10 +121,10 @@ class ResumingSender:
             max_message_bytes=max_message_bytes + HEADER_ROOM_BYTES,
             transaction_timeout_ms=transaction_timeout_ms,
         )
-        self._log = PositionLog(topics, bootstrap_servers, timeout_ms, extra)
+        self._log = PositionLog(topics, bootstrap_servers, timeout, extra)
         self._log.ensure()
-        self._partition_count = partition_count(self._log.admin, self._topic, bootstrap_servers, timeout_ms)
-        self._life = Life(self._log, producer_id, config, by=by, timeout_ms=timeout_ms)
+        self._partition_count = partition_count(self._log.admin, self._topic, bootstrap_servers, timeout)
+        self._life = Life(self._log, producer_id, config, by=by, timeout=timeout)
         began = self._life.state
         self._has_positions = began.position is not None
         # Messages of earlier lives without a position: no position of the source can say that they are sent.
@@ -187,7 +187,7 @@ class ResumingSender:
         Raises:
             ConfigError: The position is not allowed.
             TopicError: The partition does not exist.
-            KafkaClientError: The message is too large, or what was collected could not be written for `timeout_ms`.
+            KafkaClientError: The message is too large, or what was collected could not be written for `timeout`.
             KmqError: Sending has failed; what is not committed is not sent.
             UsageError: Too many messages without a position, or the first position of an id that has sent without.
         """
@@ -316,11 +316,10 @@ class ResumingSender:
                 f"{self._commit_every} and {MAX_COLLECTED_BYTES}; give send() a position, or call commit()"
             )
             raise UsageError(message)
-        timeout_s = self._timeout_ms / 1000
-        if not self._changed.wait_for(lambda: self._failure is not None or not self._is_full(), timeout_s):
+        if not self._changed.wait_for(lambda: self._failure is not None or not self._is_full(), self._timeout):
             message = (
-                f"cannot send to {self._topic}: a transaction takes longer than {timeout_s:g} s and the next one is "
-                "full; check the broker, or send more slowly"
+                f"cannot send to {self._topic}: a transaction takes longer than {self._timeout:g} s and the next one "
+                "is full; check the broker, or send more slowly"
             )
             raise KafkaClientError(message, code="_QUEUE_FULL", retriable=True)
         self._raise_failure()
@@ -414,7 +413,7 @@ class ResumingSender:
 
     def _check_partition(self, partition: int) -> None:
         self._partition_count = partition_count(
-            self._log.admin, self._topic, self._bootstrap_servers, self._timeout_ms
+            self._log.admin, self._topic, self._bootstrap_servers, self._timeout
         )  # fmt: skip
         if not 0 <= partition < self._partition_count:
             message = (

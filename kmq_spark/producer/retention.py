@@ -40,14 +40,14 @@ class KnownRetentions:
     Args:
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
-        timeout_ms: Timeout of each request to the broker, milliseconds.
+        timeout: Timeout of each request to the broker, seconds.
     """
 
-    def __init__(self, bootstrap_servers: str, extra: Mapping[str, str] | None, timeout_ms: int) -> None:
+    def __init__(self, bootstrap_servers: str, extra: Mapping[str, str] | None, timeout: float) -> None:
         """Start with an empty cache."""
         self._bootstrap_servers = bootstrap_servers
         self._extra = extra
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._known: dict[str, Retention] = {}
 
     def check(self, queue: str, waits_ms: int) -> None:
@@ -62,7 +62,7 @@ class KnownRetentions:
 
         Raises:
             ConfigError: The wait is longer than the retention of the queue topic or of its markers topic.
-            KafkaClientError: The broker does not answer within *timeout_ms*.
+            KafkaClientError: The broker does not answer within *timeout*.
         """
         if waits_ms == 0:
             return
@@ -70,13 +70,13 @@ class KnownRetentions:
         if known is None or 0 <= known.retention_ms < waits_ms:
             topics = QueueTopics(queue)
             known = self._known[queue] = shortest_retention(
-                (topics.queue_topic, topics.markers_topic), self._bootstrap_servers, self._extra, self._timeout_ms
+                (topics.queue_topic, topics.markers_topic), self._bootstrap_servers, self._extra, self._timeout
             )
         check_wait(waits_ms, *known)
 
 
 def shortest_retention(
-    topics: Sequence[str], bootstrap_servers: str, extra: Mapping[str, str] | None, timeout_ms: int
+    topics: Sequence[str], bootstrap_servers: str, extra: Mapping[str, str] | None, timeout: float
 ) -> Retention:
     """
     Return the shortest `retention.ms` among topics.
@@ -86,13 +86,13 @@ def shortest_retention(
             skipped.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
-        timeout_ms: Timeout of the call, milliseconds.
+        timeout: Timeout of the call, seconds.
 
     Raises:
-        KafkaClientError: The broker does not answer within *timeout_ms*.
+        KafkaClientError: The broker does not answer within *timeout*.
     """
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    found = settings_of(admin, topics, timeout_ms / 1000, skip_errors=True)
+    found = settings_of(admin, topics, timeout, skip_errors=True)
     # A missing value and -1 both mean: no known limit.
     texts = {topic: settings.get("retention.ms", "") for topic, settings in found.items()}
     return min((Retention(int(text), topic) for topic, text in texts.items() if text.isdecimal()), default=Retention())

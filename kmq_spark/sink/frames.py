@@ -37,7 +37,7 @@ from kmq_spark.sink.settings import (
     FAIL,
     ROWS_PER_TRANSACTION,
     SLOTS,
-    TIMEOUT_MS,
+    TIMEOUT,
     SinkSettings,
 )
 from kmq_spark.sink.slot_writer import Row, SinkPlan, SlotResult, write_slot
@@ -91,7 +91,7 @@ class SinkOptions(TypedDict, total=False):
     bytes_per_transaction: int
     transaction_timeout_ms: int
     delivery_timeout_ms: int
-    timeout_ms: int
+    timeout: float
     extra: Mapping[str, str] | None
     oversize: str
 
@@ -114,7 +114,7 @@ def exactly_once_sink(
     bytes_per_transaction: int = BYTES_PER_TRANSACTION,
     transaction_timeout_ms: int = BULK_TRANSACTION_TIMEOUT_MS,
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
-    timeout_ms: int = TIMEOUT_MS,
+    timeout: float = TIMEOUT,
     extra: Mapping[str, str] | None = None,
     oversize: str = FAIL,
     on_batch: Callable[[int], None] = lambda _written: None,
@@ -139,7 +139,7 @@ def exactly_once_sink(
         bytes_per_transaction: Bytes after which a transaction ends.
         transaction_timeout_ms: When the broker aborts the transaction of an executor that died within it.
         delivery_timeout_ms: How long a transaction is tried again while the broker is away.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         extra: librdkafka settings.
         oversize: What becomes of a row that is larger than *max_message_bytes*: `fail`, the batch fails before anything
             of it is written; `dead-letter`, its beginning goes to the dead-letter topic, with size and hash.
@@ -159,7 +159,7 @@ def exactly_once_sink(
         bytes_per_transaction=bytes_per_transaction,
         transaction_timeout_ms=transaction_timeout_ms,
         delivery_timeout_ms=delivery_timeout_ms,
-        timeout_ms=timeout_ms,
+        timeout=timeout,
         extra=extra,
         oversize=oversize,
     )
@@ -395,7 +395,7 @@ def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
     Returns:
         Slots that have committed rows of this batch.
     """
-    log = PositionLog(QueueTopics(settings.queue), settings.bootstrap_servers, settings.timeout_ms, settings.extra)
+    log = PositionLog(QueueTopics(settings.queue), settings.bootstrap_servers, settings.timeout, settings.extra)
     log.ensure()
     if settings.oversize == DEAD_LETTER:
         _check_dead_letter_topic(log, settings)
@@ -415,7 +415,7 @@ def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
 
 def _check_dead_letter_topic(log: PositionLog, settings: SinkSettings) -> None:
     letters = QueueTopics(settings.queue).dead_letter_topic
-    if not partition_count(log.admin, letters, settings.bootstrap_servers, settings.timeout_ms):
+    if not partition_count(log.admin, letters, settings.bootstrap_servers, settings.timeout):
         message = (
             f"sink {settings.sink_id} needs topic {letters!r} for rows that are too large: it does not exist; run "
             f"`kmq queue create {settings.queue}`, or use oversize={FAIL!r}"

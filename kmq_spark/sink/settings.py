@@ -18,7 +18,7 @@ SLOTS = 8
 ROWS_PER_TRANSACTION = 10_000
 BYTES_PER_TRANSACTION = 8 * 1024 * 1024
 DELIVERY_TIMEOUT_MS = 120_000
-TIMEOUT_MS = 15_000
+TIMEOUT = 15.0
 _MAX_ROWS_PER_TRANSACTION = 100_000
 
 FAIL, DEAD_LETTER = "fail", "dead-letter"
@@ -41,7 +41,7 @@ class SinkSettings:
         bytes_per_transaction: Bytes after which a transaction ends.
         transaction_timeout_ms: When the broker aborts the transaction of an executor that died within it.
         delivery_timeout_ms: How long a transaction is tried again.
-        timeout_ms: Bound on each call to the broker.
+        timeout: Bound on each call to the broker.
         extra: librdkafka settings.
         oversize: One of `OVERSIZE`: the batch fails, or the row becomes a dead letter.
 
@@ -58,7 +58,7 @@ class SinkSettings:
     bytes_per_transaction: int = BYTES_PER_TRANSACTION
     transaction_timeout_ms: int = BULK_TRANSACTION_TIMEOUT_MS
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
-    timeout_ms: int = TIMEOUT_MS
+    timeout: float = TIMEOUT
     extra: Mapping[str, str] | None = None
     oversize: str = FAIL
 

@@ -114,8 +114,8 @@ def _begin(plan: SinkPlan, slot: int) -> Life:
         max_message_bytes=settings.max_message_bytes + HEADER_ROOM_BYTES,
         transaction_timeout_ms=settings.transaction_timeout_ms,
     )
-    log = PositionLog(topics, settings.bootstrap_servers, settings.timeout_ms, settings.extra)
-    return Life(log, plan.key(slot), config, by=by, timeout_ms=settings.timeout_ms, is_sink=True)
+    log = PositionLog(topics, settings.bootstrap_servers, settings.timeout, settings.extra)
+    return Life(log, plan.key(slot), config, by=by, timeout=settings.timeout, is_sink=True)
 
 
 def _write(plan: SinkPlan, slot: int, life: Life, rows: Iterable[Row]) -> SlotResult:

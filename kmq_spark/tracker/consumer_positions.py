@@ -77,19 +77,19 @@ class ConsumerPositions:
     Args:
         topics: Topic and group names of the queue.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout_ms: Bound on each call to the broker, milliseconds; at most `LONGEST_CALL_S` applies.
+        timeout: Bound on each call to the broker, seconds; at most `LONGEST_CALL_S` applies.
         extra: librdkafka settings.
     """
 
     def __init__(
-        self, topics: QueueTopics, *, bootstrap_servers: str, timeout_ms: int, extra: Mapping[str, str] | None = None
+        self, topics: QueueTopics, *, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None
     ) -> None:
         """Create the client; it connects with the first request."""
         self._topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._extra = dict(extra or {})
         self._groups: dict[str, _Group] = {}
-        self._timeout_s = min(timeout_ms / 1000, LONGEST_CALL_S)
+        self._timeout = min(timeout, LONGEST_CALL_S)
         self._admin = make_client(AdminClient, admin_config(bootstrap_servers, new_client_id("positions"), extra))
         self._groups_at_s = float("-inf")
         self._warning_limit = RateLimit(WARN_INTERVAL_S)
@@ -129,7 +129,7 @@ class ConsumerPositions:
         """End the thread and close the clients; where a call to the broker does not return in time, all are left."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(self._timeout_s)
+            self._thread.join(self._timeout)
         if self._thread is None or not self._thread.is_alive():
             while self._groups:
                 self._groups.popitem()[1].close()
@@ -157,12 +157,12 @@ class ConsumerPositions:
 
     def _check(self) -> None:
         topic = self._topics.queue_topic
-        topic_id = topic_id_of(self._admin, topic, self._timeout_s)
+        topic_id = topic_id_of(self._admin, topic, self._timeout)
         if topic_id != self._topic_id:
             # The topic was deleted and created again. Kafka deleted the groups' offsets with it; the copy refers to
             # deleted messages.
             self._topic_id, self._copies = topic_id, {}
-        partitions = tuple(self._admin.list_topics(topic, timeout=self._timeout_s).topics[topic].partitions)
+        partitions = tuple(self._admin.list_topics(topic, timeout=self._timeout).topics[topic].partitions)
         if time.monotonic() - self._groups_at_s > GROUPS_INTERVAL_S:
             self._find_groups()
             for group in self._groups.values():
@@ -176,8 +176,8 @@ class ConsumerPositions:
 
     def _find_groups(self) -> None:
         """Find the groups of logical queues, among those that this tracker may see."""
-        answer = self._admin.list_consumer_groups(request_timeout=self._timeout_s)
-        listed = answer_of(answer, self._timeout_s).valid
+        answer = self._admin.list_consumer_groups(request_timeout=self._timeout)
+        listed = answer_of(answer, self._timeout).valid
         prefix = self._topics.logical_group_prefix
         names = {each.group_id for each in listed if each.group_id.startswith(prefix)}
         for name in sorted(({self._topics.consumer_group} | names | self._copies.keys()) - self._groups.keys()):
@@ -188,7 +188,7 @@ class ConsumerPositions:
         began_s = time.monotonic()
         topic = self._topics.queue_topic
         try:
-            found, unknown = group.committed(topic, partitions, self._timeout_s)
+            found, unknown = group.committed(topic, partitions, self._timeout)
         except KafkaException as error:
             if NOT_ALLOWED not in error.args[0].name():
                 raise
@@ -202,7 +202,7 @@ class ConsumerPositions:
         # Without a topic id the topic may have been deleted and created again: the copy may be of the old one.
         if not missing or not self._topic_id:
             return
-        first = offsets_of(self._admin, topic, missing, EARLIEST, self._timeout_s)
+        first = offsets_of(self._admin, topic, missing, EARLIEST, self._timeout)
         for partition in [partition for partition, at in missing.items() if at <= first[partition]]:
             # Retention deleted every message below this offset, so the group cannot receive one of them again.
             del missing[partition], self._copies[group.name][partition]
@@ -213,7 +213,7 @@ class ConsumerPositions:
         """Commit offsets for a group that has no members and no offsets of these partitions."""
         topic = self._topics.queue_topic
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
-        errors = group.commit(wanted, self._timeout_s)
+        errors = group.commit(wanted, self._timeout)
         if any(NOT_ALLOWED in name for name in errors):
             self._note_refused(group.name)
         elif errors:
@@ -233,7 +233,7 @@ class ConsumerPositions:
 
     def _check_rights(self, group: _Group) -> None:
         """Check whether this tracker has the right to commit for a group, long before it must."""
-        errors = group.commit([TopicPartition(self._topics.queue_topic, NO_PARTITION, 0)], self._timeout_s)
+        errors = group.commit([TopicPartition(self._topics.queue_topic, NO_PARTITION, 0)], self._timeout)
         if any(NOT_ALLOWED in name for name in errors):
             self._note_refused(group.name)
         elif "UNKNOWN_TOPIC_OR_PART" in errors:

@@ -42,7 +42,7 @@ CLEAR_SHARE = 0.9
 RENEW_INTERVAL_S = 20.0
 """A third of the time for which a record counts, see `consumer/full_watch.py`."""
 
-CREATE_TOPIC_TIMEOUT_MS = 3_000
+CREATE_TOPIC_TIMEOUT_S = 3.0
 
 WARN_INTERVAL_S = CREATION_INTERVAL_S = 60.0
 
@@ -166,7 +166,7 @@ class FullRecordWriter:
             return False
         try:
             admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
-            ensure_compacted_topic(RULES_TOPIC, -1, admin, self._bootstrap_servers, CREATE_TOPIC_TIMEOUT_MS)
+            ensure_compacted_topic(RULES_TOPIC, -1, admin, self._bootstrap_servers, CREATE_TOPIC_TIMEOUT_S)
         except KmqError as error:
             self._fail(error)
             return False

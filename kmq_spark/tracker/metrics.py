@@ -180,8 +180,8 @@ class TrackerMetrics:
         """
         wanted = {p: [offset] for p, offset in needed.items() if self._starts.get((queue, p), (-1, None))[0] != offset}
         if wanted:
-            topic, timeout_ms = inspector.topics.markers_topic, self._settings.kafka.timeout_ms
-            reader = PayloadReader(inspector.reader_config, topic, timeout_ms)
+            topic, timeout = inspector.topics.markers_topic, self._settings.kafka.timeout
+            reader = PayloadReader(inspector.reader_config, topic, timeout)
             try:
                 for found in reader.read(wanted):
                     is_start = found.message is not None and _is_lease(found.message.value())
@@ -226,7 +226,7 @@ def serving_metrics(trackers: Sequence[TrackerView], settings: Settings) -> Iter
             yield metrics
         finally:
             metrics.stop()
-            thread.join(settings.kafka.timeout_ms / 1000)
+            thread.join(settings.kafka.timeout)
 
 
 def _is_lease(value: bytes | None) -> bool:

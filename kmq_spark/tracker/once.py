@@ -80,7 +80,7 @@ def _write_ticks(settings: Settings, layout: QueueLayout, key: bytes) -> None:
     ticker = ticker_of(settings, layout, key)
     ticker.start()
     try:
-        ticker.wait_first_ticks(settings.kafka.timeout_ms / 1000)
+        ticker.wait_first_ticks(settings.kafka.timeout)
     finally:
         ticker.stop()
 
@@ -92,7 +92,7 @@ def _fold_and_send(
     reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, sender.tracker_id, plain(kafka.extra))
     states: dict[int, PartitionState] = {}
     partitions, starts = range(layout.partition_count), resume.starting_offsets
-    records = read_committed(reading, topics.markers_topic, partitions, kafka.timeout_ms, starts=starts, patience_s=0)
+    records = read_committed(reading, topics.markers_topic, partitions, kafka.timeout, starts=starts, patience_s=0)
     while batch := list(islice(records, settings.tracker.max_markers_per_batch)):
         outcomes = []
         for partition in sorted({_partition(record) for record in batch}):

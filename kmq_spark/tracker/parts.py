@@ -45,7 +45,7 @@ def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> Rule
     reading = reader_config(
         kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
     )
-    return RulesReader(layout.topics, reading, kafka.timeout_ms, settings.for_queue(queue))
+    return RulesReader(layout.topics, reading, kafka.timeout, settings.for_queue(queue))
 
 
 def full_record_writer_of(
@@ -62,7 +62,7 @@ def sender_of(
     """Return the sender of a queue, not open yet. It closes *rules_reader*; None: it gets a reader of its own."""
     kafka, tracker = settings.kafka, settings.tracker
     limits = SenderLimits(
-        timeout_ms=kafka.timeout_ms,
+        timeout=kafka.timeout,
         max_transaction_messages=tracker.max_transaction_messages,
         max_transaction_bytes=tracker.max_transaction_bytes,
         commit_interval_ms=tracker.commit_interval_ms,

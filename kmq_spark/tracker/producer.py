@@ -52,7 +52,7 @@ class TrackerProducer:
 
     Args:
         config: librdkafka settings of the producer, including `transactional.id`.
-        timeout_ms: Bound on each call to the broker, milliseconds.
+        timeout: Bound on each call to the broker, seconds.
         positions: Reads the committed offsets of the tracker's consumer group.
         tracker_id: The id with which this tracker signs these offsets.
         queue: Name for log lines and errors.
@@ -61,14 +61,14 @@ class TrackerProducer:
     def __init__(
         self,
         config: Mapping[str, str | int | float | bool],
-        timeout_ms: int,
+        timeout: float,
         positions: TrackerPositions,
         tracker_id: str,
         queue: str,
     ) -> None:
         """Store the settings; `open` connects."""
         self._config = config
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._positions = positions
         self._tracker_id = tracker_id
         self._queue = queue
@@ -113,7 +113,7 @@ class TrackerProducer:
         newer = self._newer_tracker_ids(known_ids) if known_ids else frozenset()
         if newer:
             raise self._fenced_by(newer)
-        self._producer = TransactionalProducer(self._config, self._timeout_ms)
+        self._producer = TransactionalProducer(self._config, self._timeout)
 
     def close(self) -> None:
         """Close the producer. An open transaction is never committed."""

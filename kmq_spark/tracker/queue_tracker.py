@@ -295,7 +295,7 @@ class QueueTracker:
         ticker.start()
         try:
             if self._settings.tracker.trigger == "available-now":
-                ticker.wait_first_ticks(self._settings.kafka.timeout_ms / 1000)
+                ticker.wait_first_ticks(self._settings.kafka.timeout)
             else:
                 # With the first TICKs in the log the first batch decides; without them the second one does.
                 with contextlib.suppress(KafkaClientError):

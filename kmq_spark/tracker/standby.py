@@ -132,8 +132,8 @@ def _near_the_end(layout: QueueLayout, settings: Settings) -> dict[int, int]:
     """Return an offset near the end of each markers partition."""
     kafka, topic, partitions = settings.kafka, layout.topics.markers_topic, range(layout.partition_count)
     admin = make_client(AdminClient, admin_config(kafka.bootstrap_servers, extra=plain(kafka.extra)))
-    first = offsets_of(admin, topic, partitions, OffsetSpec.earliest(), kafka.timeout_ms / 1000)  # type: ignore[no-untyped-call]  # the client's
-    end = offsets_of(admin, topic, partitions, OffsetSpec.latest(), kafka.timeout_ms / 1000)  # type: ignore[no-untyped-call]  # as above
+    first = offsets_of(admin, topic, partitions, OffsetSpec.earliest(), kafka.timeout)  # type: ignore[no-untyped-call]  # the client's
+    end = offsets_of(admin, topic, partitions, OffsetSpec.latest(), kafka.timeout)  # type: ignore[no-untyped-call]  # as above
     return {partition: max(first[partition], end[partition] - MARKERS_READ) for partition in partitions}
 
 

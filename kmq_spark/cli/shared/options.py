@@ -40,8 +40,8 @@ BootstrapServer = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings file (TOML); see conf/local.toml.", metavar="FILE")
 ]
-TimeoutMs = Annotated[
-    int | None, typer.Option("--timeout-ms", help="Longest wait for an answer of the broker.", metavar="MS")
+Timeout = Annotated[
+    str | None, typer.Option("--timeout", help="Longest wait for an answer of the broker: 15s, 1m.", metavar="TIME")
 ]
 Events = Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")]
 Master = Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")]
@@ -71,11 +71,11 @@ class Address:
 class Connection(Address):
     """Options for the address and the timeout."""
 
-    timeout_ms: TimeoutMs = None
+    timeout: Timeout = None
 
     def settings(self, **flags: Mapping[str, Any]) -> Settings:
         """Return the settings; see `settings_from`."""
-        return settings_from(self, self.timeout_ms, **flags)
+        return settings_from(self, self.timeout, **flags)
 
     def reach(self) -> Reach:
         """Return the connection arguments for a client."""
@@ -88,7 +88,23 @@ def span_ms(text: str) -> int | None:
     return None if found is None else int(found[1]) * _UNIT_MS[found[2]]
 
 
-def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapping[str, Any]) -> Settings:
+def seconds(text: str, option: str) -> float:
+    """
+    Return a duration in seconds: `30s`, `5m`, `2h`, or a plain number of seconds.
+
+    Raises:
+        ConfigError: The text is no duration.
+    """
+    if (found_ms := span_ms(text)) is not None:
+        return found_ms / 1000
+    try:
+        return float(text)
+    except ValueError:
+        message = f"{option} is not a duration: got {text!r}; expected 30s, 5m, 2h or a number of seconds"
+        raise ConfigError(message) from None
+
+
+def settings_from(address: Address, timeout: str | None = None, **flags: Mapping[str, Any]) -> Settings:
     """
     Build the settings from the options of a command.
 
@@ -106,7 +122,7 @@ def settings_from(address: Address, timeout_ms: int | None = None, **flags: Mapp
         "bootstrap_servers": address.bootstrap_server or in_file,
         "extra": to_librdkafka(given) or None,
         "spark_extra": to_java(given) or None,
-        "timeout_ms": timeout_ms,
+        "timeout": None if timeout is None else seconds(timeout, "--timeout"),
     }
     return load_settings(address.config, {"kafka": kafka, **flags})
 

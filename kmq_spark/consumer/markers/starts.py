@@ -109,7 +109,7 @@ class TransactionalStarts:
         group_metadata: Returns the metadata of the consumer's membership in its group, sent with the offsets.
         topic: Queue topic.
         markers_topic: Markers topic.
-        timeout_ms: Timeout of each call, and greatest age of a START at its commit, milliseconds.
+        timeout: Timeout of each call, and greatest age of a START at its commit, seconds.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class TransactionalStarts:
         *,
         topic: str,
         markers_topic: str,
-        timeout_ms: int,
+        timeout: float,
     ) -> None:
         """Store the values. The first batch creates the producer."""
         self._config = dict(config)
         self._group_metadata = group_metadata
         self._topic = topic
         self._markers_topic = markers_topic
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._producer: TransactionalProducer | None = None
 
     def send(self, batch: StartedBatch, starts: Sequence[Start], owned: Collection[int]) -> None:
@@ -170,12 +170,12 @@ class TransactionalStarts:
 
     def _send(self, next_offsets: Mapping[int, int], markers: Sequence[Marker], appended_at_ms: list[int]) -> None:
         if self._producer is None:
-            self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
+            self._producer = TransactionalProducer(self._config, self._timeout, role="consumer")
         began_at = time.monotonic()
         try:
             self._transact(self._producer, markers, topic_partitions(self._topic, next_offsets), appended_at_ms)
         except _GivenUpError:
-            why = f"the transaction failed {ATTEMPTS} times or took longer than {self._timeout_ms / 1000:g} s"
+            why = f"the transaction failed {ATTEMPTS} times or took longer than {self._timeout:g} s"
             raise self._given_up(why) from None
         except FencedError as error:
             timeout_s = int(self._config["transaction.timeout.ms"]) / 1000
@@ -192,7 +192,7 @@ class TransactionalStarts:
         positions: list[TopicPartition],
         appended_at_ms: list[int],
     ) -> None:
-        attempts, until = 0, time.monotonic() + self._timeout_ms / 1000
+        attempts, until = 0, time.monotonic() + self._timeout
 
         def work() -> None:
             nonlocal attempts
@@ -223,7 +223,7 @@ def transactional_starts(
     consumer_id: str,
     bootstrap_servers: str,
     extra: Mapping[str, str] | None,
-    timeout_ms: int,
+    timeout: float,
 ) -> Callable[[Callable[[], object]], TransactionalStarts]:
     """
     Return a function that creates the transactional writer from one that returns the metadata of the group membership.
@@ -233,7 +233,7 @@ def transactional_starts(
         consumer_id: Part of the transactional id.
         bootstrap_servers: Comma-separated `host:port`.
         extra: librdkafka settings.
-        timeout_ms: Longest time for a START to become durable, milliseconds.
+        timeout: Longest time for a START to become durable, seconds.
     """
     config = transactional_producer_config(
         bootstrap_servers,
@@ -241,12 +241,12 @@ def transactional_starts(
         consumer_id,
         extra,
         # If this process dies in a transaction, others wait for this time plus the broker's abort scan.
-        transaction_timeout_ms=max(MIN_TRANSACTION_TIMEOUT_MS, timeout_ms),
+        transaction_timeout_ms=max(MIN_TRANSACTION_TIMEOUT_MS, round(timeout * 1000)),
     )
     # No linger: the receiving thread waits for the STARTs.
     config["linger.ms"] = 0
     return lambda group_metadata: TransactionalStarts(
-        config, group_metadata, topic=topics.queue_topic, markers_topic=topics.markers_topic, timeout_ms=timeout_ms
+        config, group_metadata, topic=topics.queue_topic, markers_topic=topics.markers_topic, timeout=timeout
     )
 
 

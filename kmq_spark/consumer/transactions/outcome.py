@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.1
 
 
-def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: int, timeout_ms: int) -> bool:
+def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: int, timeout: float) -> bool:
     """
     Return whether a record of an ended transaction was committed.
 
@@ -36,13 +36,13 @@ def is_committed(config: Mapping[str, Any], topic: str, partition: int, offset: 
         topic: Topic of the record.
         partition: Partition of the record.
         offset: Offset of the record, from its delivery report.
-        timeout_ms: Longest wait for the transaction to end on the broker.
+        timeout: Longest wait for the transaction to end on the broker.
 
     Raises:
         KafkaClientError: The broker cannot be reached, or the transaction did not end in time.
     """
-    _wait_until_stable(config, TopicPartition(topic, partition), offset, timeout_ms / 1000)
-    reader = PayloadReader(config, topic, timeout_ms)
+    _wait_until_stable(config, TopicPartition(topic, partition), offset, timeout)
+    reader = PayloadReader(config, topic, timeout)
     try:
         return any(payload.message is not None for payload in reader.read({partition: [offset]}))
     finally:

@@ -48,14 +48,14 @@ class KnownTopics:
     Args:
         client: Returns a client with `list_topics`. The client may be replaced during the life of the consumer.
         bootstrap_servers: Used only in error messages.
-        timeout_ms: Timeout of each request, milliseconds.
+        timeout: Timeout of each request, seconds.
     """
 
-    def __init__(self, client: Callable[[], Producer], bootstrap_servers: str, timeout_ms: int) -> None:
+    def __init__(self, client: Callable[[], Producer], bootstrap_servers: str, timeout: float) -> None:
         """Start with an empty cache."""
         self._client = client
         self._bootstrap_servers = bootstrap_servers
-        self._timeout_ms = timeout_ms
+        self._timeout = timeout
         self._counts: dict[str, int] = {}
 
     def check(self, topic: str, partition: int) -> None:
@@ -68,7 +68,7 @@ class KnownTopics:
         """
         if partition >= self._counts.get(topic, 0):
             self._counts[topic] = partition_count(
-                self._client(), topic, self._bootstrap_servers, self._timeout_ms
+                self._client(), topic, self._bootstrap_servers, self._timeout
             )  # fmt: skip
         count = self._counts[topic]
         if count == 0:

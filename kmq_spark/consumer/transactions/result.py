@@ -151,7 +151,7 @@ class ResultTransactions:
         leases: The consumer's leases.
         markers: The consumer's producer of markers, used for metadata requests.
         lease_ms: Length of a lease.
-        timeout_ms: Timeout of each request to the broker, milliseconds.
+        timeout: Timeout of each request to the broker, seconds.
     """
 
     def __init__(  # noqa: PLR0917  # the identity of the consumer, and its parts
@@ -163,15 +163,15 @@ class ResultTransactions:
         leases: LeaseTable,
         markers: MarkerProducer,
         lease_ms: int,
-        timeout_ms: int,
+        timeout: float,
     ) -> None:
         """Store the values. The first commit creates the producer."""
         self._markers_topic = topics.markers_topic
         self._leases = leases
         self._consumer_id = consumer_id
-        self._known_topics = KnownTopics(lambda: markers.client, bootstrap_servers, timeout_ms)
-        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout_ms)
-        self._timeout_ms = timeout_ms
+        self._known_topics = KnownTopics(lambda: markers.client, bootstrap_servers, timeout)
+        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout)
+        self._timeout = timeout
         self._transaction_timeout_s = transaction_timeout_ms(lease_ms) / 1000
         self._config = transactional_config(
             bootstrap_servers, topics.consumer_transactional_id(consumer_id), consumer_id, extra, lease_ms
@@ -241,7 +241,7 @@ class ResultTransactions:
         if self._fenced is not None:
             raise self._fenced
         if self._producer is None or self._producer.has_ended:
-            self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
+            self._producer = TransactionalProducer(self._config, self._timeout, role="consumer")
         producer, ends = self._producer, list(self._ends(commit))
 
         def work() -> None:
@@ -331,8 +331,8 @@ class ResultTransactions:
             if not isinstance(error, FencedError):
                 # A new producer with this transactional id aborts the open transaction. If the producer was fenced, the
                 # transaction has ended already.
-                self._producer = TransactionalProducer(self._config, self._timeout_ms, role="consumer")
-            return is_committed(self._reader_config, *commit.written_at, self._timeout_ms)
+                self._producer = TransactionalProducer(self._config, self._timeout, role="consumer")
+            return is_committed(self._reader_config, *commit.written_at, self._timeout)
         except KmqError as failure:
             logger.warning("cannot read the outcome of a commit: %s", failure, extra={"action": "txn_unknown"})
             return None

@@ -11,7 +11,7 @@ class SenderLimits:
     Limits of one sender.
 
     Attributes:
-        timeout_ms: Bound on each call to the broker, milliseconds.
+        timeout: Bound on each call to the broker, seconds.
         max_transaction_messages: Most messages in one transaction.
         max_transaction_bytes: A transaction gets no more messages once their payloads have this many bytes.
         commit_interval_ms: Time between two offset commits while nothing is sent, milliseconds.
@@ -19,7 +19,7 @@ class SenderLimits:
             this time. Until then `read_committed` consumers of its partitions read nothing that was written after it.
     """
 
-    timeout_ms: int = 15_000
+    timeout: float = 15
     max_transaction_messages: int = 30_000
     max_transaction_bytes: int = 16 * 1024 * 1024
     commit_interval_ms: int = 5_000

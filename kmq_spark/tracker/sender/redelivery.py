@@ -108,16 +108,16 @@ class RedeliverySender:
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
-        self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout_ms)
-        self._raw_markers = PayloadReader(reading, layout.topics.markers_topic, self._limits.timeout_ms)
+        self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout)
+        self._raw_markers = PayloadReader(reading, layout.topics.markers_topic, self._limits.timeout)
         self._set_aside = SetAside(self._raw_markers, layout.topics, layout.dead_letter_partition_count)
         admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
         self._tracker_positions = TrackerPositions(
-            reading, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout_ms
+            reading, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout
         )
         self._producer = TrackerProducer(
             self._producer_config(layout, bootstrap_servers, extra),
-            self._limits.timeout_ms,
+            self._limits.timeout,
             self._tracker_positions,
             self.tracker_id,
             layout.topics.queue,

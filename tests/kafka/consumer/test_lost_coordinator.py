@@ -116,18 +116,18 @@ def test_client_without_coordinator_is_replaced(
 def test_transaction_without_a_group_coordinator_is_run_by_a_new_producer(
     far_queue: Queue, proxy: CoordinatorProxy
 ) -> None:
-    """After `OFFSETS_WAIT_S`, not after `timeout_ms`: the call may never return, and redelivery waits for it."""
+    """After `OFFSETS_WAIT_S`, not after `timeout`: the call may never return, and redelivery waits for it."""
     group = f"offsets-{far_queue.name}"
     config = transactional_producer_config(far_queue.bootstrap_servers, group, group, None)
     member = Consumer(reader_config(far_queue.bootstrap_servers, group))
     positions = [TopicPartition(far_queue.name, 0, 7)]
-    producer = TransactionalProducer(config, 60_000)
+    producer = TransactionalProducer(config, 60)
     proxy.hides_coordinator = True
     with pytest.raises(KafkaClientError, match="got no answer within 5 s") as raised:
         producer.run(lambda: None, positions, member.consumer_group_metadata())
     assert (raised.value.retriable, producer.has_ended, producer.is_possibly_committed) == (True, True, False)
     proxy.hides_coordinator = False
-    again = TransactionalProducer(config, 60_000)
+    again = TransactionalProducer(config, 60)
     again.run(lambda: None, positions, member.consumer_group_metadata())
     assert [place.offset for place in member.committed(positions, timeout=10)] == [7]
     again.close()

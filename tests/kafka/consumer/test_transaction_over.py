@@ -23,7 +23,7 @@ def test_second_user_of_a_producer_that_is_over_gets_the_error_that_ended_it(que
     The batch used to get "not valid in this state", which is not retriable, and the tracker ended.
     """
     config = transactional_producer_config(queue.bootstrap_servers, f"over-{queue.name}", "over", None)
-    producer = TransactionalProducer(config, 10_000)
+    producer = TransactionalProducer(config, 10)
 
     def lose_the_broker() -> None:
         message = "no answer within 10 s"

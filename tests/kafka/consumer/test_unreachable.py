@@ -14,7 +14,7 @@ from kmq_spark.producer.producer import QueueProducer
 
 pytestmark = pytest.mark.kafka
 
-TIMEOUT_MS = 2_000
+TIMEOUT_S = 2.0
 LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "secret-canary"}
 
 
@@ -31,7 +31,7 @@ def test_reason_of_a_failed_handshake_is_in_the_error(
 ) -> None:
     """A broker that is down and a broker with another security protocol have different errors."""
     with pytest.raises(KafkaClientError) as raised:
-        check_queue("orders", bootstrap_servers=bootstrap_servers, timeout_ms=TIMEOUT_MS, extra=extra)
+        check_queue("orders", bootstrap_servers=bootstrap_servers, timeout=TIMEOUT_S, extra=extra)
     assert reason in str(raised.value)
     assert "; set security.protocol, sasl.* and ssl.* in [kafka.extra] as the broker's listener" in str(raised.value)
     assert "secret-canary" not in str(raised.value)
@@ -40,14 +40,14 @@ def test_reason_of_a_failed_handshake_is_in_the_error(
 def test_reason_is_in_the_errors_of_producer_and_inspection_too(bootstrap_servers: str) -> None:
     extra = {"security.protocol": "SSL"}
     with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
-        QueueProducer("orders", bootstrap_servers=bootstrap_servers, timeout_ms=TIMEOUT_MS, extra=extra)
+        QueueProducer("orders", bootstrap_servers=bootstrap_servers, timeout=TIMEOUT_S, extra=extra)
     with pytest.raises(KafkaClientError, match="connecting to a PLAINTEXT broker listener"):
-        Cluster(bootstrap_servers, TIMEOUT_MS, extra).metadata()
+        Cluster(bootstrap_servers, TIMEOUT_S, extra).metadata()
 
 
 def test_broker_that_is_down_is_reported_by_the_connection_s_own_error() -> None:
     with pytest.raises(KafkaClientError, match=r"127\.0\.0\.1:1: Connect to .* failed: Connection refused .* runs"):
-        check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=TIMEOUT_MS)
+        check_queue("orders", bootstrap_servers="127.0.0.1:1", timeout=TIMEOUT_S)
 
 
 def test_certificate_file_that_does_not_exist_is_reported_with_its_setting(

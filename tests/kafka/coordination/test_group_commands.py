@@ -202,7 +202,7 @@ def test_doctor_of_a_topic_that_does_not_fit_reads_no_group(group: Group) -> Non
     assert found.exit_code == 3
     assert [each["check"] for each in json.loads(found.stdout)] == ["broker", "topic", "topic"]
     group.servers = f"127.0.0.1:{free_port()}"
-    away = group.kmq("doctor", "-o", "json", "--timeout-ms", "2000")
+    away = group.kmq("doctor", "-o", "json", "--timeout", "2s")
     assert (away.exit_code, list(findings(away))) == (3, ["broker"])
 
 
@@ -338,7 +338,7 @@ def test_foreign_records_and_names_do_not_disturb_the_list(group: Group, bootstr
 
 
 def test_broker_that_cannot_be_reached_is_one_line() -> None:
-    result = kmq(f"127.0.0.1:{free_port()}", "group", "list", "--timeout-ms", "2000")
+    result = kmq(f"127.0.0.1:{free_port()}", "group", "list", "--timeout", "2s")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("kmq: ")

@@ -233,11 +233,11 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     summary = RedriveSummary()
     older = Redriver(
         layout, layout.redrive_partition_count, to=letters.topics, to_partition_count=2,
-        bootstrap_servers=letters.bootstrap_servers, timeout_ms=10_000,
+        bootstrap_servers=letters.bootstrap_servers, timeout=10,
     )  # fmt: skip
 
     def overtaken() -> Iterator[Any]:
-        log = DeadLetterLog(layout, bootstrap_servers=letters.bootstrap_servers, timeout_ms=10_000)
+        log = DeadLetterLog(layout, bootstrap_servers=letters.bootstrap_servers, timeout=10)
         for number, letter in enumerate(log.letters(log.bounds(log.closed(2)))):
             if number == 3:  # in the middle of its second transaction
                 assert letters.redrive(everything=True).done == 3

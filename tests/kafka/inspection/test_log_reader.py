@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kafka
 
-TIMEOUT_MS = 2_000
+TIMEOUT_S = 2.0
 
 
 def test_time_out_does_not_count_what_the_caller_does(queue: Queue) -> None:
     """A caller that works on a record for longer than the time-out gets to the end."""
     queue.send("a")
-    reader = LogReader(reader_config(queue.bootstrap_servers, "readers"), queue.name, TIMEOUT_MS)
+    reader = LogReader(reader_config(queue.bootstrap_servers, "readers"), queue.name, TIMEOUT_S)
     found = []
     for record in reader.read({0: 0}):
         found.append(record.value())
-        time.sleep(TIMEOUT_MS / 1_000 + 0.5)
+        time.sleep(TIMEOUT_S + 0.5)
     assert found == [b"a"]
     reader.close()
 
 
 def test_reader_goes_on_where_it_stopped(queue: Queue) -> None:
     queue.send(*"abc")
-    reader = LogReader(reader_config(queue.bootstrap_servers, "readers"), queue.name, TIMEOUT_MS)
+    reader = LogReader(reader_config(queue.bootstrap_servers, "readers"), queue.name, TIMEOUT_S)
     assert [record.value() for record in reader.read({0: 1})] == [b"b", b"c"]
     queue.send(*"de")
     assert [record.value() for record in reader.read(reader.positions)] == [b"d", b"e"]
@@ -51,7 +51,7 @@ def committed_values(
 ) -> list[bytes | None]:
     """Return what `read_committed` finds in the only partition of a queue."""
     config = reader_config(queue.bootstrap_servers, "readers")
-    found = read_committed(config, queue.name, [0], TIMEOUT_MS, starts=starts, patience_s=patience_s)
+    found = read_committed(config, queue.name, [0], TIMEOUT_S, starts=starts, patience_s=patience_s)
     return [record.value() for record in found]
 
 

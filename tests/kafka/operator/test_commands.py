@@ -254,7 +254,7 @@ def test_doctor_finds_messages_that_no_tracker_redelivers(queue: Queue, monkeypa
 
 
 def test_doctor_without_a_broker_is_one_finding_and_unhealthy() -> None:
-    result = kmq("127.0.0.1:1", "doctor", "orders", "--timeout-ms", "1000", "-o", "json")
+    result = kmq("127.0.0.1:1", "doctor", "orders", "--timeout", "1s", "-o", "json")
     (finding,) = json.loads(result.stdout)
     assert (result.exit_code, finding["check"], finding["level"]) == (3, "broker", "unhealthy")
     assert finding["what"].startswith("cannot reach broker at 127.0.0.1:1")
@@ -378,7 +378,7 @@ def test_top_into_a_pipe_that_closes_ends_quietly(queue: Queue) -> None:
 def test_top_reports_a_broker_that_is_away_and_goes_on_when_it_is_back(own_broker: EmbeddedBroker) -> None:
     create_queue("watched", bootstrap_servers=own_broker.bootstrap_servers, partitions=1)
     process = start(
-        own_broker.bootstrap_servers, "top", "watched", "-o", "jsonl", "--interval", "0.3", "--timeout-ms", "1000",
+        own_broker.bootstrap_servers, "top", "watched", "-o", "jsonl", "--interval", "0.3", "--timeout", "1s",
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert process.stdout is not None

@@ -29,7 +29,7 @@ def test_partition_behind_a_transaction_that_is_open_for_too_long_is_found(
     producer.begin_transaction()
     producer.produce(queue, b"a", partition=1)
     assert producer.flush(COMES_S) == 0
-    cluster = Cluster(bootstrap_servers, 20_000)
+    cluster = Cluster(bootstrap_servers, 20)
     try:
         topic = cluster.topics([queue])[queue]
         now_ms = int(time.time() * 1000)

@@ -133,7 +133,7 @@ def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> N
 
 def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
     with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1"):
-        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=1_000)
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", timeout=1)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_unreachable_broker_is_an_error_within_the_time_out() -> None:
 )
 def test_setting_that_breaks_a_guarantee_or_is_unknown_is_refused(extra: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", extra=extra, timeout_ms=1_000)
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", extra=extra, timeout=1)
 
 
 def test_refused_setting_does_not_show_a_password() -> None:
     extra = {"sasl.password": "canary-7f", "linger.ms": "soon"}
     with pytest.raises(ConfigError) as raised:
-        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", extra=extra, timeout_ms=1_000)
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", extra=extra, timeout=1)
     assert "canary" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
 

@@ -274,7 +274,7 @@ def test_message_that_the_broker_refuses_is_named_and_nothing_of_its_transaction
 )
 def test_value_out_of_bounds_is_refused_before_anything_is_asked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", timeout_ms=1_000, **{"producer_id": "p", **options})
+        QueueProducer("orders", bootstrap_servers="127.0.0.1:1", timeout=1, **{"producer_id": "p", **options})
 
 
 @pytest.mark.parametrize("position", [b"x" * 5_000, (1, 2), object()])

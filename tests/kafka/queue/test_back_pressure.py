@@ -38,7 +38,7 @@ def reader_of(queue: Queue) -> RulesReader:
     """Return a reader of the rules of a queue."""
     topics = QueueTopics(queue.name)
     config = reader_config(queue.bootstrap_servers, topics.consumer_group, new_client_id("test"))
-    return RulesReader(topics, config, 10_000)
+    return RulesReader(topics, config, 10)
 
 
 def outcome(in_flight: int) -> list[PartitionOutcome]:

@@ -133,7 +133,7 @@ def test_query_that_fails_is_started_again_up_to_the_limit(
     with pytest.raises(KmqError, match=r"failed 2 times in a row: got KafkaClientError: .*no row is lost or sent"):
         copy(
             spark, Source("text", str(tmp_path / "files")), Columns(value="value"), nowhere, tmp_path,
-            restart_limit=1, timeout_ms=500,
+            restart_limit=1, timeout=0.5,
         )  # fmt: skip
     assert [record.action for record in caplog.records if hasattr(record, "action")].count("restart") == 1
 

@@ -97,7 +97,7 @@ def test_unequal_partitions_are_reported_with_the_topic_to_grow(stage: Stage) ->
 
 def test_unreachable_broker_at_the_start_is_reported_at_once(stage: Stage) -> None:
     settings = stage.settings()
-    nowhere = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "timeout_ms": 1_000})
+    nowhere = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "timeout": 1})
     tracker = QueueTracker(stage.spark, stage.queue, settings.model_copy(update={"kafka": nowhere}))
     with pytest.raises(KafkaClientError, match=r"cannot reach broker at 127.0.0.1:1: .*; check that the broker runs"):
         tracker.run()

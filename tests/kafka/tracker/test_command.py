@@ -189,7 +189,7 @@ def command(queue: Queue, *arguments: str) -> tuple[int, str]:
 def test_unreachable_broker_is_one_line_at_once(start: Callable[..., Tracker], tmp_path: Path) -> None:
     """The command ends before a JVM is started, and without a retry."""
     no_java = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)}
-    tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT_MS="1500", **no_java)
+    tracker = start("orders", "--bootstrap-server", "127.0.0.1:1", KMQ_KAFKA__TIMEOUT="1.5", **no_java)
     exit_code, _ = tracker.wait_end()
     (line,) = tracker.error_lines()
     assert exit_code == 1

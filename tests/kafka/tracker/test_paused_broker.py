@@ -70,7 +70,7 @@ def test_transaction_of_a_paused_broker_is_given_up_and_sent_again_without_a_res
     """The batch does not fail: the transaction was not committed, so that a new producer sends it once more."""
     offsets = place.send(*(b"%d" % number for number in range(20)))
     # The new producer waits until the broker is back, and the time of a machine under load is added to that.
-    sender = place.sender(timeout_ms=round(COMES_S * 1000), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+    sender = place.sender(timeout=COMES_S, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
     timers: list[threading.Timer] = []
 
     def pause_in_the_transaction(name: str) -> None:
@@ -106,14 +106,14 @@ def test_transaction_that_timed_out_is_sent_again_by_a_new_producer(own_broker: 
             own_broker.pause()
         producer.send(OutgoingRecord(queue, 0, None, b"value", []), resume_after_the_timeout)
 
-    producer = TransactionalProducer(config, 30_000, role="test")
+    producer = TransactionalProducer(config, 30, role="test")
     with pytest.raises(KafkaClientError, match=r"nothing was written.*run it again with a new producer") as failure:
         producer.run(work, [], None)
     assert failure.value.retriable
     assert producer.has_ended
     assert not producer.is_possibly_committed
     producer.close()
-    producer = TransactionalProducer(config, 30_000, role="test")
+    producer = TransactionalProducer(config, 30, role="test")
     producer.run(work, [], None)
     producer.close()
     assert reports == ["_MSG_TIMED_OUT", ""]
@@ -125,7 +125,7 @@ def test_older_tracker_that_replaces_its_producer_keeps_off_a_newer_ones_queue(
 ) -> None:
     """The producer may have failed because a newer tracker has fenced it: then the older tracker must end."""
     (offset,) = place.send(b"value")
-    older = place.sender(timeout_ms=10_000)
+    older = place.sender(timeout=10)
     newer: list[str] = []
 
     def take_over_in_the_transaction(name: str) -> None:

@@ -33,8 +33,8 @@ def open_reader(bootstrap_servers: str, topic: str) -> Iterator[Callable[[int], 
     """Make readers with a time-out, milliseconds."""
     readers: list[PayloadReader] = []
 
-    def open_one(timeout_ms: int) -> PayloadReader:
-        readers.append(PayloadReader(reader_config(bootstrap_servers, "payload-reader-test"), topic, timeout_ms))
+    def open_one(timeout: float) -> PayloadReader:
+        readers.append(PayloadReader(reader_config(bootstrap_servers, "payload-reader-test"), topic, timeout))
         return readers[-1]
 
     yield open_one

@@ -26,7 +26,7 @@ def test_partition_added_after_the_first_read_is_read_and_one_that_is_not_there_
     producer = Producer(producer_config(bootstrap_servers))
     producer.produce(queue, b"old", partition=0)
     producer.flush()
-    reader = PayloadReader(reader_config(bootstrap_servers, "payloads"), queue, timeout_ms=10_000)
+    reader = PayloadReader(reader_config(bootstrap_servers, "payloads"), queue, timeout=10)
     try:
         assert [payload.message.value() for payload in reader.read({0: [0]}) if payload.message] == [b"old"]
         admin = AdminClient(admin_config(bootstrap_servers))
@@ -60,9 +60,9 @@ class Hidden:
             client.flush(10)
         self._config = reader_config(bootstrap_servers, "payloads")
 
-    def read(self, *offsets: int, timeout_ms: int) -> dict[int, bytes | None]:
+    def read(self, *offsets: int, timeout: float) -> dict[int, bytes | None]:
         """Return the values of some offsets, None for those that are gone."""
-        reader = PayloadReader(self._config, self.topic, timeout_ms)
+        reader = PayloadReader(self._config, self.topic, timeout)
         try:
             payloads = list(reader.read({0: offsets}))
             return {each.offset: each.message.value() if each.message else None for each in payloads}
@@ -78,7 +78,7 @@ def test_payload_behind_an_open_transaction_is_waited_for(bootstrap_servers: str
     timer = threading.Timer(1.5, ends)
     timer.start()
     began_at = time.monotonic()
-    found = hidden.read(0, 1, 2, 3, 4, 2**40, timeout_ms=10_000)
+    found = hidden.read(0, 1, 2, 3, 4, 2**40, timeout=10)
     timer.join()
     assert time.monotonic() - began_at > 1.0
     # 3 is where the transaction's end is written while we wait; nothing was there when we looked.
@@ -89,6 +89,6 @@ def test_payload_that_stays_hidden_is_an_error_that_may_pass(bootstrap_servers: 
     """The tracker starts again and reads again; a dead letter would have said that the payload is gone."""
     hidden = Hidden(bootstrap_servers)
     with pytest.raises(KafkaClientError, match=r"got none of 1 within 1 s; .* transaction hangs") as raised:
-        hidden.read(0, 2, timeout_ms=1_000)
+        hidden.read(0, 2, timeout=1)
     assert raised.value.retriable
     hidden.transaction.abort_transaction(10)

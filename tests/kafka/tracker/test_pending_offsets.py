@@ -69,9 +69,7 @@ def open_and_close(
     broker: EmbeddedBroker, layout: QueueLayout, known_ids: frozenset[str] = frozenset()
 ) -> frozenset[str]:
     """Open a sender, which must begin at the beginning; return the ids that it knows."""
-    sender = RedeliverySender(
-        layout, bootstrap_servers=broker.bootstrap_servers, limits=SenderLimits(timeout_ms=10_000)
-    )
+    sender = RedeliverySender(layout, bootstrap_servers=broker.bootstrap_servers, limits=SenderLimits(timeout=10))
     try:
         assert sender.open(known_ids).positions[0].next_offset == 0
         return sender.known_ids

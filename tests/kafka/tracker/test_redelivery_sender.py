@@ -53,12 +53,12 @@ class Place:
         self.layout = layout
         self._senders: list[RedeliverySender] = []
 
-    def sender(self, **limits: int) -> RedeliverySender:
+    def sender(self, **limits: Any) -> RedeliverySender:
         """Return a new sender, opened."""
         sender = RedeliverySender(
             self.layout,
             bootstrap_servers=self.bootstrap_servers,
-            limits=SenderLimits(**{"timeout_ms": 10_000, **limits}),
+            limits=SenderLimits(**{"timeout": 10, **limits}),
         )
         self._senders.append(sender)
         sender.open()

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 def has_signed(stage: Stage) -> bool:
     """Return whether a tracker has committed a place in the markers topic."""
     topics = stage.layout.topics
-    with closing(Cluster(stage.bootstrap_servers, 10_000)) as cluster:
+    with closing(Cluster(stage.bootstrap_servers, 10)) as cluster:
         return bool(cluster.committed(topics.tracker_group, topics.markers_topic))
 
 

@@ -38,7 +38,7 @@ def make_sender(bootstrap_servers: str, layout: QueueLayout) -> Iterator[Callabl
     made: list[RedeliverySender] = []
 
     def make() -> RedeliverySender:
-        limits = SenderLimits(timeout_ms=10_000)
+        limits = SenderLimits(timeout=10)
         made.append(RedeliverySender(layout, bootstrap_servers=bootstrap_servers, limits=limits))
         return made[-1]
 

@@ -39,6 +39,6 @@ def test_first_request_of_a_starting_tracker_is_not_for_offsets(queue: Queue) ->
     """While a client connects, librdkafka may answer a request for offsets only after 3 s."""
     admin = RecordingAdmin(admin_config(queue.bootstrap_servers, "test"))
     reading = reader_config(queue.bootstrap_servers, f"kmq.{queue.name}.tracker")
-    beginning = TrackerPositions(reading, admin, f"{queue.name}.markers", 1, 10_000).beginning()
+    beginning = TrackerPositions(reading, admin, f"{queue.name}.markers", 1, 10).beginning()
     assert beginning.first == {0: 0}
     assert admin.requests == ["topics", "offsets"]

@@ -64,14 +64,14 @@ def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
 @pytest.mark.usefixtures("client")
 def test_message_past_the_end_of_a_replica_that_lags_is_not_gone() -> None:
     """It met its own end at 5, below the end of the log; the message at 7 is alive."""
-    reader = PayloadReader({}, "orders", 1_000)
+    reader = PayloadReader({}, "orders", 1)
     (found,) = reader.read({0: [7]})
     assert found.message is not None
     assert found.message.value() == b"alive"
 
 
 def test_message_that_a_replica_never_shows_is_an_error_and_not_gone(client: ScriptedClient) -> None:
-    reader = PayloadReader({}, "orders", 300)
+    reader = PayloadReader({}, "orders", 0.3)
     found = reader.read({0: [4, 9]})
     assert next(found).message is None  # passed over: the end at 5 lies behind it
     with pytest.raises(KafkaClientError, match="got none of 1"):
@@ -80,7 +80,7 @@ def test_message_that_a_replica_never_shows_is_an_error_and_not_gone(client: Scr
 
 
 def test_ends_are_asked_for_only_where_a_wanted_message_is_past_the_last_known_one(client: ScriptedClient) -> None:
-    reader = PayloadReader({}, "orders", 1_000)
+    reader = PayloadReader({}, "orders", 1)
     assert [each.message for each in reader.read({0: [4]})] == [None]
     (found,) = reader.read({0: [7]})
     assert found.message is not None
@@ -92,4 +92,4 @@ def test_ends_are_asked_for_only_where_a_wanted_message_is_past_the_last_known_o
 def test_end_that_the_broker_refuses_to_tell_is_asked_for_in_another_way(client: ScriptedClient) -> None:
     """After it was suspended, a broker has a newer leader epoch than the client names. That is not an error."""
     client.refusal = KafkaError(KafkaError.FENCED_LEADER_EPOCH)
-    assert [each.message for each in PayloadReader({}, "orders", 1_000).read({0: [4]})] == [None]
+    assert [each.message for each in PayloadReader({}, "orders", 1).read({0: [4]})] == [None]

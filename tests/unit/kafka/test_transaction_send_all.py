@@ -32,7 +32,7 @@ def producer() -> Iterator[TransactionalProducer]:
     config = transactional_producer_config(
         f"{broker.host}:{broker.port}", "many", "many", {"log_level": "0"}, max_message_bytes=10_000
     )
-    producer = TransactionalProducer(config, 10_000)
+    producer = TransactionalProducer(config, 10)
     yield producer
     producer.close()
     owner.flush(0)
