@@ -41,7 +41,7 @@ from kmq_spark.ledger.sources import (
 )
 from kmq_spark.ledger.tables import create_tables
 from kmq_spark.ledger.views import create_catalog_views
-from kmq_spark.spark.errors import one_line, text_of
+from kmq_spark.spark.queries import one_line, text_of
 from kmq_spark.spark.restarts import restart_backoff_s
 from kmq_spark.spark.session import local_checkpoint_settings
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 
 from kmq_spark.errors import ConfigError, FencedError, KmqError, SinkError, TopicError
 from kmq_spark.sink.frames import exactly_once_sink
-from kmq_spark.spark.errors import one_line, text_of
+from kmq_spark.spark.queries import one_line, text_of
 from kmq_spark.spark.restarts import restart_backoff_s
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from kmq_spark.failpoints import failpoint
-from kmq_spark.spark.errors import one_line
+from kmq_spark.spark.queries import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

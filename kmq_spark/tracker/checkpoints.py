@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 
-from kmq_spark.spark.errors import text_of
+from kmq_spark.spark.queries import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

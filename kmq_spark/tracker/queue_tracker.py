@@ -32,7 +32,7 @@ from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.rate_limit import RateLimit
 from kmq_spark.spark.callbacks import Callback
-from kmq_spark.spark.errors import is_stop_timeout, one_line
+from kmq_spark.spark.queries import is_stop_timeout, one_line
 from kmq_spark.spark.restarts import FIRST_BACKOFF_S, restart_backoff_s
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.catch_up import CatchUp

@@ -21,7 +21,7 @@ from kmq_spark.errors import KmqError
 from kmq_spark.kafka.lookups import offsets_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.spark.errors import one_line
+from kmq_spark.spark.queries import one_line
 from kmq_spark.spark.session import local_checkpoint_settings, streaming_settings
 from kmq_spark.tracker.fold_rows import FoldSettings
 from kmq_spark.tracker.parts import rules_of

@@ -1,0 +1,259 @@
+"""
+A streaming query that is started again when it fails: the tracker's, and those of the ledger.
+
+Rule 1: A failure is one line of a log. The line names what failed in the JVM, not the call of py4j that reported it
+(`o110.stop`).
+Rule 2: A stop waits for what the running batch does outside Spark, not for the end of the batch: on a busy topic batch
+follows batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.base import StreamingQueryException
+
+from kmq_spark.errors import FencedError, KmqError
+from kmq_spark.retries import retry_pause_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+
+STOP_WAIT_S = 10
+"""How long a stop waits for the end of the query after Spark has stopped it."""
+
+JVM_CONNECTION_ERRORS = (Py4JNetworkError, ConnectionError)
+"""What py4j raises when the JVM does not answer. Kafka's client raises neither."""
+
+QUERY_ERRORS = (KmqError, PySparkException, Py4JError, ConnectionError)
+"""What a query raises: we, Spark, and py4j."""
+
+_LOOK_S = 0.1
+
+_JVM_IS_LOST = "lost the connection to Spark's JVM"
+
+_CALL_FAILED = "An error occurred while calling "
+"""How py4j begins the text of an exception of the JVM. The next line is `: ` and the Java exception."""
+
+_STOP_TIMED_OUT = "failed to stop within"
+"""Part of the text of Spark's exception when a query is still in a batch after `spark.sql.streaming.stopTimeout`."""
+
+
+class RestartedQuery:
+    """
+    A streaming query that is started again when it fails, with growing pauses and a limit.
+
+    A subclass says how the query is opened, and which failures a restart cannot correct.
+
+    Args:
+        name: For log lines and errors: `tracker of orders`.
+        queue: For the records of the log.
+        restart_limit: How often in a row the query is started again; a finished batch ends the row.
+    """
+
+    def __init__(self, name: str, queue: str, restart_limit: int) -> None:
+        self.name = name
+        self.restarts = 0
+        self.stopping = threading.Event()
+        self._queue = queue
+        self._restart_limit = restart_limit
+        self._failures_in_a_row = 0
+
+    def open(self) -> AbstractContextManager[StreamingQuery]:
+        """Start the query once, with all that it needs; what it needed is closed with the context."""
+        raise NotImplementedError
+
+    def is_final(self, error: Exception) -> bool:
+        """Return whether a restart cannot correct a failure."""
+        return isinstance(error, JVM_CONNECTION_ERRORS) or (isinstance(error, KmqError) and not error.retriable)
+
+    def helper_failure(self) -> Exception | None:
+        """Return the failure of a thread beside the query, which ends the query."""
+        return None
+
+    def before_stop(self) -> None:
+        """Do what must be done before Spark stops the query, such as to close its `BatchFunction`."""
+
+    def pause(self, pause_s: float, error: Exception) -> None:
+        """Wait before the query is started again."""
+        del error
+        self.stopping.wait(pause_s)
+
+    def stop(self) -> None:
+        """Request that `run` ends; safe in a signal handler."""
+        self.stopping.set()
+
+    def run(self) -> None:
+        """
+        Run until `stop` is called, or until the query ends by itself (`available-now`).
+
+        Raises:
+            FencedError: Somebody newer has taken over.
+            KmqError: A restart cannot correct the failure, or the query failed too often in a row.
+        """
+        while not self.stopping.is_set():
+            try:
+                with self.open() as query:
+                    self._wait_for_end(query)
+            except FencedError:
+                raise
+            except QUERY_ERRORS as error:
+                if self.stopping.is_set():
+                    logger.warning("%s failed while it stopped: %s", self.name, _stop_failure(error))
+                    return
+                self._failures_in_a_row += 1
+                if self.is_final(error) or self._failures_in_a_row > self._restart_limit:
+                    logger.debug("%s ends with an error", self.name, exc_info=error)
+                    if isinstance(error, KmqError):
+                        raise
+                    raise self._final_error(error) from error
+                self._rest(error)
+            else:
+                return
+
+    def _wait_for_end(self, query: StreamingQuery) -> None:
+        """Wait for the end of the query. Stop it after `stop`, or when a helper failed."""
+        try:
+            while query.isActive and not self.stopping.is_set() and self.helper_failure() is None:
+                self.stopping.wait(_LOOK_S)
+            if query.isActive:
+                self.before_stop()
+                query.stop()
+            query.awaitTermination(STOP_WAIT_S)
+        except StreamingQueryException:
+            if self.helper_failure() is None:
+                raise
+        finally:
+            # A JVM that is lost does not answer, and the query is not started again.
+            with contextlib.suppress(Py4JError, ConnectionError):
+                if query.lastProgress is not None:
+                    self._failures_in_a_row = 0
+        if (failure := self.helper_failure()) is not None:
+            raise failure
+
+    def _final_error(self, error: Exception) -> KmqError:
+        if isinstance(error, JVM_CONNECTION_ERRORS):
+            return KmqError(f"{self.name} has {_JVM_IS_LOST}: got {one_line(error)}; start it again")
+        return KmqError(
+            f"{self.name} failed {self._failures_in_a_row} times in a row: got {one_line(error)}; correct the cause "
+            "and start it again; nothing is lost or written twice"
+        )
+
+    def _rest(self, error: Exception) -> None:
+        pause_s = retry_pause_s(self._failures_in_a_row, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.restarts += 1
+        logger.warning(
+            "%s failed; restarting in %g s (restart %d of %d): %s",
+            self.name, pause_s, self._failures_in_a_row, self._restart_limit, one_line(error),
+            extra={"action": "restart", "queue": self._queue},
+        )  # fmt: skip
+        self.pause(pause_s, error)
+
+
+class BatchFunction:
+    """
+    A function for `foreachBatch`, until it is closed.
+
+    py4j keeps a function that was handed to the JVM until Java's collector frees the other side, which may be hours
+    later or never. So a closed one keeps nothing that its query used: clients with their connections and threads.
+
+    Attributes:
+        failure: What the last call raised; Spark hands on only its text.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function: Callable[..., None] | None = function
+        self._lock = threading.Lock()
+        self.failure: BaseException | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """
+        Call the function.
+
+        Raises:
+            KmqError: The function is closed.
+        """
+        with self._lock:
+            if self._function is None:
+                message = "Spark began a batch of a query that has ended: nothing is sent; the next query runs it again"
+                raise KmqError(message)
+            try:
+                self._function(*arguments)
+            except BaseException as error:
+                self.failure = error
+                raise
+
+    def close(self) -> None:
+        """Wait for the end of a running call; from here on the function is never called."""
+        # The lock is free while the query stops: a batch that waited for it would keep Spark waiting.
+        with self._lock:
+            self._function = None
+
+
+def run_together(queries: Sequence[RestartedQuery]) -> None:
+    """Run queries in a thread each. When one fails, stop the others and raise its error."""
+    errors: list[BaseException] = []
+
+    def run_one(query: RestartedQuery) -> None:
+        try:
+            query.run()
+        except BaseException as error:  # noqa: BLE001  # the calling thread raises it
+            errors.append(error)
+            for each in queries:
+                each.stop()
+
+    threads = [threading.Thread(target=run_one, args=(query,), name=f"kmq {query.name}") for query in queries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        # Join with a timeout, so that signal handlers can run in the main thread.
+        while thread.is_alive():
+            thread.join(0.2)
+    if errors:
+        raise errors[0]
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; its class and a remark for an exception of a JVM that has ended."""
+    try:
+        return str(error)
+    except (Py4JError, ConnectionError):
+        return f"{type(error).__name__} of a JVM that has ended"
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of an error's text; for an exception of the JVM, the line that names it."""
+    text = text_of(error).strip()
+    if not text:
+        return type(error).__name__
+    first, *rest = text.splitlines()
+    if first.startswith(_CALL_FAILED) and rest:
+        return rest[0].removeprefix(": ")
+    return first
+
+
+def is_stop_timeout(error: Exception) -> bool:
+    """Return whether a query was stopped but its running batch did not end in time."""
+    return _STOP_TIMED_OUT in text_of(error)
+
+
+def _stop_failure(error: Exception) -> str:
+    """Return what failed while a query stopped, in one line."""
+    if is_stop_timeout(error):
+        return "Spark did not end the running batch in time; the next start runs it again"
+    if isinstance(error, JVM_CONNECTION_ERRORS):
+        return f"{_JVM_IS_LOST}: {one_line(error)}"
+    return one_line(error)
