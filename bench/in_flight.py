@@ -41,8 +41,7 @@ def tick_ms_by_partitions(bench: Bench, counts: Sequence[int]) -> dict[str, int]
         with bench.tracking(queue, rest_ms=0) as tracker:
             bench.write(queue.markers_topic, markers_of(MarkerType.START, partitions, HOUR_MS, partitions=partitions))
             wait_until("the START markers", lambda tracker=tracker, most=partitions: _in_flight(tracker) >= most)
-            key = bench.key(queue, partitions)
-            ticks = [_tick_ms(bench, queue.markers_topic, key, partitions) for _ in range(TICKS)]
+            ticks = [_tick_ms(bench, queue.markers_topic, partitions) for _ in range(TICKS)]
         found[str(partitions)] = round(statistics.median(ticks))
     return found
 
@@ -57,8 +56,7 @@ def measure(bench: Bench, in_flight: int, *, scattered: bool) -> dict[str, Any]:
     with bench.tracking(queue, max_markers_per_batch=1_000_000, rest_ms=0) as tracker:
         bench.write(queue.markers_topic, markers_of(MarkerType.START, in_flight, HOUR_MS, gap=gap))
         wait_until("the START markers", lambda: _in_flight(tracker) >= in_flight // PARTITIONS * PARTITIONS)
-        key = bench.key(queue)
-        tick_ms = statistics.median(_tick_ms(bench, queue.markers_topic, key) for _ in range(TICKS))
+        tick_ms = statistics.median(_tick_ms(bench, queue.markers_topic) for _ in range(TICKS))
         memory = memory_mib()
         still = _in_flight(tracker)
         events_per_s = _events_per_s(bench, tracker, queue.markers_topic, first=in_flight * gap // PARTITIONS)
@@ -87,10 +85,10 @@ def _progress(bench: Bench) -> Any:  # noqa: ANN401  # of PySpark
     return query.lastProgress
 
 
-def _tick_ms(bench: Bench, topic: str, key: bytes, partitions: int = PARTITIONS) -> float:
+def _tick_ms(bench: Bench, topic: str, partitions: int = PARTITIONS) -> float:
     """Write a TICK to every partition and return how long the batch took that read them."""
     before = _progress(bench).batchId
-    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(partitions)), key)
+    bench.write(topic, (Marker(MarkerType.TICK, partition) for partition in range(partitions)))
     wait_until("a batch with TICKs", lambda: _progress(bench).batchId > before and _progress(bench).numInputRows > 0)
     return float(_progress(bench).durationMs["triggerExecution"])
 

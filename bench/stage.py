@@ -18,14 +18,12 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.config import load_settings
 from kmq_spark.core.in_flight import ranges_of
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.kafka.positions import TrackerPositions
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.spark.session import build_session, session_settings
 from kmq_spark.tracker.queue_tracker import QueueTracker
 from kmq_spark.wire.codec import encode_marker
-from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -120,21 +118,9 @@ class Bench:
         producer.flush()
         self._check_all_arrived(topic, refused)
 
-    def key(self, queue: QueueTopics, partitions: int = PARTITIONS) -> bytes:
-        """Return the key with which the queue's trackers sign: a tracker ignores a TICK without a signature."""
-        servers: dict[str, Any] = {"bootstrap.servers": self.broker.bootstrap_servers}
-        config = {**servers, "group.id": queue.tracker_group, "enable.auto.commit": False}
-        positions = TrackerPositions(config, AdminClient(servers), queue.markers_topic, partitions, 30)
-        try:
-            return positions.resume_point(positions.beginning()).key
-        finally:
-            positions.close()
-
-    def write(self, topic: str, markers: Iterable[Marker], key: bytes = b"") -> None:
-        """Write markers, each to the partition of its messages, signed where there is a key, and wait for them."""
-        records = (
-            (signed(encode_marker(marker), marker.queue_partition, key), marker.queue_partition) for marker in markers
-        )
+    def write(self, topic: str, markers: Iterable[Marker]) -> None:
+        """Write markers, each to the partition of its messages, and wait for them."""
+        records = ((encode_marker(marker), marker.queue_partition) for marker in markers)
         refused: list[str] = []
         producer = Producer(
             {

@@ -359,10 +359,7 @@ class _Reading:
         self.segments[message_id].append(segment)
 
     def _end(self, message_id: MessageId, logged: LoggedMarker, marker: Marker) -> None:
-        # Without a signature a copy of it, which the injector wrote: to a tracker it is a consumer's.
-        is_expired_by_tracker = (
-            marker.outcome is Outcome.EXPIRED and marker.writer in self._trackers and marker.signature
-        )
+        is_expired_by_tracker = marker.outcome is Outcome.EXPIRED and marker.writer in self._trackers
         if marker.outcome in BY_TRACKER or is_expired_by_tracker:
             self._end_by_tracker(message_id, logged, marker)
             return

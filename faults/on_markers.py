@@ -135,10 +135,12 @@ def _start_of_no_partition(stage: Stage, generator: random.Random) -> None:
 def _log_again(stage: Stage, generator: random.Random) -> None:
     """Write a part of every markers partition once more, as a replication tool that lost its place does."""
     for partition, log in read_marker_logs(stage.queue, stage.bootstrap_servers).items():
-        ours = [one.marker for one in log if one.marker is not None and one.marker.type is not MarkerType.TICK]
+        theirs = {MarkerType.TICK, MarkerType.RULES}
+        by_workers = {Outcome.ACKED, Outcome.REJECTED}
+        ours = [one.marker for one in log if one.marker is not None and one.marker.type not in theirs]
         begin = generator.randrange(max(1, len(ours) - 20))
         for marker in ours[begin : begin + 20]:
-            if marker.outcome not in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
+            if marker.outcome in by_workers:
                 write_marker(stage, marker, partition)
 
 

@@ -132,7 +132,6 @@ class Marker(NamedTuple):
         rules: RULES.
         queue_ends: TICK.
         ends_as_of: TICK.
-        signature: What stands in field 16.
     """
 
     type: MarkerType
@@ -149,7 +148,6 @@ class Marker(NamedTuple):
     rules: QueueRules | None = None
     queue_ends: tuple[int, ...] = ()
     ends_as_of: int = 0
-    signature: bytes = b""
 
     def covered(self) -> Iterator[MessageId]:
         """Return the messages that it is about."""
@@ -197,7 +195,6 @@ DLQ_MESSAGE = "__dlq.errors.message"
 ATTEMPTS_KEPT = 20
 REASON_CHARS = 1_000
 ERROR_CHARS = 300
-SIGNATURE_BYTES = 16
 SET_ASIDE_BYTES = 65_536
 """So much of a record that is no marker is kept in its dead letter."""
 
@@ -354,8 +351,7 @@ def _marker(fields: Fields) -> Marker:
     if _signed(_number(fields, 1), 32) != 0 or number not in set(MarkerType):
         raise _BadError
     kind = MarkerType(number)
-    blobs = _blobs(fields, 16)
-    common = Marker(kind, writer=writer, signature=blobs[-1] if blobs else b"")
+    common = Marker(kind, writer=writer)
     if kind in {MarkerType.TICK, MarkerType.RULES}:
         if parts or (_blobs(fields, 3) and named != (-1, -1)):
             raise _BadError

@@ -85,7 +85,6 @@ LOG_ACTIONS: dict[str, str] = {
     "txn_aborted": "A transaction was aborted; it is retried.",
     "txn_found": "A transaction's commit got no response; the log shows that it was committed.",
     "txn_unknown": "A transaction's commit got no response, and its outcome cannot be read from the log.",
-    "untrusted_markers": "Markers that only a tracker may write lack the queue's signature; they are ignored.",
     "warm_up": "A process of a fleet has loaded what its first batch needs.",
     "watch_failed": "The tracker cannot read markers ahead of Spark; its pauses between batches are short meanwhile.",
 }

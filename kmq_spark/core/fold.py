@@ -139,8 +139,6 @@ class _Folding:
             state.note_ahead(marker_offset)
         if marker is None:
             state.counters.unreadable += 1
-        elif not marker.is_trusted:
-            state.counters.untrusted += 1
         elif marker.type is MarkerType.TICK:
             self._tick(marker_offset, marker)
         elif marker.type is MarkerType.RULES:

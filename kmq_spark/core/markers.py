@@ -125,8 +125,6 @@ class Marker:
         rules: RULES: the queue's rules from this marker on.
         queue_ends: TICK: end offset of each partition of the queue topic, beginning with partition 0; -1 if unknown.
         ends_as_of: TICK: marker offset of an earlier TICK that was in the log before the end offsets were read.
-        is_trusted: False for a marker that only a tracker may write and that no tracker of the queue wrote. Such a
-            marker is counted and has no effect.
     """
 
     type: MarkerType
@@ -141,6 +139,5 @@ class Marker:
     release: Release = Release.RENEWED
     due_at_ms: int = 0
     rules: QueueRules | None = None
-    is_trusted: bool = True
     queue_ends: tuple[int, ...] = ()
     ends_as_of: int = 0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.events import LoggedMarker
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 _MAGIC = b"KMQS"
 _HEAD = struct.Struct("<4sHHI")  # magic, version, number of counters, CRC-32 of the rest
 _RULES_COUNT = struct.Struct("<I")
@@ -71,7 +71,6 @@ class Counters:
         ticks: Number of TICKs.
         repeated: Number of markers that had been folded before.
         unreadable: Number of records that cannot be read as markers.
-        untrusted: Number of markers that only a tracker may write and that no tracker of the queue wrote.
         nonexistent: Started messages at or past the end of the queue topic, removed by a TICK with its end offsets.
     """
 
@@ -89,7 +88,6 @@ class Counters:
     ticks: int = 0
     repeated: int = 0
     unreadable: int = 0
-    untrusted: int = 0
     nonexistent: int = 0
 
     def to_dict(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +25,6 @@ from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.kafka.client_errors import retry_until_answered
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of, topic_id_of
 from kmq_spark.kafka.settings import make_client
-from kmq_spark.wire.marker_log import Signing
-from kmq_spark.wire.signature import new_key
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -144,7 +142,6 @@ class Position(NamedTuple):
         set_aside_offset: Unreadable records below this offset were set aside, if it is greater than `next_offset`;
             else 0.
         rules: The queue's rules in force at `needed_offset`, for a rebuild; None if the queue has no rules of its own.
-        signing: How the queue's trackers sign in this partition.
         topic_id: Topic id of the markers topic: it changes if the topic is deleted and created again. Empty if unknown.
         is_after_gap: Whether markers below the position were removed and there is no proof that a tracker had read
             them. It stays true until a marker after the gap was folded.
@@ -156,7 +153,6 @@ class Position(NamedTuple):
     tracker_id: str = ""
     set_aside_offset: int = 0
     rules: QueueRules | None = None
-    signing: Signing = Signing()
     topic_id: str = ""
     is_after_gap: bool = False
     clock: ClockStart = ClockStart()
@@ -189,8 +185,6 @@ class Position(NamedTuple):
             metadata["rules"] = self.rules.to_dict()
         if self.clock != ClockStart():
             metadata["clock"] = self.clock
-        if self.signing.key:
-            metadata["key"], metadata["key_since"] = self.signing.key.hex(), self.signing.since
         return TopicPartition(topic, partition, self.next_offset, json.dumps(metadata))
 
     @classmethod
@@ -202,7 +196,6 @@ class Position(NamedTuple):
             metadata = json.loads(committed.metadata or "{}")
             set_aside_offset = int(metadata.get("aside", 0))
             rules = QueueRules.from_dict(metadata["rules"]) if metadata.get("rules") else None
-            signing = Signing(bytes.fromhex(metadata.get("key", "")), int(metadata.get("key_since", 0)))
             needed_offset, tracker_id = int(metadata["needed"]), str(metadata["by"])
             topic_id, is_after_gap = str(metadata.get("topic", "")), bool(metadata.get("gap", False))
             ahead_ms, appended_at_ms = metadata.get("clock") or ClockStart()
@@ -213,7 +206,6 @@ class Position(NamedTuple):
                 tracker_id,
                 set_aside_offset,
                 rules,
-                signing,
                 topic_id,
                 is_after_gap,
                 clock,
@@ -254,33 +246,6 @@ class ResumePoint:
     topic_id: str = ""
     unproven_gaps: Mapping[int, int] = field(default_factory=dict)
     consumers: Mapping[int, ConsumerOffsets] = field(default_factory=dict)
-
-    @property
-    def key(self) -> bytes:
-        """The key with which the queue's trackers sign; empty if they do not sign."""
-        return next((position.signing.key for position in self.positions.values() if position.signing.key), b"")
-
-    @property
-    def signing(self) -> dict[int, Signing]:
-        """How the queue's trackers sign, by markers partition."""
-        return {partition: position.signing for partition, position in self.positions.items()}
-
-    def with_key(self) -> ResumePoint:
-        """
-        Return this point with the same key in all partitions: the existing key, or a new one.
-
-        If a partition has no key, or another one, signatures are required there from its present end on. The markers
-        below it are from trackers that did not sign, or that signed with a key that was lost with the offsets of the
-        group.
-        """
-        key = self.key or new_key()
-        positions = {
-            partition: position
-            if position.signing.key == key
-            else position._replace(signing=Signing(key, self.decide_from[partition]))
-            for partition, position in self.positions.items()
-        }
-        return replace(self, positions=positions)
 
     @property
     def rules(self) -> dict[int, QueueRules | None]:

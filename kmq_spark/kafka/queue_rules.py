@@ -37,7 +37,6 @@ from kmq_spark.kafka.settings import (
 from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, ensure_compacted_topic
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.wire.codec import encode_marker
-from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -426,10 +425,7 @@ def write_rules(
     return stored
 
 
-def rules_record(
-    rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str, key: bytes = b""
-) -> OutgoingRecord:
+def rules_record(rules: QueueRules, markers_topic: str, marker_partition: int, tracker_id: str) -> OutgoingRecord:
     """Return the RULES marker that puts these rules in force in a markers partition."""
     marker = Marker(MarkerType.RULES, consumer_id=tracker_id, rules=rules)
-    value = signed(encode_marker(marker), marker_partition, key)
-    return OutgoingRecord(markers_topic, marker_partition, None, value, [])
+    return OutgoingRecord(markers_topic, marker_partition, None, encode_marker(marker), [])

@@ -82,8 +82,6 @@ class ModelTracker:
             self._ahead_ms.append((marker_offset, self._clock_ms - self._appended_at_ms))
             if marker is None:
                 self._counters.unreadable += 1
-            elif not marker.is_trusted:
-                self._counters.untrusted += 1
             elif marker.type is MarkerType.RULES:
                 self._queue_rules.append((marker_offset, marker.rules))
             elif marker.type is MarkerType.TICK:

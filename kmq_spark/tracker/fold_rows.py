@@ -22,7 +22,7 @@ from kmq_spark.core.fold import fold
 from kmq_spark.core.policy import Rules
 from kmq_spark.core.state import PartitionState
 from kmq_spark.failpoints import failpoint
-from kmq_spark.wire.marker_log import MarkerLog, Signing
+from kmq_spark.wire.marker_log import MarkerLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -89,7 +89,6 @@ class FoldSettings:
         decide_from: Marker offset by markers partition; TICKs below it decide nothing. A partition that is not listed
             is new: its TICKs decide from offset 0 on.
         rules_at_start: Rules of the queue in force where a rebuild begins, by markers partition.
-        signing: The signing key, and the offset from which it applies, by markers partition.
         clock_at_start: The partition's clock where a rebuild begins, by markers partition.
     """
 
@@ -97,7 +96,6 @@ class FoldSettings:
     local_rules: Rules = field(default_factory=Rules)
     decide_from: dict[int, int] = field(default_factory=dict)
     rules_at_start: dict[int, QueueRules | None] = field(default_factory=dict)
-    signing: dict[int, Signing] = field(default_factory=dict)
     clock_at_start: dict[int, ClockStart] = field(default_factory=dict)
 
     def rules(self, marker_partition: int) -> Rules:
@@ -130,7 +128,7 @@ def fold_rows(
     """
     _freeze_imports()
     marker_partition = int(key[0])
-    log = MarkerLog(settings.markers_topic, marker_partition, settings.signing.get(marker_partition, Signing()))
+    log = MarkerLog(settings.markers_topic, marker_partition)
     for frame in frames:
         for row in zip(frame["marker_offset"].tolist(), frame["appended_at_ms"].tolist(), frame["value"], strict=True):
             log.read(*row)

@@ -28,7 +28,7 @@ from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.parts import rules_of, sender_of, ticker_of
 from kmq_spark.tracker.stats import TrackerStats
-from kmq_spark.wire.marker_log import MarkerLog, Signing
+from kmq_spark.wire.marker_log import MarkerLog
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -67,7 +67,7 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
             resume.check_nothing_removed(layout.topics.markers_topic)
         if sender.consumer_positions is not None:
             sender.consumer_positions.check()
-        _write_ticks(settings, layout, resume.key)
+        _write_ticks(settings, layout)
         stats = _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
         is_done = True
     finally:
@@ -75,9 +75,9 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
     return stats
 
 
-def _write_ticks(settings: Settings, layout: QueueLayout, key: bytes) -> None:
+def _write_ticks(settings: Settings, layout: QueueLayout) -> None:
     """Write a TICK to every markers partition, at which messages that are overdue on the broker's clock are decided."""
-    ticker = ticker_of(settings, layout, key)
+    ticker = ticker_of(settings, layout)
     ticker.start()
     try:
         ticker.wait_first_ticks(settings.kafka.timeout)
@@ -98,7 +98,7 @@ def _fold_and_send(
         for partition in sorted({_partition(record) for record in batch}):
             partition_rules = replace(rules, decide_from_marker_offset=resume.decide_from.get(partition, 0))
             partition_records = [record for record in batch if _partition(record) == partition]
-            log = MarkerLog(topics.markers_topic, partition, resume.signing.get(partition, Signing()))
+            log = MarkerLog(topics.markers_topic, partition)
             for record in partition_records:
                 log.read(record.offset() or 0, record.timestamp()[1], record.value())
             before = states.get(partition)

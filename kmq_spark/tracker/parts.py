@@ -79,8 +79,8 @@ def sender_of(
     )
 
 
-def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Ticker:
-    """Return the ticker of a queue, not started yet. It signs its TICKs with *key*; empty for no signatures."""
+def ticker_of(settings: Settings, layout: QueueLayout) -> Ticker:
+    """Return the ticker of a queue, not started yet."""
     kafka = settings.kafka
     asking = admin_config(kafka.bootstrap_servers, new_client_id("ends"), plain(kafka.extra))
     return Ticker(
@@ -88,7 +88,6 @@ def ticker_of(settings: Settings, layout: QueueLayout, key: bytes = b"") -> Tick
         layout.topics.markers_topic,
         layout.partition_count,
         settings.tracker.tick_interval_ms,
-        key,
         ends=QueueEnds(asking, layout.topics.queue_topic),
     )
 

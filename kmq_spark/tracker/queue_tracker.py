@@ -262,7 +262,6 @@ class QueueTracker:
             )  # fmt: skip
             if sender.consumer_positions is not None:
                 sender.consumer_positions.start()
-            ticker.key = resume.key
             self._ticker = ticker
             pauser = pauser_of(self._settings, self._queue, layout.topics, ticker, writer)
             self._track(sender, ticker, pauser, resume, began_s)
@@ -332,7 +331,6 @@ class QueueTracker:
             local_rules=rules_of(self._settings, self._queue),
             decide_from=dict(resume.decide_from),
             rules_at_start=resume.rules,
-            signing=resume.signing,
             clock_at_start=resume.clocks,
         )
         trigger: dict[str, object] = (

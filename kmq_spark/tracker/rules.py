@@ -18,7 +18,6 @@ from kmq_spark.kafka.queue_rules import RULES_TOPIC, rules_record
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.core.policy import QueueRules, Rules
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.kafka.queue_rules import RulesReader
@@ -29,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 3.0
 """Time between two reads of the queue's rules."""
-
-REWRITE_AFTER_S = 30.0
-"""How long a tracker waits after it wrote RULES until it writes them again if other rules are in force in the log."""
 
 
 class TrackerRules:
@@ -53,7 +49,7 @@ class TrackerRules:
         self._reader = reader
         self._newest: QueueRules | None = None
         self._written: dict[int, QueueRules] = {}  # the rules that this tracker wrote last, by markers partition
-        self._written_at_s = self._checked_at_s = 0.0
+        self._checked_at_s = 0.0
 
     @property
     def in_force(self) -> Rules:
@@ -124,19 +120,13 @@ class TrackerRules:
         """Use these rules from now on; None changes nothing."""
         self._newest = rules or self._newest
 
-    def records(self, partitions: Iterable[int], key: bytes) -> list[OutgoingRecord]:
-        """
-        Return the RULES that this tracker has yet to write, at most one per markers partition.
-
-        Args:
-            partitions: Markers partitions.
-            key: The queue's signing key; empty for no signatures.
-        """
+    def records(self, partitions: Iterable[int]) -> list[OutgoingRecord]:
+        """Return the RULES that this tracker has yet to write, at most one per markers partition."""
         rules = self._newest
         if rules is None:
             return []
         return [
-            rules_record(rules, self._topics.markers_topic, partition, self._tracker_id, key)
+            rules_record(rules, self._topics.markers_topic, partition, self._tracker_id)
             for partition in partitions
             if self._written.get(partition) != rules
         ]
@@ -145,18 +135,6 @@ class TrackerRules:
         """Note that the records from `records` are committed."""
         if self._newest is not None:
             self._written = dict.fromkeys(partitions, self._newest)
-            self._written_at_s = time.monotonic()
-
-    def observe(self, outcome: PartitionOutcome) -> None:
-        """
-        Have the rules written again if other rules are in force after a batch: a client copied an older RULES marker.
-
-        This applies only `REWRITE_AFTER_S` after the last write. Before that, the batch of a tracker that is catching
-        up may not have reached the marker yet.
-        """
-        is_settled = time.monotonic() - self._written_at_s > REWRITE_AFTER_S
-        if is_settled and self._newest is not None and outcome.status.rules != self._newest:
-            self._written.pop(outcome.marker_partition, None)
 
     def close(self) -> None:
         """Close the client."""

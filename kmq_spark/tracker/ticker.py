@@ -33,7 +33,6 @@ from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.rate_limit import RateLimit
 from kmq_spark.wire.codec import encode_marker, tick_marker
-from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -161,11 +160,9 @@ class Ticker(threading.Thread):
         markers_topic: Topic that gets the TICKs.
         partition_count: Number of its partitions.
         interval_ms: Shortest time between two TICKs of a partition, milliseconds.
-        key: Key that signs the TICKs; empty for no signatures.
         ends: Reads the end offsets of the queue topic; None for TICKs without end offsets.
 
     Attributes:
-        key: The key. It may be set until `start`, because the client needs time to connect before the key is known.
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
         failure: The exception that ended the thread; None while it runs, and after `stop`.
     """
@@ -176,7 +173,6 @@ class Ticker(threading.Thread):
         markers_topic: str,
         partition_count: int,
         interval_ms: int,
-        key: bytes = b"",
         *,
         ends: QueueEnds | None = None,
     ) -> None:
@@ -194,7 +190,6 @@ class Ticker(threading.Thread):
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self.key = key
         self._ends = ends
         self._ends_requested_at_s = -ENDS_INTERVAL_S
         self._warning_limit = RateLimit(WARN_INTERVAL_S)
@@ -421,7 +416,7 @@ class Ticker(threading.Thread):
             marker = tick_marker(ticks.queue_ends, ticks.ends_as_of)
             ticks.queue_ends = ()
         on_delivery = partial(self._report, time.monotonic(), marker.ends_as_of)
-        tick = signed(encode_marker(marker), partition, self.key)
+        tick = encode_marker(marker)
         try:
             self._producer.produce(self._topic, value=tick, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:

@@ -262,7 +262,7 @@ def empty_a_dead_letter_of_what_is_there(story: Story) -> None:
 
 
 def write_as_a_fenced_tracker(story: Story) -> None:
-    """I12: signed by the older tracker, behind where the newer one began."""
+    """I12: by the older tracker, behind where the newer one began."""
     story.sessions = [OLD, Session("new", {0: 10})]
     story.resign(11, "old")
 
@@ -274,7 +274,7 @@ def write_before_taking_over(story: Story) -> None:
 
 
 def write_as_a_stranger(story: Story) -> None:
-    """I12: signed by a writer that is no tracker of this queue."""
+    """I12: by a writer that is no tracker of this queue."""
     story.resign(11, "stranger")
 
 
@@ -284,11 +284,6 @@ def write_where_no_tracker_took_over(story: Story) -> None:
     for at in (4, 6, 7, 11):
         story.resign(at, "ghost")
     story.sessions = []
-
-
-def write_without_a_signature(story: Story) -> None:
-    """I12: an END of the tracker without a signature."""
-    story.unsigned.add(11)
 
 
 def ack_as_a_consumer_that_did_not_start_it(story: Story) -> None:

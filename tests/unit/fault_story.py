@@ -36,7 +36,6 @@ LIMIT = 2
 WORKER = "kmq-consumer-host-77-abcd"
 """Who wrote what names no writer, but for what only a tracker writes."""
 ACTOR = "worker-77"
-SIGNATURE = b"\x82\x01\x10" + b"s" * 16
 """Field 16, 16 bytes."""
 
 Header = tuple[str, bytes | None]
@@ -158,7 +157,6 @@ class Story:
         self.tracker_rules = Rules(max_deliveries=LIMIT)
         self.removed: list[Record] = []
         self.injected: set[int] = set()
-        self.unsigned: set[int] = set()
         self.no_markers: list[RawRecord] = []
         self.set_aside: list[Record] = []
         self.results: list[Record] = []
@@ -293,11 +291,7 @@ class Story:
         is_by_tracker |= marker.type in {MarkerType.TICK, MarkerType.RULES}
         if not marker.consumer_id:
             marker = replace(marker, consumer_id=self._tracker_at(logged.marker_offset) if is_by_tracker else WORKER)
-        # A tracker signs all that it says; the injector, which writes it once more, has no key.
-        says_expired = marker.outcome is Outcome.EXPIRED and marker.consumer_id in {OLD.tracker_id, NEW.tracker_id}
-        is_copy = logged.marker_offset in self.unsigned or logged.marker_offset in self.injected
-        is_signed = (is_by_tracker or says_expired) and not is_copy
-        return encode_marker(marker) + (SIGNATURE if is_signed else b"")
+        return encode_marker(marker)
 
     def _tracker_at(self, offset: int) -> str:
         return ["", *(each.tracker_id for each in self.sessions if each.decides_from.get(0, 0) <= offset)][-1]

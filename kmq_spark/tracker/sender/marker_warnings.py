@@ -1,19 +1,15 @@
-"""Log markers that no correct client writes: without a valid signature, or of messages that do not exist."""
+"""Log markers of messages that do not exist."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from kmq_spark.rate_limit import RateLimit
-
 if TYPE_CHECKING:
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 logger = logging.getLogger(__name__)
-
-UNTRUSTED_LOG_INTERVAL_S = 60.0
 
 
 class MarkerWarnings:
@@ -28,18 +24,6 @@ class MarkerWarnings:
         """Begin with counters at 0."""
         self._topics = topics
         self._counted: dict[tuple[str, int], int] = {}
-        self._untrusted_limit = RateLimit(UNTRUSTED_LOG_INTERVAL_S)
-
-    def note_untrusted(self, outcome: PartitionOutcome) -> None:
-        """Log, at most once a minute, tracker markers (TICK, RULES, END) that lack a valid signature."""
-        added = self._growth_of("untrusted", outcome)
-        if added and self._untrusted_limit.allows():
-            logger.warning(
-                "%d new tracker markers in %s[%d] lack a valid signature of this queue and are ignored; find the "
-                "client that writes them: a tracker of an older version, or a client with too many rights",
-                added, self._topics.markers_topic, outcome.marker_partition,
-                extra={"action": "untrusted_markers", "queue": str(self._topics)},
-            )  # fmt: skip
 
     def new_nonexistent(self, outcome: PartitionOutcome) -> int:
         """Return how many messages the fold has dropped, since the last call, because the queue topic lacks them."""

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kmq_spark.kafka.positions import Heartbeat, Position
-from kmq_spark.wire.marker_log import Signing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +31,6 @@ class SenderPositions:
     Attributes:
         current: Positions that the next commit contains, by markers partition.
         committed: Positions that are committed, by markers partition.
-        key: Key with which the queue's trackers sign; empty before `load`.
     """
 
     def __init__(self, tracker_id: str) -> None:
@@ -40,7 +38,6 @@ class SenderPositions:
         self._tracker_id = tracker_id
         self.current: dict[int, Position] = {}
         self.committed: dict[int, Position] = {}
-        self.key = b""
         self._topic_id = ""
         self._statuses: dict[int, Status] = {}
         self._reported_partitions: frozenset[int] = frozenset()  # partitions that a batch since `load` has reported on
@@ -50,12 +47,12 @@ class SenderPositions:
         Begin where a tracker begins.
 
         Args:
-            resume: With the key of this tracker.
+            resume: Where the tracker begins.
             committed: Positions as the former tracker left them, by markers partition.
         """
         self.current = {p: at._replace(tracker_id=self._tracker_id) for p, at in resume.positions.items()}
         self.committed = dict(committed)
-        self.key, self._topic_id = resume.key, resume.topic_id
+        self._topic_id = resume.topic_id
         self._statuses, self._reported_partitions = {}, frozenset()
 
     @property
@@ -72,14 +69,11 @@ class SenderPositions:
         # A batch that is read again, after a checkpoint was lost or replaced by an older one, must not move the
         # committed offset back.
         if before is None or status.next_marker_offset >= before.next_offset:
-            # No tracker has written to a new partition before, so signatures are required from offset 0 on.
-            signing = Signing(self.key) if before is None else before.signing
             self.current[partition] = Position(
                 status.next_marker_offset,
                 status.needed_marker_offset,
                 self._tracker_id,
                 rules=status.needed_rules,
-                signing=signing,
                 topic_id=self._topic_id,
                 clock=status.needed_clock,
             )

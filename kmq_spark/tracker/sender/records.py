@@ -33,7 +33,6 @@ from kmq_spark.wire.headers import (
     last_error_of,
     redelivery_headers,
 )
-from kmq_spark.wire.signature import signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,15 +189,8 @@ class Ends:
             runs = self._runs[run.marker_partition, run.queue_partition, run.outcome, reason]
             runs.append((run.message_offset, len(run.messages)))
 
-    def records(self, topics: QueueTopics, tracker_id: str, key: bytes = b"") -> Iterator[OutgoingRecord]:
-        """
-        Yield the ENDs.
-
-        Args:
-            topics: Topics of the queue.
-            tracker_id: Written as the markers' `consumer_id`.
-            key: The queue's signing key; empty for no signatures.
-        """
+    def records(self, topics: QueueTopics, tracker_id: str) -> Iterator[OutgoingRecord]:
+        """Yield the ENDs; *tracker_id* is written as their `consumer_id`."""
         for (marker_partition, queue_partition, outcome, reason), runs in self._runs.items():
             for message_offsets in _rounds(spread(*np.array(runs).T)[1]):
                 for ranges in cut_ranges(message_offsets):
@@ -210,8 +202,7 @@ class Ends:
                         reason=reason,
                         consumer_id=tracker_id,
                     )
-                    value = signed(encode_marker(marker), marker_partition, key)
-                    yield OutgoingRecord(topics.markers_topic, marker_partition, None, value, [])
+                    yield OutgoingRecord(topics.markers_topic, marker_partition, None, encode_marker(marker), [])
 
 
 def _rounds(message_offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

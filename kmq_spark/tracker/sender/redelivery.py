@@ -174,17 +174,16 @@ class RedeliverySender:
                 beginning = pool.submit(self._tracker_positions.beginning)
                 rules = pool.submit(self._rules.read)
                 self._producer.open(known_ids)
-            found = self._resume_point(beginning.result())
+            resume = self._resume_point(beginning.result())
             failpoint("tracker.positions-read")
             if self.consumer_positions is not None:
-                self.consumer_positions.load(found.consumers)
-            resume = found.with_key()
-            self._positions.load(resume, found.positions)
+                self.consumer_positions.load(resume.consumers)
+            self._positions.load(resume, resume.positions)
             self._producer.note_older({at.tracker_id for at in resume.positions.values()})
             rules.result()
             self._rules.load(resume)
             positions = self._positions
-            self._transact([], self._rules.records(positions.current, positions.key), list(positions.current), Sent())
+            self._transact([], self._rules.records(positions.current), list(positions.current), Sent())
             self._rules.note_written(positions.current)
             failpoint("tracker.signed")
             return resume
@@ -211,7 +210,7 @@ class RedeliverySender:
         with self._lock:
             self._rules.adopt(rules)
             positions = self._positions
-            records = self._rules.records(positions.current, positions.key) if self._producer.is_open else []
+            records = self._rules.records(positions.current) if self._producer.is_open else []
             if records:
                 self._transact([], records, [], Sent())
                 self._rules.note_written(positions.current)
@@ -339,9 +338,7 @@ class RedeliverySender:
     def _note(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
         for outcome in outcomes:
             self._positions.update(outcome)
-            self._marker_warnings.note_untrusted(outcome)
             sent.nonexistent += self._marker_warnings.new_nonexistent(outcome)
-            self._rules.observe(outcome)
 
     def _due_runs(self, decisions: DueDecisions) -> Iterator[DueRun]:
         """Read the payloads of all decisions, and yield both."""
@@ -362,9 +359,9 @@ class RedeliverySender:
                 is_first=not attempts,
             )  # fmt: skip
             attempts.append(attempt)
-            producer, key = self._producer.current, self._positions.key
+            producer = self._producer.current
             producer.send_all(attempt.records())
-            for record in (*other_records, *attempt.ends.records(self.topics, self.tracker_id, key)):
+            for record in (*other_records, *attempt.ends.records(self.topics, self.tracker_id)):
                 producer.send(record)
                 failpoint("tracker.end-sent")
 

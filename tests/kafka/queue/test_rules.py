@@ -13,15 +13,10 @@ from typer.testing import CliRunner
 from kmq_spark.cli.main import app
 from kmq_spark.config import Settings, checked_queue_settings, load_settings
 from kmq_spark.configured import consumer_from
-from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.core.outcome import PartitionOutcome
-from kmq_spark.core.policy import QueueRules
-from kmq_spark.core.state import Status
 from kmq_spark.errors import ConfigError
 from kmq_spark.kafka.queue_rules import read_rules, write_rules
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.tracker import rules as tracker_rules
 from kmq_spark.tracker.once import track_once
 from kmq_spark.tracker.parts import sender_of
 from tests.kafka.conftest import Queue, consumer_of, read_all, receive_all, seen, wait_until
@@ -253,22 +248,3 @@ def test_queue_topic_on_the_senders_clocks_is_warned_of(queue: Queue, caplog: py
         future.result(10)
     check()
     assert "follow the clocks of the producers" in caplog.text
-
-
-def test_rules_are_written_again_where_the_log_has_older_ones(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copied RULES marker has a valid signature and counts; the tracker writes the current rules again."""
-    monkeypatch.setattr(tracker_rules, "REWRITE_AFTER_S", 0.0)
-    put(queue, max_deliveries=2)
-    layout = check_queue(queue.name, bootstrap_servers=queue.bootstrap_servers)
-    sender = sender_of(settings_of(queue), queue.name, layout)
-    try:
-        sender.open()
-        (written,) = queue.markers(MarkerType.RULES)
-        own = written.marker.rules
-        for rules in (own, QueueRules(9)):
-            status = Status(10, 0, 0, 10, None, {}, rules=rules)
-            sender.deliver([PartitionOutcome(0, status, Decisions.empty())])
-            sender.refresh_rules()
-        assert [each.marker.rules for each in queue.markers(MarkerType.RULES)] == [own, own]
-    finally:
-        sender.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from kmq_spark.core.markers import Outcome
 from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.core.state import Counters
+from kmq_spark.core.state import STATE_VERSION, Counters
 from kmq_spark.errors import StateError
 from kmq_spark.testing import end, log, rules, start
 
@@ -53,7 +53,10 @@ def one(value: int) -> bytes:
 COLUMN_OF_ONE = one(0)
 
 
-def sealed(counter_count: int, rest: bytes, version: int = 7) -> bytes:
+READS = f"this build reads version {STATE_VERSION} with up to {len(fields(Counters))}"
+
+
+def sealed(counter_count: int, rest: bytes, version: int = STATE_VERSION) -> bytes:
     """Return a blob with a right checksum."""
     return HEAD.pack(b"KMQS", version, counter_count, zlib.crc32(rest)) + rest
 
@@ -159,9 +162,8 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(15, bytes(400), version=9), "version 9 with 15 counters, this build reads version 7 with up to 16"),
-        (sealed(15, bytes(400), version=3), "version 3 with 15 counters, this build reads version 7 with up to 16"),
-        (sealed(99, bytes(400)), "version 7 with 99 counters, this build reads version 7 with up to 16"),
+        (sealed(15, bytes(400), version=3), f"version 3 with 15 counters, {READS}"),
+        (sealed(99, bytes(400)), f"version {STATE_VERSION} with 99 counters, {READS}"),
         (sealed(15, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(32)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),

@@ -332,19 +332,6 @@ def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
     assert story.verdict().violations == []
 
 
-def test_tracker_may_decide_before_the_injector_repeats_its_end() -> None:
-    """The copy of an END comes between the TICK that decides and the END of the tracker: to it a consumer's."""
-    story = Story()
-    story.add(4, 11_800, (("kmq-ttl-ms", b"3000"),))
-    story.append(start(4, 14_000), tick(19_100), end(4, 19_150, outcome=Outcome.EXPIRED), is_handled=False)
-    story.resign(-1, "old")
-    story.injected = {story.markers[-1].marker_offset}
-    story.append(end(4, 19_200, outcome=Outcome.EXPIRED))
-    story.resign(-1, "old")
-    story.is_reported = False
-    assert story.verdict().violations == []
-
-
 def test_what_does_not_exist_is_taken_out_by_a_tick() -> None:
     """STARTs past the end of the queue topic: no copy, no dead letter, no END; the lease counts as nonexistent."""
     story = Story()

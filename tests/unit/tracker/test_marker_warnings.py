@@ -29,15 +29,6 @@ def test_only_markers_that_are_new_since_the_last_batch_are_counted() -> None:
     assert warnings.new_nonexistent(counting(nonexistent=3)) == 2
 
 
-def test_untrusted_markers_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    warnings = MarkerWarnings(QueueTopics("orders"))
-    for count in (0, 4, 9):
-        warnings.note_untrusted(counting(3, untrusted=count))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("4 new tracker markers in orders.markers[3] lack a valid signature")
-    assert record.__dict__["action"] == "untrusted_markers"
-
-
 def test_batch_that_drops_nothing_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     warnings = MarkerWarnings(QueueTopics("orders"))
     warnings.log_nonexistent(0)

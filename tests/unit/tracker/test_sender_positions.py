@@ -11,17 +11,13 @@ from kmq_spark.core.state import Status
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.positions import Position, ResumePoint
 from kmq_spark.tracker.sender.positions import SenderPositions
-from kmq_spark.wire.marker_log import Signing
-
-KEY = b"k" * 32
 
 
 def loaded(next_offset: int = 10, needed_offset: int = 4) -> SenderPositions:
     """Return the positions of a tracker that takes one partition over from another tracker."""
     left = {0: Position(next_offset, needed_offset, "older", topic_id="T")}
-    signed = {0: left[0]._replace(signing=Signing(KEY, 12))}
     positions = SenderPositions("newer")
-    positions.load(ResumePoint(signed, {0: needed_offset}, {0: 12}, topic_id="T"), left)
+    positions.load(ResumePoint(left, {0: needed_offset}, {0: 12}, topic_id="T"), left)
     return positions
 
 
@@ -37,10 +33,10 @@ def offsets(positions: SenderPositions) -> dict[int, tuple[int, int]]:
     return {partition: (at.next_offset, at.needed_offset) for partition, at in positions.current.items()}
 
 
-def test_tracker_that_takes_over_has_its_signature_to_commit() -> None:
+def test_tracker_that_takes_over_has_its_id_to_commit() -> None:
     positions = loaded()
     assert positions.is_changed
-    assert positions.current == {0: Position(10, 4, "newer", signing=Signing(KEY, 12), topic_id="T")}
+    assert positions.current == {0: Position(10, 4, "newer", topic_id="T")}
     positions.note_committed(positions.current)
     assert not positions.is_changed
 
@@ -52,13 +48,10 @@ def test_batch_that_is_read_again_does_not_move_a_position_back() -> None:
     assert offsets(positions) == {0: (50, 40)}
 
 
-def test_new_partition_is_signed_from_its_beginning() -> None:
+def test_new_partition_has_a_position() -> None:
     positions = loaded()
     positions.update(folded(3, 1, partition=2))
-    assert positions.current[0].signing == Signing(KEY, 12)
-    assert positions.current[2] == Position(
-        3, 1, "newer", signing=Signing(KEY, 0), topic_id="T", clock=ClockStart(0, 2_000)
-    )
+    assert positions.current[2] == Position(3, 1, "newer", topic_id="T", clock=ClockStart(0, 2_000))
 
 
 def test_idle_position_advances_only_after_a_batch_has_reported_on_its_partition() -> None:
