@@ -19,7 +19,7 @@ Rule 4: as the rest of the checker, neither the fold nor its model is used.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +42,6 @@ NAMES = {outcome: outcome.name.lower() for outcome in Outcome}
 ENDED = ("acked", "expired", "redelivered", "dead_lettered")
 """How a lease ends for the tracker; a refused one is in flight until it is dead-lettered."""
 
-NONEXISTENT = "nonexistent"
 """What a TICK took out since it lies past the end of the queue topic."""
 
 _NONE: frozenset[str] = frozenset()
@@ -107,7 +106,6 @@ class Lease:
         merged: Marker offset of a START that came while a refused message waited.
         maybe: What the tracker may count it as, too.
         is_twice: Whether the tracker may count its further START as a lease.
-        is_nonexistent: Whether a TICK took it out.
     """
 
     message_id: MessageId
@@ -123,13 +121,10 @@ class Lease:
     merged: int = OPEN_END
     maybe: frozenset[str] = _NONE
     is_twice: bool = False
-    is_nonexistent: bool = False
 
     @property
     def name(self) -> str:
         """What it counts as by the log."""
-        if self.is_nonexistent:
-            return NONEXISTENT
         return IN_FLIGHT if self.outcome is None else NAMES[self.outcome]
 
     def may_be_counted_as(self, at: int) -> frozenset[str]:
@@ -193,7 +188,7 @@ class Account:
                 perhaps["started"] += 1
                 surely["started"] += NOT_ITS_OWN not in each
                 surely.update(each if len(each) == 1 else ())
-        return {name: (surely[name], perhaps[name]) for name in ("started", IN_FLIGHT, *ENDED, NONEXISTENT)}
+        return {name: (surely[name], perhaps[name]) for name in ("started", IN_FLIGHT, *ENDED)}
 
 
 def read_account(
@@ -209,15 +204,10 @@ def read_account(
         begins_at: First marker offset that counts.
     """
     reading = _Reading(leases, writers)
-    gone: defaultdict[int, list[MessageId]] = defaultdict(list)
-    for offset, message_id in leases.nonexistent:
-        gone[offset].append(message_id)
     for logged in log:
         if logged.marker is not None and logged.marker_offset >= begins_at:
             for message_id in logged.marker.covered():
                 reading.take(message_id, logged.marker_offset, logged.marker)
-            for message_id in gone.get(logged.marker_offset, ()):
-                reading.take_out(message_id, logged.marker_offset)
     return reading.account
 
 
@@ -235,12 +225,6 @@ class _Reading:
             self._start(message_id, offset)
         elif marker.type is MarkerType.END:
             self._end(message_id, offset, marker)
-
-    def take_out(self, message_id: MessageId, offset: int) -> None:
-        """End a lease of a message that does not exist."""
-        last = self._last.get(message_id)
-        if last is not None and last.ended == OPEN_END:
-            last.ended, last.kinds, last.is_nonexistent = offset, frozenset({NONEXISTENT}), True
 
     def _start(self, message_id: MessageId, offset: int) -> None:
         last = self._last.get(message_id)
@@ -323,7 +307,7 @@ def unbalanced(
     in_flight = sum(len(each.in_flight) for each in leases) - sum(account.waiting() for account in accounts)
     # Sent again or dead-lettered although a consumer had ended the lease: that is counted there.
     twice = sum(account.settled_twice() for account in accounts)
-    ended = sum(total[name] for name in ("acked", "rejected", "expired", NONEXISTENT)) + copies + dead_letters - twice
+    ended = sum(total[name] for name in ("acked", "rejected", "expired")) + copies + dead_letters - twice
     if total["started"] != in_flight + ended:
         yield (
             f"{total['started']} leases began, and {in_flight + ended} are accounted for: {in_flight} in flight, "
@@ -343,7 +327,7 @@ def untrue(status: Status, account: Account) -> Iterator[str]:
         account: Account of the log, from where the tracker's state began.
     """
     counts = {IN_FLIGHT: status.in_flight, **status.counters}
-    ended = sum(counts[name] for name in (IN_FLIGHT, *ENDED, NONEXISTENT))
+    ended = sum(counts[name] for name in (IN_FLIGHT, *ENDED))
     if counts["started"] != ended:
         yield f"the tracker counts {counts['started']} started, {ended} accounted for"
     for name, (least, most) in account.bounds(status.next_marker_offset).items():

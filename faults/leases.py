@@ -193,8 +193,6 @@ class Leases:
         late_acks: ENDs with outcome ACKED of messages that were not in flight any more.
         restarted: Marker offsets of STARTs of messages after an END of a tracker: fetched again, since a position was
             not committed.
-        wrong_ends: TICKs that say of a message that was in flight that it does not exist: marker offset, the lowest
-            message offset that they take out, queue partition.
         kept: Marker offsets of ENDs EXPIRED of consumers that end nothing yet: the queue dead-letters what expires.
     """
 
@@ -206,7 +204,6 @@ class Leases:
     consumer_ends: list[ConsumerEnd] = field(default_factory=list)
     late_acks: int = 0
     restarted: list[int] = field(default_factory=list)
-    nonexistent: list[tuple[int, MessageId]] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
 
 
@@ -252,26 +249,6 @@ class _Order:
             self.transaction, self.settled = transaction, self.needed
 
 
-class _Started:
-    """The largest message offset that was started below a marker offset, by queue partition."""
-
-    def __init__(self) -> None:
-        self._offsets: defaultdict[int, list[int]] = defaultdict(list)
-        self._largest: defaultdict[int, list[int]] = defaultdict(list)
-
-    def add(self, message_id: MessageId, marker_offset: int) -> None:
-        offsets, largest = self._offsets[message_id.queue_partition], self._largest[message_id.queue_partition]
-        top = max(largest[-1] if largest else -1, message_id.message_offset)
-        if not largest or top > largest[-1]:
-            offsets.append(marker_offset)
-            largest.append(top)
-
-    def reaches(self, queue_partition: int, end: int, below: int) -> bool:
-        """Return whether a message at or past an end was started below a marker offset."""
-        at = bisect_left(self._offsets[queue_partition], below)
-        return at > 0 and self._largest[queue_partition][at - 1] >= end
-
-
 class _Reading:
     """One markers partition being read."""
 
@@ -287,7 +264,6 @@ class _Reading:
         self._commits = [other[0] for one, other in pairwise(log) if other[0] > one[0] + 1]
         self._order: dict[int, _Order] = {}
         self._ended_by_tracker: set[MessageId] = set()
-        self._started = _Started()
         self._ticks: list[Tick] = []
         self._clocks: list[int] = []
 
@@ -301,7 +277,6 @@ class _Reading:
         elif marker.type is MarkerType.TICK:
             self._ticks.append(Tick(logged.marker_offset, logged.appended_at_ms, self._rules))
             self._clocks.append(clock_ms)
-            self._take_out(logged.marker_offset, marker)
         else:
             for message_id in marker.covered():
                 if marker.type is MarkerType.START:
@@ -343,7 +318,6 @@ class _Reading:
             self.leases.deferred_until_ms[message_id] = segment.deadline_at_ms
         self.segments[message_id].append(segment)
         self.leases.starts[message_id].append((logged.marker_offset, count, marker.writer))
-        self._started.add(message_id, logged.marker_offset)
         if message_id in self._ended_by_tracker:
             self.leases.restarted.append(logged.marker_offset)
 
@@ -416,19 +390,6 @@ class _Reading:
             if first < len(self._ticks) and self._ticks[first].marker_offset < min(segment.end, end_offset):
                 return segment, self._ticks[first]
         return None, None
-
-    def _take_out(self, offset: int, tick: Marker) -> None:
-        """End what a TICK says does not exist."""
-        for queue_partition, end in enumerate(tick.queue_ends):
-            if end < 0 or not self._started.reaches(queue_partition, end, tick.ends_as_of):
-                continue
-            for message_id in [each for each in self.segments if each >= (queue_partition, end)]:
-                segment = self._open(message_id)
-                last_start = self.leases.starts[message_id][-1][0] if message_id in self.leases.starts else -1
-                is_listed = message_id.queue_partition == queue_partition and last_start < tick.ends_as_of
-                if segment is not None and is_listed:
-                    self._close(message_id, offset, "nonexistent")
-                    self.leases.nonexistent.append((offset, message_id))
 
     def _open(self, message_id: MessageId) -> Segment | None:
         segments = self.segments.get(message_id)

@@ -130,8 +130,6 @@ class Marker(NamedTuple):
         release: KEEPALIVE.
         due_at_ms: START.
         rules: RULES.
-        queue_ends: TICK.
-        ends_as_of: TICK.
     """
 
     type: MarkerType
@@ -146,8 +144,6 @@ class Marker(NamedTuple):
     release: Release = Release.RENEWED
     due_at_ms: int = 0
     rules: QueueRules | None = None
-    queue_ends: tuple[int, ...] = ()
-    ends_as_of: int = 0
 
     def covered(self) -> Iterator[MessageId]:
         """Return the messages that it is about."""
@@ -345,7 +341,6 @@ def _marker(fields: Fields) -> Marker:
     place = _fields(b"".join(_blobs(fields, 3)))
     parts = [_fields(blob) for blob in _blobs(fields, 7)]
     rules = _fields(b"".join(_blobs(fields, 15)))
-    ends = tuple(_signed(value, 64) for value in _numbers(fields, 17))
     named = _signed(_number(place, 1), 32), _signed(_number(place, 2), 64)
     number = _signed(_number(fields, 2), 32)
     if _signed(_number(fields, 1), 32) != 0 or number not in set(MarkerType):
@@ -357,8 +352,7 @@ def _marker(fields: Fields) -> Marker:
             raise _BadError
         if kind is MarkerType.RULES:
             return common._replace(rules=_rules(rules))
-        _within(len(ends), 0, _LAST_PARTITION + 1)
-        return common._replace(queue_ends=ends, ends_as_of=_signed(_number(fields, 18), 64) if ends else 0)
+        return common
     if not _blobs(fields, 3):
         raise _BadError
     ranges = tuple(OffsetRange(_signed(_number(part, 1), 64), _number(part, 2) & 0xFFFF_FFFF) for part in parts)

@@ -44,7 +44,6 @@ LOG_ACTIONS: dict[str, str] = {
     "markers_resent": "A consumer sends ENDs or releases again, because the broker did not confirm them in time.",
     "metrics": "The metrics are served at the logged address, or the tracker could not update them.",
     "no_committed_offsets": "A consumer group has no committed offsets for partitions of the queue topic.",
-    "nonexistent_messages": "Markers named offsets past the end of the queue topic; the tracker drops them.",
     "offsets_not_kept": "The tracker could not read or commit the offsets of consumer groups; it retries.",
     "offsets_not_restored": "The broker rejected the tracker's commit of a consumer group's expired offsets.",
     "offsets_refused": "The tracker may not commit offsets of a consumer group.",

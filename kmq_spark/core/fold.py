@@ -7,9 +7,7 @@ Rule 3: an END with a lower offset than a TICK always takes effect before that T
 Rule 4: the cost depends on the ranges in the markers and on the runs in the table, not on the messages they cover.
 Rule 5: a TICK that has nothing to decide costs one comparison. The table is only updated when a message may be due.
 Rule 6: each marker is folded under the rules of the queue that are in force at its offset (`rules_log.py`).
-Rule 7: a TICK with the end offsets of the queue topic removes messages at or past the end whose last START is below
-`ends_as_of`.
-Rule 8: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
+Rule 7: a message is decided once. Until the END of that decision is read back, no marker of a consumer puts the message
 back in flight.
 
 Source: kmq `MarkersQueue.scala`, kafka-mq-go `queue/redelivery/markersqueue.go`. Two differences: time only advances
@@ -27,7 +25,7 @@ import numpy as np
 from kmq_spark.core.clock import advanced
 from kmq_spark.core.decisions import Decision, Decisions
 from kmq_spark.core.events import EventBuffer, LoggedMarker
-from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight, run_ends
+from kmq_spark.core.in_flight import KEY_BITS, REJECTED, InFlight
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome, Release
 from kmq_spark.core.policy import DecisionAction, Rules, exhausted_reason
 from kmq_spark.core.resolve import resolve
@@ -140,7 +138,7 @@ class _Folding:
         if marker is None:
             state.counters.unreadable += 1
         elif marker.type is MarkerType.TICK:
-            self._tick(marker_offset, marker)
+            self._tick(marker_offset)
         elif marker.type is MarkerType.RULES:
             self._change_rules(marker_offset, marker.rules)
         else:
@@ -191,11 +189,9 @@ class _Folding:
         earliest_ms = self.state.in_flight.smallest_deadline_at_ms()
         return _NEVER if earliest_ms is None else earliest_ms
 
-    def _tick(self, marker_offset: int, marker: Marker) -> None:
+    def _tick(self, marker_offset: int) -> None:
         state = self.state
         state.counters.ticks += 1
-        if marker.queue_ends:
-            self._drop_nonexistent(np.array(marker.queue_ends, dtype=np.int64), marker.ends_as_of)
         if marker_offset < self._rules.decide_from_marker_offset:
             return
         if state.unconfirmed.run_count and state.decided_at < self._rules.decide_from_marker_offset:
@@ -207,30 +203,6 @@ class _Folding:
         if len(rows):
             self.decided.append(self._decide(rows, marker_offset))
         self._earliest_ms = self._table_earliest_ms()
-
-    def _drop_nonexistent(self, queue_ends: NDArray[np.int64], ends_as_of: int) -> None:
-        """
-        Drop messages at or past the end of the queue topic: no such message exists.
-
-        A START below `ends_as_of` was in the log before the end offsets were read. Its consumer had fetched the message
-        before it wrote the START. A message that exists is therefore below the end.
-        """
-        self.bring_up_to_date()
-        state = self.state
-        # A partition whose end is unknown is listed with -1.
-        partitions = np.flatnonzero(queue_ends >= 0)
-        table = state.in_flight.split_at(run_ends(partitions << KEY_BITS, queue_ends[partitions]))
-        columns = table.columns
-        queue_partition = columns.key >> KEY_BITS
-        end = np.full(len(columns), -1, dtype=np.int64)
-        is_listed = queue_partition < len(queue_ends)
-        end[is_listed] = queue_ends[queue_partition[is_listed]]
-        is_past_end = (end >= 0) & (columns.key & MAX_MESSAGE_OFFSET >= end)
-        rows = np.flatnonzero(is_past_end & (columns.start_marker_offset < ends_as_of))
-        if len(rows):
-            state.counters.nonexistent += int(columns.count[rows].sum())
-            state.in_flight = table.without(rows).coalesced()
-            self._earliest_ms = self._table_earliest_ms()
 
     def _take_back(self) -> None:
         """

@@ -123,8 +123,6 @@ class Marker:
         due_at_ms: START of a deferral: the deadline is not before this instant, broker clock, epoch milliseconds; 0 =
             no such instant.
         rules: RULES: the queue's rules from this marker on.
-        queue_ends: TICK: end offset of each partition of the queue topic, beginning with partition 0; -1 if unknown.
-        ends_as_of: TICK: marker offset of an earlier TICK that was in the log before the end offsets were read.
     """
 
     type: MarkerType
@@ -139,5 +137,3 @@ class Marker:
     release: Release = Release.RENEWED
     due_at_ms: int = 0
     rules: QueueRules | None = None
-    queue_ends: tuple[int, ...] = ()
-    ends_as_of: int = 0

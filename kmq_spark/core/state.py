@@ -51,7 +51,7 @@ class Counters:
     """
     Counters of folded markers since the state began, in messages unless stated otherwise.
 
-    Invariant: started = in flight + acked + expired + redelivered + dead_lettered + nonexistent.
+    Invariant: started = in flight + acked + expired + redelivered + dead_lettered.
 
     Attributes:
         started: STARTs of messages not in flight, and decisions that were taken back (`core.fold`).
@@ -71,7 +71,6 @@ class Counters:
         ticks: Number of TICKs.
         repeated: Number of markers that had been folded before.
         unreadable: Number of records that cannot be read as markers.
-        nonexistent: Started messages at or past the end of the queue topic, removed by a TICK with its end offsets.
     """
 
     started: int = 0
@@ -88,7 +87,6 @@ class Counters:
     ticks: int = 0
     repeated: int = 0
     unreadable: int = 0
-    nonexistent: int = 0
 
     def to_dict(self) -> dict[str, int]:
         """Return the counters by name."""

@@ -29,7 +29,6 @@ Name = Literal[
     "kmq_tracker_state_bytes",
     "kmq_tracker_marker_lag",
     "kmq_markers_unreadable_total",
-    "kmq_starts_nonexistent_total",
     "kmq_tracker_last_commit_timestamp_seconds",
     "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
@@ -112,11 +111,6 @@ METRICS: dict[Name, Metric] = {
     "kmq_tracker_marker_lag": Metric("gauge", ("queue", "partition"), "Markers that the tracker has not folded yet."),
     "kmq_markers_unreadable_total": Metric(
         "counter", ("queue",), "Records of the markers topic that are not valid markers."
-    ),
-    "kmq_starts_nonexistent_total": Metric(
-        "counter",
-        ("queue",),
-        "Messages started and removed again, because their offset is at or past the end of the queue topic.",
     ),
     "kmq_tracker_last_commit_timestamp_seconds": Metric(
         "gauge",

@@ -152,7 +152,6 @@ def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sa
     yield Sample("kmq_deliveries_total", (queue, "tracker"), counters["started"] + counters["renewed"])
     yield Sample("kmq_acks_total", (queue, "tracker"), counters["acked"])
     yield Sample("kmq_markers_unreadable_total", (queue,), counters["unreadable"])
-    yield Sample("kmq_starts_nonexistent_total", (queue,), counters["nonexistent"])
     yield Sample("kmq_tracker_state_bytes", (queue,), sum(status.state_bytes for status in statuses))
     for reason, count in numbers.redelivered.items():
         yield Sample("kmq_redeliveries_total", (queue, reason), count)

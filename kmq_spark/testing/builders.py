@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.core.decisions import DECISION_DTYPES, Decision, Decisions
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
-from kmq_spark.wire.codec import encode_marker, tick_marker
+from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,19 +129,15 @@ def end(
     return LoggedMarker(marker_offset, at_ms, marker)
 
 
-def tick(
-    at_ms: int = 10_000, *, queue_ends: Sequence[int] = (), ends_as_of: int = 0, marker_offset: int = UNPLACED
-) -> LoggedMarker:
+def tick(at_ms: int = 10_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:
     """
     Return a TICK.
 
     Args:
         at_ms: Append time, epoch milliseconds.
-        queue_ends: End offset of each partition of the queue topic, -1 if unknown; empty for a TICK without them.
-        ends_as_of: Marker offset of a TICK that was in the log before the end offsets were read.
         marker_offset: Offset of the marker in the log.
     """
-    return LoggedMarker(marker_offset, at_ms, tick_marker(queue_ends, ends_as_of))
+    return LoggedMarker(marker_offset, at_ms, Marker(MarkerType.TICK))
 
 
 def rules(queue_rules: QueueRules, at_ms: int = 1_000, *, marker_offset: int = UNPLACED) -> LoggedMarker:

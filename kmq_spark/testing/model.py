@@ -85,7 +85,7 @@ class ModelTracker:
             elif marker.type is MarkerType.RULES:
                 self._queue_rules.append((marker_offset, marker.rules))
             elif marker.type is MarkerType.TICK:
-                decisions += self._tick(marker_offset, marker)
+                decisions += self._tick(marker_offset)
             else:
                 for message_id in _covered(marker):
                     self._one(message_id, marker_offset, marker)
@@ -215,9 +215,8 @@ class ModelTracker:
             name = marker.outcome.name.lower()
             setattr(self._counters, name, getattr(self._counters, name) + 1)
 
-    def _tick(self, marker_offset: int, marker: Marker) -> list[Decision]:
+    def _tick(self, marker_offset: int) -> list[Decision]:
         self._counters.ticks += 1
-        self._drop_nonexistent(marker)
         if marker_offset < self.rules.decide_from_marker_offset:
             return []
         if self._decided_at < self.rules.decide_from_marker_offset:
@@ -229,14 +228,6 @@ class ModelTracker:
         due = sorted(pair for pair in due if pair[0] < self._clock_ms)
         decided = [message_id for _, message_id in due[: self.rules.max_decisions_per_tick]]
         return [self._decide(message_id, marker_offset) for message_id in decided]
-
-    def _drop_nonexistent(self, tick: Marker) -> None:
-        for message_id, lease in list(self.in_flight.items()):
-            is_listed = message_id.queue_partition < len(tick.queue_ends)
-            end = tick.queue_ends[message_id.queue_partition] if is_listed else -1
-            if lease.start_marker_offset < tick.ends_as_of and 0 <= end <= message_id.message_offset:
-                del self.in_flight[message_id]
-                self._counters.nonexistent += 1
 
     def _decide(self, message_id: MessageId, tick_marker_offset: int) -> Decision:
         lease = self.unconfirmed[message_id] = self.in_flight.pop(message_id)

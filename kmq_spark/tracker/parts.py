@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from kmq_spark.config import plain
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
-from kmq_spark.kafka.settings import admin_config, marker_producer_config, new_client_id, reader_config
+from kmq_spark.kafka.settings import marker_producer_config, new_client_id, reader_config
 from kmq_spark.tracker.consumer_positions import ConsumerPositions
 from kmq_spark.tracker.full_record import FullRecordWriter
 from kmq_spark.tracker.marker_watch import MarkerWatch
 from kmq_spark.tracker.pacing import Pauser
-from kmq_spark.tracker.queue_ends import QueueEnds
 from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.tracker.ticker import Ticker
@@ -82,13 +81,11 @@ def sender_of(
 def ticker_of(settings: Settings, layout: QueueLayout) -> Ticker:
     """Return the ticker of a queue, not started yet."""
     kafka = settings.kafka
-    asking = admin_config(kafka.bootstrap_servers, new_client_id("ends"), plain(kafka.extra))
     return Ticker(
         marker_producer_config(kafka.bootstrap_servers, extra=plain(kafka.extra), delivery_timeout_ms=5_000),
         layout.topics.markers_topic,
         layout.partition_count,
         settings.tracker.tick_interval_ms,
-        ends=QueueEnds(asking, layout.topics.queue_topic),
     )
 
 

@@ -5,8 +5,7 @@ Rule 1: Append times alone decide what is due. This thread's estimate of the bro
 a TICK. A wrong estimate causes a late or an unnecessary TICK, nothing else.
 Rule 2: A partition gets at most one TICK per `interval_ms`, and none while nothing is in flight. While the broker's
 clock is behind that of the partition (`core.clock`), it gets one every `BEHIND_INTERVAL_S`, since the partition's clock
-advances only with records. Every `ENDS_INTERVAL_S` a partition with new STARTs gets one with the end offsets of the
-queue topic.
+advances only with records.
 Rule 3: No lock is held while a record is produced.
 Rule 4: A producer with a fatal error is replaced. If an exception ends the thread, it is kept as `failure`, and the
 tracker then fails its query.
@@ -32,7 +31,7 @@ from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
 from kmq_spark.rate_limit import RateLimit
-from kmq_spark.wire.codec import encode_marker, tick_marker
+from kmq_spark.wire.codec import TICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.tracker.queue_ends import QueueEnds
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +71,6 @@ which decides what has become due meanwhile.
 
 LONGEST_WAIT_S = 1.0
 
-ENDS_INTERVAL_S = 5.0
-"""Time between two reads of the queue topic's end offsets, while there are STARTs that were not compared with them."""
-
-ENDS_POLL_S = 0.05
-
 REPORT_POLL_S = 0.005
 
 METADATA_TIMEOUT_S = 1.0
@@ -105,31 +98,8 @@ class _PartitionTicks:
     """First marker offset that the newest batch did not read."""
     newest_tick: int = -1
     """Marker offset of the newest TICK with a delivery report, -1 for none."""
-    newest_deciding_tick: int = -1
-    """Marker offset of the newest TICK that may decide something. A TICK that only carries end offsets can wait."""
     wanted_since_s: float | None = None  # when a TICK became due, monotonic; None if it is in the log, or none is due
-    starts: int = 0
-    """Number of STARTs up to the newest batch."""
-    started_below: int = 0
-    """Marker offset below which all these STARTs are."""
-    checked_below: int = 0
-    """Marker offset below which STARTs were compared with the end offsets of the queue topic."""
-    ends_requested_as_of: int = -1
-    """`newest_tick` at the time of the running request for end offsets; -1 if it is not for this partition."""
-    queue_ends: tuple[int, ...] = ()
-    """End offsets for the next TICK."""
-    ends_as_of: int = 0
     wants_tick: bool = True  # a tracker that starts writes one at once, for what became due while no tracker ran
-
-    @property
-    def is_unchecked(self) -> bool:
-        """Whether messages are in flight that may not have been compared with the end offsets of the queue topic."""
-        return self.in_flight > 0 and self.checked_below < self.started_below
-
-    @property
-    def is_newest_tick_logged(self) -> bool:
-        """Whether the newest TICK is in the log, and no other one is due."""
-        return self.newest_tick >= 0 and not self.wants_tick and self.wanted_since_s is None
 
     def raise_estimate(self, broker_ahead_ms: float) -> None:
         """Raise the estimate of the broker's clock to a lower bound: a record that was read has that append time."""
@@ -160,7 +130,6 @@ class Ticker(threading.Thread):
         markers_topic: Topic that gets the TICKs.
         partition_count: Number of its partitions.
         interval_ms: Shortest time between two TICKs of a partition, milliseconds.
-        ends: Reads the end offsets of the queue topic; None for TICKs without end offsets.
 
     Attributes:
         periodic_work: Called about once a second from this thread; does work that must not wait for a batch.
@@ -173,8 +142,6 @@ class Ticker(threading.Thread):
         markers_topic: str,
         partition_count: int,
         interval_ms: int,
-        *,
-        ends: QueueEnds | None = None,
     ) -> None:
         """Create the producer, which connects in the background; `start` begins to write TICKs."""
         super().__init__(name=f"kmq-ticker-{markers_topic}", daemon=True)
@@ -190,8 +157,6 @@ class Ticker(threading.Thread):
         self._ticked = threading.Condition(self._lock)
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._ends = ends
-        self._ends_requested_at_s = -ENDS_INTERVAL_S
         self._warning_limit = RateLimit(WARN_INTERVAL_S)
         self._replacement_limit = RateLimit(WARN_INTERVAL_S)
         self._reported_partitions: set[int] = set()
@@ -212,10 +177,6 @@ class Ticker(threading.Thread):
                 ticks.next_deadline_at_ms = outcome.status.next_deadline_at_ms
                 ticks.max_ticks = ticks.ticks_left = _max_ticks(outcome)
                 ticks.read_to = outcome.status.next_marker_offset
-                counters = outcome.status.counters
-                starts = counters.get("started", 0) + counters.get("renewed", 0)
-                if starts != ticks.starts:
-                    ticks.starts, ticks.started_below = starts, ticks.read_to
         self._changed.set()
 
     def batch_ends(self) -> None:
@@ -314,8 +275,6 @@ class Ticker(threading.Thread):
         worked_at_s = time.monotonic()
         while not self._stopping.is_set():
             now_s = time.monotonic()
-            if self._ends is not None:
-                self._update_ends(self._ends, now_s)
             for partition in self._due_partitions(now_s):
                 self._write(partition)
             self._producer.poll(0)
@@ -328,30 +287,6 @@ class Ticker(threading.Thread):
             self._changed.clear()
         if self._fatal is None:  # after a fatal error confluent-kafka's flush raises SystemError
             self._producer.flush(2)
-
-    def _update_ends(self, ends: QueueEnds, now_s: float) -> None:
-        """Request the end offsets of the queue topic, or pass an answer on to the partitions that it is for."""
-        if ends.is_asking:
-            found = ends.take()
-            if found is None:
-                return
-            with self._lock:
-                for ticks in self._partitions.values():
-                    if ticks.ends_requested_as_of >= 0:
-                        ticks.queue_ends, ticks.ends_as_of = found, ticks.ends_requested_as_of
-                        ticks.wants_tick, ticks.ends_requested_as_of = True, -1
-        elif now_s - self._ends_requested_at_s >= ENDS_INTERVAL_S:
-            with self._lock:
-                # `core.fold` relies on this order: the TICK is in the log before the end offsets are requested.
-                unchecked = [
-                    each for each in self._partitions.values() if each.is_unchecked and each.is_newest_tick_logged
-                ]
-                for ticks in unchecked:
-                    ticks.ends_requested_as_of = ticks.newest_tick
-                partition_count = len(self._partitions)
-            if unchecked:
-                self._ends_requested_at_s = now_s
-                ends.ask(partition_count)
 
     def _replace_producer(self, fatal: KafkaError) -> None:
         """Create a new producer: after a fatal error librdkafka refuses every record."""
@@ -372,7 +307,7 @@ class Ticker(threading.Thread):
     def _is_pause_over(self) -> bool:
         if self._stopping.is_set() or self.failure is not None or not self._has_pauses:
             return True
-        return any(each.newest_deciding_tick >= each.read_to for each in self._partitions.values())
+        return any(each.newest_tick >= each.read_to for each in self._partitions.values())
 
     def _due_partitions(self, now_s: float) -> list[int]:
         """Return the partitions for which a TICK is due now, and update their state as if it were written."""
@@ -406,26 +341,19 @@ class Ticker(threading.Thread):
             nearest_s = min((self._due_in_s(c, now_s) for c in self._partitions.values()), default=LONGEST_WAIT_S)
         # librdkafka calls delivery callbacks only in `poll`. They contain the broker's time, so poll soon.
         longest_s = REPORT_POLL_S if len(self._producer) else LONGEST_WAIT_S
-        if self._ends is not None and self._ends.is_asking:
-            longest_s = min(longest_s, ENDS_POLL_S)
         return min(max(nearest_s, 0.001), longest_s)
 
     def _write(self, partition: int) -> None:
-        with self._lock:
-            ticks = self._partitions[partition]
-            marker = tick_marker(ticks.queue_ends, ticks.ends_as_of)
-            ticks.queue_ends = ()
-        on_delivery = partial(self._report, time.monotonic(), marker.ends_as_of)
-        tick = encode_marker(marker)
+        on_delivery = partial(self._report, time.monotonic())
         try:
-            self._producer.produce(self._topic, value=tick, partition=partition, on_delivery=on_delivery)
+            self._producer.produce(self._topic, value=TICK, partition=partition, on_delivery=on_delivery)
         except (KafkaException, BufferError) as error:
             self._note_fatal(error.args[0])
             self._request_tick(partition)
             self._refresh_metadata(error)
         failpoint("ticker.tick-sent")
 
-    def _report(self, sent_s: float, ends_as_of: int, error: KafkaError | None, tick: Message) -> None:
+    def _report(self, sent_s: float, error: KafkaError | None, tick: Message) -> None:
         """Update the estimate of the broker's clock from a delivered TICK; request another one if delivery failed."""
         if error is not None:
             self._note_fatal(error)
@@ -439,10 +367,6 @@ class Ticker(threading.Thread):
                 # The broker appended between send and report. The midpoint is wrong by half a round trip at most.
                 ticks.broker_ahead_ms = appended_at_ms - (sent_s + time.monotonic()) / 2 * 1000
                 ticks.newest_tick = max(ticks.newest_tick, tick.offset() or 0)
-                next_ms = ticks.next_deadline_at_ms
-                if not ends_as_of or (next_ms is not None and next_ms < appended_at_ms):
-                    ticks.newest_deciding_tick = ticks.newest_tick
-                ticks.checked_below = max(ticks.checked_below, ends_as_of)
                 ticks.wanted_since_s = None
             self._ticked.notify_all()
         self._reported_partitions.add(tick.partition() or 0)

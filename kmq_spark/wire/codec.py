@@ -49,22 +49,6 @@ _RELEASES = {int(release): release for release in Release}
 _MALFORMED = "find its writer: only kmq-spark and kafka-mq-go may write to a markers topic"
 
 
-def tick_marker(queue_ends: Sequence[int] = (), ends_as_of: int = 0) -> Marker:
-    """
-    Return a TICK, the marker that advances the clock of a markers partition.
-
-    Args:
-        queue_ends: End offset of each partition of the queue topic, beginning with partition 0; -1 if unknown.
-        ends_as_of: Marker offset of a TICK that was in the log before the end offsets were read.
-
-    Source: an addition of kmq-spark; kafka-mq-go uses the append times of the other markers as its clock, and the
-    host's clock if there are none.
-    """
-    if not queue_ends:
-        return _TICK
-    return Marker(MarkerType.TICK, queue_ends=tuple(queue_ends), ends_as_of=ends_as_of)
-
-
 def encode_marker(marker: Marker) -> bytes:
     """
     Encode a marker.
@@ -87,8 +71,6 @@ def encode_marker(marker: Marker) -> bytes:
         message.message_id.offset = -1
         if marker.type is MarkerType.RULES:
             _put_rules(message, marker.rules)
-        message.queue_ends.extend(marker.queue_ends)
-        message.ends_as_of = marker.ends_as_of
         return _bytes_of(message)
     fault = _fault_of(marker.queue_partition, marker.ranges, marker.redeliver_after_ms, marker.due_at_ms)
     if fault:
@@ -209,14 +191,7 @@ def _without_messages(message: marker_pb2.Marker, marker_type: MarkerType) -> Ma
     consumer_id = message.consumer_id[:MAX_TEXT_CHARS]
     if marker_type is MarkerType.RULES:
         return Marker(marker_type, consumer_id=consumer_id, rules=_rules_of(message))
-    if not message.queue_ends and not consumer_id:
-        return _TICK
-    if len(message.queue_ends) > MAX_QUEUE_PARTITION + 1:
-        raise MalformedRecordError(
-            f"too many ends: got {len(message.queue_ends)!r}, maximum {MAX_QUEUE_PARTITION + 1}; {_MALFORMED}"
-        )
-    ends = tuple(message.queue_ends)
-    return Marker(marker_type, consumer_id=consumer_id, queue_ends=ends, ends_as_of=message.ends_as_of if ends else 0)
+    return Marker(marker_type, consumer_id=consumer_id) if consumer_id else _TICK
 
 
 def _put_rules(message: marker_pb2.Marker, rules: QueueRules | None) -> None:
@@ -289,3 +264,12 @@ def _unsupported(what: str, got: int, known: int) -> UnsupportedVersionError:
 def _sent_text(text: str) -> str:
     """Truncate a text and replace lone surrogates (from undecodable file names), which UTF-8 cannot encode."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode("utf-8")
+
+
+TICK = encode_marker(_TICK)
+"""
+A TICK, the marker that advances the clock of a markers partition.
+
+Source: an addition of kmq-spark; kafka-mq-go uses the append times of the other markers as its clock, and the host's
+clock if there are none.
+"""

@@ -145,13 +145,6 @@ def expire_by_the_tracker_what_never_expires(story: Story) -> None:
     story.resign(-1, "old")
 
 
-def deny_a_message_that_is_there(story: Story) -> None:
-    """I1: a TICK says that the queue topic ends before a message that is in flight."""
-    story.add(4, 11_800)
-    story.append(start(4, 12_000), tick(12_100), tick(12_200, queue_ends=[4], ends_as_of=13))
-    story.is_reported = False
-
-
 # I2: nothing appears.
 
 

@@ -40,7 +40,6 @@ from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
 from kmq_spark.tracker.sender.due_decisions import DueDecisions, in_chunks
 from kmq_spark.tracker.sender.limits import SenderLimits
-from kmq_spark.tracker.sender.marker_warnings import MarkerWarnings
 from kmq_spark.tracker.sender.positions import SenderPositions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
 from kmq_spark.tracker.sender.sent import Sent
@@ -104,7 +103,6 @@ class RedeliverySender:
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
         self.consumer_positions = consumer_positions
-        self._marker_warnings = MarkerWarnings(layout.topics)
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -236,7 +234,7 @@ class RedeliverySender:
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         sent = Sent()
         set_aside = self._send_unreadable(outcomes, sent)
-        self._note(outcomes, sent)
+        self._note(outcomes)
         decisions = DueDecisions(outcomes)
         left = len(decisions)
         # While one chunk commits, another thread reads the payloads of the next one. Kafka's clients read and write in
@@ -259,7 +257,12 @@ class RedeliverySender:
             if chunk or set_aside or self._is_commit_due():
                 self._transact(chunk, set_aside, list(self._positions.current), sent)
         sent.set_aside += len(set_aside)
-        self._marker_warnings.log_nonexistent(sent.nonexistent)
+        if sent.nonexistent:
+            logger.warning(
+                "%d messages of %s ended as expired: their markers name offsets that the queue topic does not have; "
+                "find the client that writes them, or check whether the topic was deleted and created again",
+                sent.nonexistent, self.topics, extra={"action": "nonexistent_messages", "queue": str(self.topics)},
+            )  # fmt: skip
         return sent
 
     def _send_unreadable(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
@@ -335,10 +338,9 @@ class RedeliverySender:
         if self._producer.is_open and (self._is_stopping or self._positions.is_changed):
             self._transact([], [], list(self._positions.current), Sent())
 
-    def _note(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
+    def _note(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
             self._positions.update(outcome)
-            sent.nonexistent += self._marker_warnings.new_nonexistent(outcome)
 
     def _due_runs(self, decisions: DueDecisions) -> Iterator[DueRun]:
         """Read the payloads of all decisions, and yield both."""

@@ -7,7 +7,6 @@ epoch: it got no answer until it read the metadata all the same, which it does e
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +15,7 @@ from confluent_kafka.admin import AdminClient
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
 from kmq_spark.kafka.settings import admin_config
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.tracker.queue_ends import NOT_KNOWN, QueueEnds
 from tests.brokers import quick_broker
-from tests.kafka.stage import wait_until
 from tests.limits import COMES_S
 
 if TYPE_CHECKING:
@@ -45,20 +42,10 @@ def test_offsets_are_read_after_a_restart_of_the_broker(own_broker: EmbeddedBrok
     servers = own_broker.bootstrap_servers
     topic = create_queue("orders", bootstrap_servers=servers, partitions=PARTITIONS).topics.queue_topic
     config = admin_config(servers, "test")
-    admin, ends = AdminClient(config), QueueEnds(config, topic)
+    admin = AdminClient(config)
     nothing = dict.fromkeys(range(PARTITIONS), 0)
     assert offsets_of(admin, topic, range(PARTITIONS), LATEST, COMES_S) == nothing
-    wait_until(lambda: answer_of(ends) == (0,) * PARTITIONS, COMES_S)
 
     own_broker.restart()
 
     assert offsets_of(admin, topic, range(PARTITIONS), EARLIEST, BEFORE_REFRESH_S) == nothing
-    wait_until(lambda: answer_of(ends) == (0,) * PARTITIONS, BEFORE_REFRESH_S)
-
-
-def answer_of(ends: QueueEnds) -> tuple[int, ...]:
-    """Ask for the ends of the partitions and wait for the answer."""
-    ends.ask(PARTITIONS)
-    while (answer := ends.take()) is None and ends.is_asking:
-        time.sleep(0.01)
-    return answer or (NOT_KNOWN,)

@@ -332,16 +332,6 @@ def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
     assert story.verdict().violations == []
 
 
-def test_what_does_not_exist_is_taken_out_by_a_tick() -> None:
-    """STARTs past the end of the queue topic: no copy, no dead letter, no END; the lease counts as nonexistent."""
-    story = Story()
-    story.append(start(77, 12_000), is_handled=False)
-    story.append(tick(12_100), tick(12_200, queue_ends=[12], ends_as_of=14))
-    verdict = story.verdict()
-    assert verdict.violations == []
-    assert verdict.counts["leases_reported_by_tracker"] == 7
-
-
 def test_no_marker_is_set_aside_once() -> None:
     story = Story()
     set_aside_twice(story)

@@ -76,8 +76,6 @@ MARKERS = st.one_of(
         Marker,
         st.just(MarkerType.TICK),
         consumer_id=TEXTS,
-        queue_ends=st.lists(st.integers(-1, MAX_MESSAGE_OFFSET), max_size=5).map(tuple),
-        ends_as_of=st.integers(0, MAX_MESSAGE_OFFSET),
     ),
     st.builds(Marker, st.just(MarkerType.RULES), consumer_id=TEXTS, rules=RULES),
 )
@@ -102,8 +100,6 @@ def expected(value: bytes | None) -> protocol.Marker | None:
         marker.never_handed_out,
         protocol.Release(marker.release),
         marker.due_at_ms,
-        queue_ends=marker.queue_ends,
-        ends_as_of=marker.ends_as_of,
     )
     if rules is None:
         return own

@@ -18,8 +18,6 @@ from kmq_spark.core.markers import MarkerType
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.tracker import ticker as ticker_module
-from kmq_spark.tracker.queue_ends import QueueEnds
 from kmq_spark.tracker.ticker import Ticker
 from kmq_spark.wire.codec import decode_marker
 from tests.limits import COMES_S
@@ -93,13 +91,10 @@ def make_ticker(address: str) -> Iterator[Callable[..., Ticker]]:
         interval_ms: int = 50,
         partitions: int = PARTITIONS,
         address: str = address,
-        ends_topic: str = "",
         **config: int,
     ) -> Ticker:
         settings: dict[str, str | int] = {"bootstrap.servers": address, "log_level": 0, "linger.ms": 0, **config}
-        asking = {"bootstrap.servers": address, "log_level": 0}
-        ends = QueueEnds(asking, ends_topic) if ends_topic else None
-        made.append(Ticker(settings, TOPIC, partitions, interval_ms, ends=ends))
+        made.append(Ticker(settings, TOPIC, partitions, interval_ms))
         return made[-1]
 
     yield make
@@ -381,27 +376,3 @@ def test_broker_that_is_away_costs_one_line_and_stops_nothing(
     assert lines[0].startswith("cannot write TICKs to orders.markers: ")
     ticker.stop()
     assert not ticker.is_alive()
-
-
-def test_new_starts_get_a_tick_with_the_ends_of_the_queue_topic_and_then_no_more(
-    make_ticker: Callable[..., Ticker], log: Log, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ends that were read behind a TICK which is in the log, and above all STARTs that a batch has counted."""
-    monkeypatch.setattr(ticker_module, "ENDS_INTERVAL_S", 0.1)
-    producer = Producer({"bootstrap.servers": address})
-    for partition in (0, 0, 2):
-        producer.produce("orders", b"m", partition=partition)
-    assert producer.flush(5) == 0
-    ticker = make_ticker(ends_topic="orders")
-    ticker.start()
-    ticker.wait_first_ticks(COMES_S)
-    log.wait(PARTITIONS)
-    first = next(each.offset() for each in log.ticks if each.partition() == 2) or 0
-    # Its STARTs lie below the next marker; the first TICK is not above them all.
-    counted = standing(2, deadline_at_ms=BROKER_MS + 3_600_000, read_to=first + 1)
-    ticker.observe([replace(counted, status=replace(counted.status, counters={"started": 1}))])
-    assert log.wait(PARTITIONS + 2, 10)[PARTITIONS:] == [2, 2]
-    (second, third) = (decode_marker(each.value()) for each in log.ticks[PARTITIONS:])
-    assert (second.queue_ends, second.ends_as_of) == ((2, 0, 1, 0), first)
-    assert (third.queue_ends, third.ends_as_of) == ((2, 0, 1, 0), log.ticks[PARTITIONS].offset())
-    assert log.rests(0.5)

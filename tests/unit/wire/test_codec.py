@@ -25,7 +25,7 @@ from kmq_spark.errors import MalformedRecordError, UnsupportedVersionError, Wire
 from kmq_spark.testing import start
 from kmq_spark.testing.builders import marker_record, unreadable
 from kmq_spark.wire import marker_pb2
-from kmq_spark.wire.codec import decode_marker, encode_marker, tick_marker
+from kmq_spark.wire.codec import decode_marker, encode_marker
 
 PARTITIONS = st.integers(0, MAX_QUEUE_PARTITION)
 LEASES = st.integers(0, MAX_REDELIVER_AFTER_MS)
@@ -199,7 +199,7 @@ def test_marker_of_a_later_build_is_distinguished_from_a_malformed_one(value: by
 
 def test_tick_without_message_id_is_a_tick() -> None:
     """Only kafka-mq-go needs the message id of a TICK."""
-    assert tick_marker() == decode_marker(b"\x10\x03")
+    assert Marker(MarkerType.TICK) == decode_marker(b"\x10\x03")
 
 
 def test_delivery_count_of_zero_reads_as_the_first_delivery() -> None:

@@ -14,7 +14,7 @@ import pytest
 from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.wire.codec import decode_marker, encode_marker, tick_marker
+from kmq_spark.wire.codec import decode_marker, encode_marker
 
 # message_id: 5 bytes, partition 2, offset 300
 MESSAGE_2_300 = "1a05 0802 10ac02"
@@ -53,13 +53,7 @@ OURS = {
         Marker(MarkerType.KEEPALIVE, 2, ONE, never_handed_out=True),
     ),
     # type 3; message_id: 22 bytes, partition -1, offset -1
-    "tick": (f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01", tick_marker()),
-    # type 3; message_id as above; queue_ends (field 17, tag 8a 01), 12 bytes: 300, -1; ends_as_of (field 18, tag 90 01)
-    # 1,000
-    "tick with ends": (
-        f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01 8a01 0c ac02 {'ff' * 9}01 9001 e807",
-        tick_marker((300, -1), 1_000),
-    ),
+    "tick": (f"1003 1a16 08{'ff' * 9}01 10{'ff' * 9}01", Marker(MarkerType.TICK)),
     # type 4; message_id as of a tick; rules (field 15, tag 7a), 24 bytes: version 2, max_deliveries 3, backoff 3,
     # backoff_initial_ms 300, backoff_max_ms 30,000, backoff_jitter 0.5 (kind 1, 8 bytes), dead_letters_expired 1
     "rules": (
