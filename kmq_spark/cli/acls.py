@@ -72,9 +72,9 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     yield Grant("tracker", "group", topics.tracker_group, ("Read", "Describe"))
     # Spark's source names its groups `<prefix>-<uuid>-…`.
     yield Grant("tracker", "group", f"{topics.tracker_group}.source-", ("Read", "Describe"), is_prefix=True)
-    # Metrics compare the consumers' committed offsets with the end of the queue topic; expired offsets are restored.
+    # Metrics compare the consumers' committed offsets with the end of the queue topic.
     for group in (topics.consumer_group, *map(topics.logical_group, logical_queues)):
-        yield Grant("tracker", "group", group, ("Read", "Describe"))
+        yield Grant("tracker", "group", group, ("Describe",))
     yield Grant("tracker", "transactional-id", topics.tracker_group, ("Write", "Describe"))
     # To read the rules of the queue, which `kmq queue create` and `alter` write.
     for part in ("consumer", "transactional-consumer", "tracker", "viewer"):

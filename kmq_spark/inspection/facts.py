@@ -99,8 +99,6 @@ class TrackerFacts:
         heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
         is_stopped: Whether the tracker was asked to stop.
         snapshot_lag: Number of batches since the last snapshot of its state was uploaded.
-        keeps_offsets: Whether the tracker restores expired offsets of the consumer groups. False if it is not
-            authorized, None if its version does not support it.
     """
 
     group: str
@@ -112,7 +110,6 @@ class TrackerFacts:
     heartbeat_at_ms: int | None = None
     is_stopped: bool = False
     snapshot_lag: int = 0
-    keeps_offsets: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

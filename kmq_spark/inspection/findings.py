@@ -16,7 +16,6 @@ from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kmq_spark.inspection.expiry import expiry_finding
 from kmq_spark.inspection.fleets import fleet_problems, fleet_summary
 from kmq_spark.inspection.liveness import Life, describe, life_of, snapshots_late
 from kmq_spark.inspection.producers import producers_problems, producers_summary
@@ -315,8 +314,6 @@ def _fencing(facts: QueueFacts) -> Iterator[Finding]:
 
 
 def _consumers(facts: QueueFacts) -> Iterator[Finding]:
-    if (expiry := expiry_finding(facts)) is not None:
-        yield Finding("consumers", Level.WARNING, *expiry)
     group, ready = facts.consumers, facts.ready.count
     members = sum(1 for count in group.members.values() if count)
     if not group.members and ready:

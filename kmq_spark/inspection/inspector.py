@@ -21,7 +21,7 @@ from kmq_spark.inspection.figures import Figures, figures
 from kmq_spark.inspection.view import MarkersView
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.lookups import LATEST
-from kmq_spark.kafka.positions import ConsumerOffsets, Heartbeat, Position
+from kmq_spark.kafka.positions import Heartbeat, Position
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config
 from kmq_spark.wire.codec import decode_marker
@@ -119,7 +119,6 @@ class QueueInspector:
         places = self._committed()
         positions = _positions_of(places)
         heartbeats = [each for each in map(Heartbeat.from_topic_partition, places) if each is not None]
-        kept = [each for each in map(ConsumerOffsets.from_topic_partition, places) if each is not None]
         newest = max(heartbeats, key=lambda each: each.at_ms, default=None)
         unread = {
             partition: (position.next_offset, markers.end[partition])
@@ -139,7 +138,6 @@ class QueueInspector:
             None if newest is None else newest.at_ms,
             newest is not None and newest.is_stopped,
             0 if newest is None else newest.snapshot_lag,
-            not any(each.is_unauthorized for each in kept) if kept else None,
         )
 
     def refresh(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersView]:

@@ -14,7 +14,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METADATA_VERSION = 1
-
-MAX_KEPT_CHARS = 2_000
-"""
-Maximum number of characters of a commit's metadata for the positions of consumers, enough for some 60 logical queues.
-The broker's limit for the whole metadata is 4,096 (`offset.metadata.max.bytes`). Positions that do not fit exist only
-in the memory of the running tracker.
-"""
 
 STABLE_WAIT_S = 5.0
 """
@@ -95,42 +87,6 @@ class Heartbeat(NamedTuple):
             return None
 
 
-class ConsumerOffsets(NamedTuple):
-    """
-    The tracker's copy of the consumers' committed offsets; it is part of each commit of a partition.
-
-    Attributes:
-        topic_id: Topic id of the queue topic: it changes if the topic is deleted and created again. Empty if unknown.
-        by_suffix: Committed offset in the queue partition of the same number, by the suffix that the consumer group's
-            name has after the name of the queue's own group.
-        is_unauthorized: Whether the tracker is not authorized to read or commit the offsets of a group.
-    """
-
-    topic_id: str = ""
-    by_suffix: Mapping[str, int] = MappingProxyType({})
-    is_unauthorized: bool = False
-
-    def metadata(self) -> dict[str, object]:
-        """Return the copy as fields of a commit's metadata, without positions that would exceed `MAX_KEPT_CHARS`."""
-        size, kept = 0, {}
-        for suffix, offset in sorted(self.by_suffix.items()):
-            size += len(json.dumps({suffix: offset}))
-            if size <= MAX_KEPT_CHARS:
-                kept[suffix] = offset
-        fields: dict[str, object] = {"consumers": kept, "queue_topic": self.topic_id}
-        return fields | {"consumers_refused": True} if self.is_unauthorized else fields
-
-    @classmethod
-    def from_topic_partition(cls, committed: TopicPartition) -> ConsumerOffsets | None:
-        """Return the committed copy; None if there is none, or the tracker that committed keeps no positions."""
-        try:
-            metadata = json.loads(committed.metadata or "{}")
-            by_suffix = {str(suffix): int(offset) for suffix, offset in metadata["consumers"].items()}
-            return cls(str(metadata["queue_topic"]), by_suffix, bool(metadata.get("consumers_refused", False)))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-
-
 class Position(NamedTuple):
     """
     How far one markers partition is folded.
@@ -162,13 +118,7 @@ class Position(NamedTuple):
         """First marker offset that was not checked for unreadable records; those below were set aside."""
         return max(self.next_offset, self.set_aside_offset)
 
-    def to_topic_partition(
-        self,
-        topic: str,
-        partition: int,
-        heartbeat: Heartbeat | None = None,
-        consumers: ConsumerOffsets | None = None,
-    ) -> TopicPartition:
+    def to_topic_partition(self, topic: str, partition: int, heartbeat: Heartbeat | None = None) -> TopicPartition:
         """Return the position as the offset and metadata to commit."""
         metadata: dict[str, Any] = {"v": METADATA_VERSION, "needed": self.needed_offset, "by": self.tracker_id}
         if self.topic_id:
@@ -177,8 +127,6 @@ class Position(NamedTuple):
             metadata["gap"] = True
         if heartbeat is not None:
             metadata |= heartbeat.metadata()
-        if consumers is not None:
-            metadata |= consumers.metadata()
         if self.set_aside_offset > self.next_offset:
             metadata["aside"] = self.set_aside_offset
         if self.rules is not None:
@@ -234,7 +182,6 @@ class ResumePoint:
         topic_id: Topic id of the markers topic; empty if the broker does not return one.
         unproven_gaps: First marker to read in each partition with `is_after_gap`: markers below it were removed and
             there is no proof that a tracker had read them.
-        consumers: Earlier trackers' copy of the consumers' committed offsets, by partition.
     """
 
     positions: Mapping[int, Position]
@@ -245,7 +192,6 @@ class ResumePoint:
     is_other_topic: bool = False
     topic_id: str = ""
     unproven_gaps: Mapping[int, int] = field(default_factory=dict)
-    consumers: Mapping[int, ConsumerOffsets] = field(default_factory=dict)
 
     @property
     def rules(self) -> dict[int, QueueRules | None]:
@@ -381,9 +327,7 @@ class TrackerPositions:
         """
         first, topic_id = beginning
         end = self._offsets(LATEST)
-        places = self._committed()
-        committed = _positions(places)
-        consumers = {each.partition: ConsumerOffsets.from_topic_partition(each) for each in places}
+        committed = _positions(self._committed())
         positions, starting_offsets, removed, unproven_gaps = {}, {}, {}, {}
         is_other_topic = False
         for partition in self._partitions:
@@ -417,7 +361,6 @@ class TrackerPositions:
             is_other_topic=is_other_topic,
             topic_id=topic_id,
             unproven_gaps=unproven_gaps,
-            consumers={partition: kept for partition, kept in consumers.items() if kept is not None},
         )
 
     def _committed(self) -> list[TopicPartition]:

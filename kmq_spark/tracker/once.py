@@ -65,8 +65,6 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
         resume = sender.open()
         if settings.tracker.fail_on_removed_markers:
             resume.check_nothing_removed(layout.topics.markers_topic)
-        if sender.consumer_positions is not None:
-            sender.consumer_positions.check()
         _write_ticks(settings, layout)
         stats = _fold_and_send(sender, layout, resume, settings, rules_of(settings, queue))
         is_done = True

@@ -14,7 +14,6 @@ from kmq_spark.config import plain
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.settings import marker_producer_config, new_client_id, reader_config
-from kmq_spark.tracker.consumer_positions import ConsumerPositions
 from kmq_spark.tracker.full_record import FullRecordWriter
 from kmq_spark.tracker.marker_watch import MarkerWatch
 from kmq_spark.tracker.pacing import Pauser
@@ -74,7 +73,6 @@ def sender_of(
         limits=limits,
         rules=rules_of(settings, queue),
         rules_reader=rules_reader or rules_reader_of(settings, queue, layout),
-        consumer_positions=ConsumerPositions(layout.topics, **kafka.reach()),
     )
 
 

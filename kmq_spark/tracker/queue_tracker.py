@@ -260,8 +260,6 @@ class QueueTracker:
                 sender.tracker_id, self._queue, json.dumps(dict(resume.decide_from)),
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
-            if sender.consumer_positions is not None:
-                sender.consumer_positions.start()
             self._ticker = ticker
             pauser = pauser_of(self._settings, self._queue, layout.topics, ticker, writer)
             self._track(sender, ticker, pauser, resume, began_s)

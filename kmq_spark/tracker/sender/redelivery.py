@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from kmq_spark.kafka.positions import LogBeginning
     from kmq_spark.kafka.queue_rules import RulesReader
     from kmq_spark.kafka.topics import QueueLayout
-    from kmq_spark.tracker.consumer_positions import ConsumerPositions
     from kmq_spark.tracker.sender.due_decisions import DueRun
 
 logger = logging.getLogger(__name__)
@@ -77,12 +76,10 @@ class RedeliverySender:
         limits: Limits of the transactions; None: the defaults.
         rules: Rules from the tracker's settings. The sender applies those that need the payload, such as the TTL.
         rules_reader: Reads the rules of the queue, which override *rules*; closed with the sender.
-        consumer_positions: Keeps the committed offsets of the queue's consumers; stopped with the sender.
 
     Attributes:
         topics: Topic and group names of the queue.
         tracker_id: Id of this tracker; it signs the group's offsets with it.
-        consumer_positions: As the argument.
         snapshot_lag: Batches since the last uploaded snapshot of the state; the offset commits contain it.
         committed_at_epoch_s: Time of the last offset commit, epoch seconds, this host's clock; 0 before the first.
     """
@@ -96,13 +93,11 @@ class RedeliverySender:
         limits: SenderLimits | None = None,
         rules: Rules | None = None,
         rules_reader: RulesReader | None = None,
-        consumer_positions: ConsumerPositions | None = None,
     ) -> None:
         """Create the clients that only read; `open` creates the producer."""
         self.topics = layout.topics
         self._dead_letter_count = layout.dead_letter_partition_count
         self._limits = limits or SenderLimits()
-        self.consumer_positions = consumer_positions
         self.tracker_id = new_client_id("tracker")
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
@@ -174,8 +169,6 @@ class RedeliverySender:
                 self._producer.open(known_ids)
             resume = self._resume_point(beginning.result())
             failpoint("tracker.positions-read")
-            if self.consumer_positions is not None:
-                self.consumer_positions.load(resume.consumers)
             self._positions.load(resume, resume.positions)
             self._producer.note_older({at.tracker_id for at in resume.positions.values()})
             rules.result()
@@ -313,8 +306,6 @@ class RedeliverySender:
             is_stopped: Whether the tracker was stopped or is done. The commit contains this, so that monitoring does
                 not report a dead tracker.
         """
-        if self.consumer_positions is not None:
-            self.consumer_positions.stop()
         with self._lock:
             try:
                 self._is_stopping = is_stopped
@@ -368,13 +359,11 @@ class RedeliverySender:
                 failpoint("tracker.end-sent")
 
         committing = {partition: self._positions.current[partition] for partition in partitions}
-        consumer_positions = self.consumer_positions
         positions = [
             at.to_topic_partition(
                 self.topics.markers_topic,
                 p,
                 self._positions.heartbeat(p, is_stopped=self._is_stopping, snapshot_lag=self.snapshot_lag),
-                None if consumer_positions is None else consumer_positions.of(p),
             )
             for p, at in committing.items()
         ]

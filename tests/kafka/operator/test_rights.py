@@ -26,7 +26,6 @@ from kmq_spark.core.decisions import Decisions
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
 from kmq_spark.errors import KmqError
-from kmq_spark.inspection.inspector import QueueInspector
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import reader_config
@@ -236,8 +235,7 @@ def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker
     """Groups whose names begin alike belong to other queues."""
     groups_of_others = ("kmq.orders.trackers", "kmq.orders.tracker.other", "kmq.orders2", "kmq.orders.queue-vip")
     for part, own, foreign in (
-        # It restores expired offsets of the consumers.
-        ("tracker", ("kmq.orders.tracker", "kmq.orders"), groups_of_others),
+        ("tracker", ("kmq.orders.tracker",), ("kmq.orders", *groups_of_others)),
         ("ledger", ("kmq.orders.ledger-1",), ("kmq.orders", "kmq.orders.ledgers", "kmq.orders.tracker")),
     ):
         assert [commit_as(secured, part, group) for group in own] == [""] * len(own), part
@@ -246,31 +244,6 @@ def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker
     for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.group-billing", "kmq.orders.queue-vip"):
         assert read_committed_as(secured, "viewer", group) == "GROUP_AUTHORIZATION_FAILED", group
     assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
-
-
-def test_tracker_that_may_not_commit_for_the_consumers_warns_and_works(secured: SecuredBroker) -> None:
-    """As with the rights that earlier versions listed."""
-    queue = "bills"
-    secured.grant(queue, "creator", "tracker", "viewer", "producer", "consumer")
-    made = secured.kmq("creator", "queue", "create", queue, "--partitions", "1")
-    assert made.exit_code == 0, made.output
-    send(secured, "a", queue=queue)
-    with consumer(secured, queue=queue) as worker:
-        receive_all(worker, 1)[0].ack()
-
-    def track() -> tuple[bool | None, int]:
-        once = secured.kmq("tracker", "tracker", "once", queue)
-        assert once.exit_code == 0, once.output
-        with QueueInspector(
-            queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials("viewer")
-        ) as inspector:
-            (markers,) = inspector.cluster.topics([f"{queue}.markers"]).values()
-            keeps = inspector.tracker(markers).keeps_offsets
-        return keeps, once.output.count("may not commit for consumer group kmq.bills")
-
-    assert track() == (True, 0)
-    revoke_read(secured, "tracker", "kmq.bills")
-    assert track() == (False, 1)
 
 
 def revoke_read(secured: SecuredBroker, part: str, group: str) -> None:

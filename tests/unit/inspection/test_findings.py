@@ -269,24 +269,6 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         facts_of(tracker=seen(1_000), views={0: view_of(tick(4, NOW_MS - 90_000), start(5, NOW_MS - 90_000))}),
         Level.UNHEALTHY, "no TICK for 1 min although messages are due: partitions 0", "cannot write TICKs",
     ),
-    "messages outlive the offsets of a group": (
-        topic(facts_of(), "queue_topic", settings={**FIT, "retention.ms": "1209600000"}),
-        Level.WARNING, "after 7 d without consumers, and orders keeps messages 14 d", "offsets.retention.minutes",
-    ),
-    "offsets of a group that the tracker may not restore": (
-        topic(
-            facts_of(tracker=replace(seen(1_000), keeps_offsets=False)),
-            "queue_topic", settings={**FIT, "retention.ms": "1209600000"},
-        ),
-        Level.WARNING, "the tracker may not restore them", "grant the tracker Read and Describe on consumer group",
-    ),
-    "offsets of a group that no tracker restores any more": (
-        topic(
-            facts_of(tracker=replace(seen(604_800_001), keeps_offsets=True, is_stopped=True)),
-            "queue_topic", settings={**FIT, "retention.ms": "1209600000"},
-        ),
-        Level.WARNING, "after 7 d without consumers", "keep the tracker running",
-    ),
     "markers removed": (
         topic(facts_of(), "markers_topic", first={0: 95, 1: 0}, end={0: 99, 1: 90}),
         Level.UNHEALTHY, "retention removed markers 90 to 94 of orders.markers[0]", "raise retention.ms",
@@ -344,11 +326,6 @@ def test_each_trouble_is_found_with_its_repair(name: str) -> None:
     finding = next(finding for finding in bad(facts) if what in finding.what)
     assert (finding.level, repair in finding.repair) == (level, True)
     assert is_unhealthy(examine(facts)) == (level is Level.UNHEALTHY)
-
-
-def test_offsets_that_a_tracker_restores_are_no_trouble() -> None:
-    facts = facts_of(tracker=replace(seen(1_000), keeps_offsets=True))
-    assert bad(topic(facts, "queue_topic", settings={**FIT, "retention.ms": "1209600000"})) == []
 
 
 def test_long_work_with_acks_is_no_trouble() -> None:
