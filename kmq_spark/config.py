@@ -107,9 +107,6 @@ class QueueSettings(_Section):
     expired: Literal["drop", "dead-letter"] = "drop"
     """What becomes of a message whose time to live is over."""
 
-    max_in_flight: int = Field(default=1_000_000, ge=1, le=2**40)
-    """Messages in flight in one markers partition beyond which the queue's consumers fetch nothing."""
-
     producer_retention_ms: int = Field(default=THIRTY_DAYS_MS, ge=1_000, le=100 * 365 * 24 * 60 * 60 * 1000)
     """After how long without a commit `kmq producer list` names a producer id as unused; it is never removed for it."""
 

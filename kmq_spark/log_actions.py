@@ -53,8 +53,6 @@ LOG_ACTIONS: dict[str, str] = {
     "producer_began": "A producer with a `producer_id` has started a generation.",
     "producer_failed": "A producer with a `producer_id` has failed and stops.",
     "producer_replaced": "A Kafka producer failed, or its transaction has an unknown outcome; a new one replaces it.",
-    "queue_full": "A queue has become full, or is no longer full; consumers stop or resume fetching.",
-    "queue_full_failed": "The tracker could not write to `kmq.queues` whether the queue is full.",
     "read_again": "Messages to redeliver could not be read in time; they are read once more with a new client.",
     "ready": "A tracker has read the existing markers, or a ledger has started its queries.",
     "rebalanced": "The consumer group assigned partitions to a consumer, or revoked them.",

@@ -79,8 +79,6 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
     # To read the rules of the queue, which `kmq queue create` and `alter` write.
     for part in ("consumer", "transactional-consumer", "tracker", "viewer"):
         yield Grant(part, "topic", RULES_TOPIC, ("Read", "Describe"))
-    # The tracker writes to this topic whether the queue is full.
-    yield Grant("tracker", "topic", RULES_TOPIC, ("Write",))
     yield Grant("creator", "topic", RULES_TOPIC, ("Create", "Describe", "Read", "Write"))
     yield Grant("creator", "transactional-id", f"{RULES_TOPIC}.{topics}", ("Write", "Describe"))
     yield Grant("creator", "group", topics.consumer_group, ("Read", "Describe"))

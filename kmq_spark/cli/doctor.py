@@ -113,7 +113,6 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             views=views,
             lease_ms=rules.lease_ms,
             max_deliveries=rules.max_deliveries,
-            max_in_flight=rules.max_in_flight,
             rules="" if stored is None else stored.text,
             rules_differing=() if stored is None else tuple(stored.differing(local)),
             checkpoint=look_at_checkpoint(settings.tracker.checkpoint_dir, name),

@@ -47,12 +47,6 @@ class RuleOptions:
     lease_ms: Annotated[
         int | None, typer.Option("--lease-ms", help="Lease of consumers that set none.", metavar="MS")
     ] = None
-    max_in_flight: Annotated[
-        int | None,
-        typer.Option(
-            "--max-in-flight", help="In flight in a markers partition; beyond it consumers fetch nothing.", metavar="N"
-        ),
-    ] = None
 
     def given(self) -> dict[str, Any]:
         """Return the rules for which an option was given."""

@@ -213,8 +213,6 @@ class QueueFacts:
         views: Folded markers partitions.
         lease_ms: Lease, from the queue's rules or the settings.
         max_deliveries: Delivery limit, from the queue's rules or the settings.
-        max_in_flight: Number of messages in flight in a markers partition above which consumers stop fetching, from the
-            queue's rules or the settings.
         rules: The queue's own rules as text; empty if it has none.
         rules_differing: Settings that differ from the queue's own rules.
         checkpoint: None if no folder was given.
@@ -237,7 +235,6 @@ class QueueFacts:
     views: Mapping[int, MarkersView] = field(default_factory=dict)
     lease_ms: int = 30_000
     max_deliveries: int = 5
-    max_in_flight: int = 1_000_000
     rules: str = ""
     rules_differing: tuple[str, ...] = ()
     checkpoint: CheckpointFacts | None = None

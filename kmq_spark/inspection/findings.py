@@ -104,7 +104,6 @@ def examine(facts: QueueFacts) -> list[Finding]:
             _overdue(facts),
             _missing_ticks(facts),
             _stuck_workers(facts),
-            _too_many_in_flight(facts),
             _unreadable(facts),
         ]
     return list(chain(*checks, _dead_letters(facts), _checkpoint(facts)))
@@ -409,22 +408,6 @@ def _stuck_workers(facts: QueueFacts) -> Iterator[Finding]:
         "their handlers hang and keep-alive renews the leases: restart those processes, their messages are redelivered"
     )
     yield Finding("workers", Level.UNHEALTHY, what, repair)
-
-
-def _too_many_in_flight(facts: QueueFacts) -> Iterator[Finding]:
-    full = {partition: view.state.in_flight.message_count for partition, view in facts.views.items()}
-    full = {partition: count for partition, count in full.items() if count > facts.max_in_flight}
-    if full:
-        places = ", ".join(f"[{partition}] {count}" for partition, count in sorted(full.items())[:MAX_LISTED])
-        yield Finding(
-            "in flight",
-            Level.WARNING,
-            f"more than {facts.max_in_flight} messages are in flight in a markers partition: {places}; consumers fetch "
-            "nothing until there are fewer",
-            "find the consumers that start messages and do not acknowledge them (deferred messages count too), or "
-            f"raise the limit with `kmq queue alter {facts.queue} --max-in-flight`: the tracker then needs more time "
-            "and memory",
-        )
 
 
 def _open_transactions(facts: QueueFacts) -> Iterator[Finding]:

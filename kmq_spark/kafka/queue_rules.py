@@ -55,7 +55,6 @@ RULE_NAMES = (
     "backoff_jitter",
     "expired",
     "lease_ms",
-    "max_in_flight",
 )
 """The rules of a queue, by their names in the settings file, in display order."""
 

@@ -32,7 +32,6 @@ Name = Literal[
     "kmq_tracker_last_commit_timestamp_seconds",
     "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
-    "kmq_queue_full",
     "kmq_producer_messages_total",
     "kmq_producer_uncommitted",
     "kmq_producer_last_commit_timestamp_seconds",
@@ -124,11 +123,6 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_tracker_tick_delay_seconds": Metric(
         "gauge", ("queue",), "How long messages have been due without a TICK in the log; 0 if no TICK is missing."
-    ),
-    "kmq_queue_full": Metric(
-        "gauge",
-        ("queue",),
-        "1 while a markers partition has more than `max_in_flight` messages in flight and consumers fetch nothing.",
     ),
     "kmq_producer_messages_total": Metric(
         "counter", ("queue",), "Messages that this producer with an id has committed."

@@ -75,8 +75,6 @@ class TrackerNumbers:
         batch_s: Duration of the latest batch, seconds; None before the first.
         tick_late_s: How long a needed TICK has been missing in the log, seconds; None before the first start.
         snapshot_lag: Number of batches since the last snapshot of the state was uploaded; None before the first start.
-        is_full: Whether consumers have stopped fetching because too many messages are in flight; None before the first
-            start.
         lags: Number of markers not folded, by partition.
         ready: Number of messages that no consumer has started; None if unknown.
         oldest_ready_at_s: Append time of the oldest ready message, epoch seconds.
@@ -92,7 +90,6 @@ class TrackerNumbers:
     batch_s: float | None = None
     tick_late_s: float | None = None
     snapshot_lag: int | None = None
-    is_full: bool | None = None
     lags: Mapping[int, int] = field(default_factory=dict)
     ready: int | None = None
     oldest_ready_at_s: float | None = None
@@ -166,7 +163,6 @@ def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sa
         ("kmq_tracker_last_commit_timestamp_seconds", numbers.committed_at_s or None),
         ("kmq_tracker_tick_delay_seconds", numbers.tick_late_s),
         ("kmq_tracker_batches_since_snapshot", numbers.snapshot_lag),
-        ("kmq_queue_full", numbers.is_full),
     )
     for name, value in known:
         if value is not None:

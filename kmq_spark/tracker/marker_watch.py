@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from kmq_spark.core.markers import MarkerType
 from kmq_spark.core.next_due import next_due_at_ms
 from kmq_spark.errors import KafkaClientError, WireError
 from kmq_spark.kafka.settings import make_client
@@ -60,14 +59,12 @@ class Unread:
         bytes: Size of the markers.
         newest_at_s: When the newest one was read, monotonic seconds; the time of `begin` if there is none.
         due_at_ms: Earliest deadline that they may cause, epoch milliseconds, broker clock, by markers partition.
-        growth: Messages started less messages ended, by markers partition.
     """
 
     is_blind: bool = True
     bytes: int = 0
     newest_at_s: float = field(default_factory=time.monotonic)
     due_at_ms: dict[int, int] = field(default_factory=dict)
-    growth: dict[int, int] = field(default_factory=dict)
 
 
 class MarkerWatch:
@@ -164,10 +161,6 @@ class MarkerWatch:
             return  # Spark reads it too, and the tracker reports it then.
         if not marker.ranges:
             return
-        count = sum(each.count for each in marker.ranges)
-        if marker.type is not MarkerType.KEEPALIVE:
-            change = count if marker.type is MarkerType.START else -count
-            unread.growth[partition] = unread.growth.get(partition, 0) + change
         is_dead_letter = self._rules.get(partition, self._dead_letters_expired)
         due_at_ms = next_due_at_ms(marker, appended_at_ms, dead_letters_expired=is_dead_letter)
         if due_at_ms is not None:

@@ -56,10 +56,6 @@ class TrackerView(Protocol):
         """For how long a TICK has been due that is not in the log, seconds; None before the first start."""
 
     @property
-    def is_full(self) -> bool | None:
-        """Whether a markers partition is full (more than `max_in_flight`); None before the first start."""
-
-    @property
     def batch_s(self) -> float | None:
         """Duration of the newest batch without its pause, seconds; None before the first batch."""
 
@@ -94,7 +90,6 @@ class TrackerMetrics:
                 numbers = self._numbers[tracker.queue]
                 numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
                 numbers.tick_late_s, numbers.snapshot_lag = tracker.tick_late_s, tracker.snapshot_lag
-                numbers.is_full = tracker.is_full
                 found += samples_of(self._labels[tracker.queue], numbers, time.time())
         return found
 

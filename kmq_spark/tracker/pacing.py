@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.tracker.marker_watch import MarkerWatch, Unread
@@ -94,22 +94,13 @@ class Pauser:
         ticker: Ends pauses with its TICKs.
         watch: Reads the markers that arrive during a pause.
         rest_ms: The setting `rest_ms`, milliseconds.
-        is_near_full: Called with the growth of the messages in flight by markers partition. While it returns True,
-            pauses are short, because consumers wait for the tracker to see the queue full or no longer full.
     """
 
-    def __init__(
-        self,
-        ticker: Ticker,
-        watch: MarkerWatch,
-        rest_ms: int,
-        is_near_full: Callable[[Mapping[int, int]], bool],
-    ) -> None:
+    def __init__(self, ticker: Ticker, watch: MarkerWatch, rest_ms: int) -> None:
         """Store the parts."""
         self._ticker = ticker
         self._watch = watch
         self._rest_ms = rest_ms
-        self._is_near_full = is_near_full
 
     def observe(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Note what a batch has read: the next pause looks at the markers after it."""
@@ -132,8 +123,7 @@ class Pauser:
                 unread, now_s = self._watch.unread, time.monotonic()
                 for partition, due_at_ms in unread.due_at_ms.items():
                     self._ticker.expect(partition, due_at_ms)
-                is_near_full = self._is_near_full(unread.growth) and now_s - began_s >= unwatched_s
-                if is_near_full or is_batch_wanted(
+                if is_batch_wanted(
                     unread,
                     passed_s=now_s - began_s,
                     quiet_s=now_s - unread.newest_at_s,

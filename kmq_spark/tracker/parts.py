@@ -14,7 +14,6 @@ from kmq_spark.config import plain
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.queue_rules import RulesReader, queue_rules_of
 from kmq_spark.kafka.settings import marker_producer_config, new_client_id, reader_config
-from kmq_spark.tracker.full_record import FullRecordWriter
 from kmq_spark.tracker.marker_watch import MarkerWatch
 from kmq_spark.tracker.pacing import Pauser
 from kmq_spark.tracker.sender.limits import SenderLimits
@@ -44,14 +43,6 @@ def rules_reader_of(settings: Settings, queue: str, layout: QueueLayout) -> Rule
         kafka.bootstrap_servers, layout.topics.tracker_group, new_client_id("rules"), plain(kafka.extra)
     )
     return RulesReader(layout.topics, reading, kafka.timeout, settings.for_queue(queue))
-
-
-def full_record_writer_of(
-    settings: Settings, queue: str, layout: QueueLayout, rules_reader: RulesReader
-) -> FullRecordWriter:
-    """Return the object that publishes whether a queue is full. It does not call `refresh` of the reader."""
-    kafka, limit = settings.kafka, settings.for_queue(queue).max_in_flight
-    return FullRecordWriter(layout.topics, rules_reader, limit, kafka.bootstrap_servers, plain(kafka.extra))
 
 
 def sender_of(
@@ -87,12 +78,10 @@ def ticker_of(settings: Settings, layout: QueueLayout) -> Ticker:
     )
 
 
-def pauser_of(
-    settings: Settings, queue: str, topics: QueueTopics, ticker: Ticker, full_record_writer: FullRecordWriter
-) -> Pauser:
+def pauser_of(settings: Settings, queue: str, topics: QueueTopics, ticker: Ticker) -> Pauser:
     """Return what pauses between the batches of a queue's tracker, not connected yet."""
     kafka = settings.kafka
     reading = reader_config(kafka.bootstrap_servers, topics.tracker_group, new_client_id("watch"), plain(kafka.extra))
     local = queue_rules_of(settings.for_queue(queue), version=1)
     watch = MarkerWatch(reading, topics.markers_topic, dead_letters_expired=local.dead_letters_expired)
-    return Pauser(ticker, watch, settings.tracker.rest_ms, full_record_writer.is_near_full)
+    return Pauser(ticker, watch, settings.tracker.rest_ms)

@@ -40,7 +40,6 @@ from kmq_spark.tracker.checkpoint_folder import CheckpointFolder
 from kmq_spark.tracker.checkpoints import is_damaged, is_of_another_topic, prepare
 from kmq_spark.tracker.fold_rows import FoldSettings
 from kmq_spark.tracker.parts import (
-    full_record_writer_of,
     pauser_of,
     rules_of,
     rules_reader_of,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from kmq_spark.core.outcome import PartitionOutcome
     from kmq_spark.kafka.positions import ResumePoint
     from kmq_spark.kafka.queue_topics import QueueTopics
-    from kmq_spark.tracker.full_record import FullRecordWriter
     from kmq_spark.tracker.pacing import Pauser
     from kmq_spark.tracker.query import DeliverBatch
     from kmq_spark.tracker.sender.redelivery import RedeliverySender
@@ -128,7 +126,6 @@ class QueueTracker:
         self._query: StreamingQuery | None = None
         self._sender: RedeliverySender | None = None
         self._ticker: Ticker | None = None
-        self._full_record_writer: FullRecordWriter | None = None
         self._first_batch = -1
         self._snapshot_warning_limit = RateLimit(SNAPSHOT_WARN_INTERVAL_S)
         self.snapshot_lag = 0
@@ -151,11 +148,6 @@ class QueueTracker:
     def tick_late_s(self) -> float | None:
         """For how long a TICK has been due that is not in the log, seconds; None before the first start."""
         return None if self._ticker is None else self._ticker.late_s()
-
-    @property
-    def is_full(self) -> bool | None:
-        """Whether a markers partition is full (more than `max_in_flight`); None before the first start."""
-        return None if self._full_record_writer is None else self._full_record_writer.is_full
 
     @property
     def batch_s(self) -> float | None:
@@ -243,7 +235,6 @@ class QueueTracker:
         began_s = time.monotonic()
         layout = check_queue(self._queue, **self._settings.kafka.reach())
         reader = rules_reader_of(self._settings, self._queue, layout)
-        writer = self._full_record_writer = full_record_writer_of(self._settings, self._queue, layout, reader)
         # Before the sender is opened: the ticker's client needs half a second until it can write, and redelivery is
         # away from the moment at which the older tracker is fenced.
         ticker = ticker_of(self._settings, layout)
@@ -261,7 +252,7 @@ class QueueTracker:
                 extra={"action": "opened", "queue": self._queue},
             )  # fmt: skip
             self._ticker = ticker
-            pauser = pauser_of(self._settings, self._queue, layout.topics, ticker, writer)
+            pauser = pauser_of(self._settings, self._queue, layout.topics, ticker)
             self._track(sender, ticker, pauser, resume, began_s)
             is_done = True
         finally:
@@ -371,9 +362,6 @@ class QueueTracker:
                 if self.on_batch is not None:
                     self.on_batch(outcomes, sent)
                 catch_up.observe(outcomes)
-                if self._full_record_writer is not None:
-                    self._full_record_writer.observe(outcomes)
-                    self._full_record_writer.is_ready = catch_up.is_over
                 self._failures_in_a_row = 0
                 if catch_up.is_over:
                     self._ready.set()
@@ -410,14 +398,12 @@ class QueueTracker:
 
     def _do_periodic_work(self, sender: RedeliverySender, query: StreamingQuery, catch_up: CatchUp) -> None:
         """
-        Do the periodic work that must not wait for a batch: look for rules, publish `full`, commit the positions.
+        Do the periodic work that must not wait for a batch: look for rules, commit the positions.
 
         An idle queue has no batch that would report a failure, so a failure is kept, and `_wait_for_end` raises it.
         """
         try:
             sender.refresh_rules()
-            if self._full_record_writer is not None:
-                self._full_record_writer.refresh()
             sender.snapshot_lag = self.snapshot_lag = batches_since_snapshot(query, self._first_batch)
             self._warn_if_snapshot_is_late()
             sender.commit_read_to(read_to(query))

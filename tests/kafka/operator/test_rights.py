@@ -20,18 +20,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kmq_spark.consumer import full_watch
 from kmq_spark.consumer.consumer import QueueConsumer
-from kmq_spark.core.decisions import Decisions
-from kmq_spark.core.outcome import PartitionOutcome
-from kmq_spark.core.state import Status
-from kmq_spark.errors import KmqError
-from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
-from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.settings import reader_config
 from kmq_spark.producer.producer import QueueProducer
-from kmq_spark.tracker.full_record import FullRecordWriter
-from tests.kafka.conftest import receive_all, wait_until
+from tests.kafka.conftest import receive_all
 from tests.kafka.secured import SecuredBroker
 from tests.limits import ENDS_S
 
@@ -278,62 +269,6 @@ def write_as(secured: SecuredBroker, part: str, topic: str) -> str:
 def test_part_cannot_write_to_a_topic_that_is_not_its_own(secured: SecuredBroker, part: str, topic: str) -> None:
     """A client that may write markers decides about all messages of the queue."""
     assert write_as(secured, part, topic) == "TOPIC_AUTHORIZATION_FAILED"
-
-
-def test_tracker_alone_may_say_that_its_queue_is_full(secured: SecuredBroker) -> None:
-    """In the topic that `kmq queue alter` makes; consumers may read it."""
-    made = secured.kmq("creator", "queue", "alter", QUEUE, "--max-in-flight", "1000", "--execute")
-    assert made.exit_code == 0, made.output
-    topics = QueueTopics(QUEUE)
-    readers = {
-        part: RulesReader(
-            topics, reader_config(secured.bootstrap_servers, group, extra=secured.credentials(part)), 20_000
-        )
-        for part, group in (("tracker", topics.tracker_group), ("consumer", topics.consumer_group))
-    }
-    writer = FullRecordWriter(topics, readers["tracker"], 1, secured.bootstrap_servers, secured.credentials("tracker"))
-    writer.observe([PartitionOutcome(0, Status(1, 0, 1_001, 0, None, {}), Decisions.empty())])
-    writer.is_ready = True
-
-    def is_seen() -> bool:
-        readers["tracker"].refresh()
-        writer.refresh()
-        readers["consumer"].refresh()
-        return readers["consumer"].full is not None
-
-    try:
-        assert wait_until(is_seen)
-        readers_only = ("consumer", "transactional-consumer", "viewer")
-        codes = {part: write_as(secured, part, RULES_TOPIC) for part in readers_only}
-        assert codes == dict.fromkeys(readers_only, "TOPIC_AUTHORIZATION_FAILED")
-    finally:
-        writer.observe([PartitionOutcome(0, Status(2, 0, 0, 0, None, {}), Decisions.empty())])
-        assert wait_until(lambda: not is_seen())
-        for reader in readers.values():
-            reader.close()
-
-
-def test_consumer_that_may_not_read_whether_its_queue_is_full_receives_all_the_same(
-    secured: SecuredBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(full_watch, "CHECK_INTERVAL_S", 0.05)
-    granted = AclBindingFilter(
-        ResourceType.TOPIC, RULES_TOPIC, ResourcePatternType.LITERAL, "User:consumer", "*", AclOperation.ANY,
-        AclPermissionType.ANY,
-    )  # fmt: skip
-    try:
-        (removed,) = secured.admin.delete_acls([granted]).values()
-        assert removed.result(timeout=20)
-        send(secured, "not read")
-        with consumer(secured) as worker:
-            with pytest.raises(KmqError, match=RULES_TOPIC):
-                worker._intake.end_of(RULES_TOPIC, 10)
-            (message,) = receive_all(worker, 1)
-            message.ack()
-            assert worker._full_watch.is_alive()
-            assert not worker._full_watch.is_full
-    finally:
-        secured.grant(QUEUE, "consumer")
 
 
 def test_consumer_of_a_logical_queue_needs_a_grant_for_it(secured: SecuredBroker) -> None:

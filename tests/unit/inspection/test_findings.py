@@ -244,11 +244,6 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         facts_of(tracker=seen(23_000), views={0: view_of(start(5, NOW_MS - 31_000))}),
         Level.UNHEALTHY, "no tracker for 23 s, 3 overdue", "kmq tracker run orders",
     ),
-    "more in flight than the queue's limit": (
-        facts_of(now_ms=2_000, max_in_flight=2, views={0: view_of(start(5, 1_000))}),
-        Level.WARNING, "more than 2 messages are in flight in a markers partition: [0] 3; consumers fetch nothing",
-        "kmq queue alter orders --max-in-flight",
-    ),
     "tracker killed, nothing in flight": (
         facts_of(tracker=seen(23_000)),
         Level.UNHEALTHY, "no tracker for 23 s, 0 overdue", "kmq tracker run orders",
