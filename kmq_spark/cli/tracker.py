@@ -245,7 +245,6 @@ def _counts(service: TrackerService) -> dict[str, Any]:
                 "redelivered": tracker.stats.redelivered,
                 "dead_lettered": tracker.stats.dead_lettered,
                 "expired": tracker.stats.expired,
-                "set_aside": tracker.stats.set_aside,
                 "restarts": tracker.stats.restarts,
                 "partitions": {
                     partition: status.to_dict() for partition, status in sorted(tracker.stats.statuses.items())

@@ -41,7 +41,6 @@ def once(
             "redelivered": stats.redelivered,
             "dead_lettered": stats.dead_lettered,
             "expired": stats.expired,
-            "set_aside": stats.set_aside,
         }
         if events:
             print_json({"event": "ended", "queue": queue, **counts})

@@ -7,18 +7,11 @@ Rule 1: values only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kmq_spark.core.decisions import Decisions
     from kmq_spark.core.state import Status
-
-
-class UnreadableRecord(NamedTuple):
-    """A record of the markers topic that cannot be read as a marker."""
-
-    marker_offset: int
-    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +23,10 @@ class PartitionOutcome:
         marker_partition: Number of the markers partition.
         status: Status of the partition after the batch.
         decisions: Redeliveries and dead letters to send.
-        unreadable: Records that cannot be read as markers.
+        unreadable: What the first records say that cannot be read as markers; `Counters.unreadable` has their number.
     """
 
     marker_partition: int
     status: Status
     decisions: Decisions
-    unreadable: tuple[UnreadableRecord, ...] = ()
+    unreadable: tuple[str, ...] = ()

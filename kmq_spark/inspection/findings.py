@@ -431,7 +431,7 @@ def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
             f"{counted(count, 'record')} of {facts.markers_topic.name} {are_not_markers}: "
             f"{', '.join(places[:MAX_LISTED])}"
         )
-        repair = f"another program writes to the topic; copies of the records are in {facts.dead_letter_topic.name}"
+        repair = "another program writes to the topic: revoke its Write"
         yield Finding("markers", Level.WARNING, what, repair)
 
 

@@ -95,8 +95,6 @@ class Position(NamedTuple):
         next_offset: First marker offset that is not folded yet.
         needed_offset: First marker offset that a rebuild of the state must read.
         tracker_id: Id of the tracker that committed the position; empty if unknown.
-        set_aside_offset: Unreadable records below this offset were set aside, if it is greater than `next_offset`;
-            else 0.
         rules: The queue's rules in force at `needed_offset`, for a rebuild; None if the queue has no rules of its own.
         topic_id: Topic id of the markers topic: it changes if the topic is deleted and created again. Empty if unknown.
         is_after_gap: Whether markers below the position were removed and there is no proof that a tracker had read
@@ -107,16 +105,10 @@ class Position(NamedTuple):
     next_offset: int
     needed_offset: int
     tracker_id: str = ""
-    set_aside_offset: int = 0
     rules: QueueRules | None = None
     topic_id: str = ""
     is_after_gap: bool = False
     clock: ClockStart = ClockStart()
-
-    @property
-    def set_aside_to(self) -> int:
-        """First marker offset that was not checked for unreadable records; those below were set aside."""
-        return max(self.next_offset, self.set_aside_offset)
 
     def to_topic_partition(self, topic: str, partition: int, heartbeat: Heartbeat | None = None) -> TopicPartition:
         """Return the position as the offset and metadata to commit."""
@@ -127,8 +119,6 @@ class Position(NamedTuple):
             metadata["gap"] = True
         if heartbeat is not None:
             metadata |= heartbeat.metadata()
-        if self.set_aside_offset > self.next_offset:
-            metadata["aside"] = self.set_aside_offset
         if self.rules is not None:
             metadata["rules"] = self.rules.to_dict()
         if self.clock != ClockStart():
@@ -142,7 +132,6 @@ class Position(NamedTuple):
             return None
         try:
             metadata = json.loads(committed.metadata or "{}")
-            set_aside_offset = int(metadata.get("aside", 0))
             rules = QueueRules.from_dict(metadata["rules"]) if metadata.get("rules") else None
             needed_offset, tracker_id = int(metadata["needed"]), str(metadata["by"])
             topic_id, is_after_gap = str(metadata.get("topic", "")), bool(metadata.get("gap", False))
@@ -152,7 +141,6 @@ class Position(NamedTuple):
                 committed.offset,
                 needed_offset,
                 tracker_id,
-                set_aside_offset,
                 rules,
                 topic_id,
                 is_after_gap,

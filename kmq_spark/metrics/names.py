@@ -97,7 +97,7 @@ METRICS: dict[Name, Metric] = {
     "kmq_dead_lettered_total": Metric(
         "counter",
         ("queue", "reason"),
-        "Dead letters: delivery_limit, rejected, expired, unreadable (not a valid marker).",
+        "Dead letters: delivery_limit, rejected, expired.",
     ),
     "kmq_dlq_depth": Metric("gauge", ("queue",), "Dead letters that were neither redriven nor purged."),
     "kmq_redelivery_lateness_seconds": Metric(

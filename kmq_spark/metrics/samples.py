@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.state import Status
 
 
-DEAD_REASONS = ("delivery_limit", "rejected", "expired", "unreadable")
+DEAD_REASONS = ("delivery_limit", "rejected", "expired")
 
 
 class Sample(NamedTuple):
@@ -100,7 +100,6 @@ class TrackerNumbers:
         """Count the decisions of one completed batch."""
         for outcome in outcomes:
             self.statuses[outcome.marker_partition] = outcome.status
-            self.dead_lettered["unreadable"] += len(outcome.unreadable)
             decisions = outcome.decisions
             columns = (decisions.action, decisions.is_silent, decisions.message_count)
             for action, is_silent, count, reason in zip(

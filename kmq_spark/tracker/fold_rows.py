@@ -46,7 +46,7 @@ Rows of the tracker's query, by `row_kind`:
 0 status: one row a partition and batch; `detail` is the partition's status as JSON.
 1 redeliver, 2 dead-letter: a run of decisions, as a row of `core.decisions.Decisions`; `detail` is the reason of the
   dead letters, or the error of the failed deliveries.
-3 unreadable: `message_offset` is the *marker* offset of a record that is not a marker; `detail` is the reason.
+3 unreadable: `detail` is the text about a record that is not a marker.
 Columns that a kind does not use are -1, false or null.
 """
 
@@ -145,9 +145,7 @@ def fold_rows(
     yield output_frame(marker_partition, result.decisions, status, log.unreadable)
 
 
-def output_frame(
-    marker_partition: int, decisions: Decisions, status: Status, unreadable: list[tuple[int, str]]
-) -> pd.DataFrame:
+def output_frame(marker_partition: int, decisions: Decisions, status: Status, unreadable: list[str]) -> pd.DataFrame:
     """Return the rows of one partition and batch: the status, the decisions, the unreadable records, in this order."""
     decided_count, unreadable_count = len(decisions), len(unreadable)
     row_count = 1 + decided_count + unreadable_count
@@ -167,7 +165,6 @@ def output_frame(
     is_silent = np.zeros(row_count, dtype=np.bool_)
     is_silent[decided] = decisions.is_silent
     columns["is_silent"] = is_silent
-    columns["message_offset"][1 + decided_count :] = [offset for offset, _ in unreadable]
-    detail = [json.dumps(status.to_dict()), *decisions.reasons, *(text for _, text in unreadable)]
+    detail = [json.dumps(status.to_dict()), *decisions.reasons, *unreadable]
     columns["detail"] = pd.Series(detail, dtype=object)
     return pd.DataFrame(columns)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from kmq_spark.config import plain
 from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import PartitionState, fold
-from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.committed import read_committed
 from kmq_spark.kafka.settings import reader_config
@@ -114,8 +114,8 @@ def _fold_and_send(
 def _fold_partition(log: MarkerLog, before: PartitionState, rules: Rules) -> tuple[PartitionState, PartitionOutcome]:
     """Fold the markers of one partition, as the tracker's state function does; return the new state and the outcome."""
     result = fold(before, log.markers, rules)
-    unreadable = tuple(UnreadableRecord(*each) for each in log.unreadable)
-    return result.state, PartitionOutcome(log.marker_partition, result.status, result.decisions, unreadable)
+    outcome = PartitionOutcome(log.marker_partition, result.status, result.decisions, tuple(log.unreadable))
+    return result.state, outcome
 
 
 def _partition(record: Message) -> int:

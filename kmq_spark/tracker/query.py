@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the conventional name
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from kmq_spark.core.decisions import Decisions
-from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.state import Status
 from kmq_spark.tracker.fold_rows import (
     OUTPUT_SCHEMA,
@@ -199,10 +199,7 @@ def outcomes_of(table: pa.Table) -> list[PartitionOutcome]:
                     {name: column[decided_rows] for name, column in columns.items()},
                     detail.take(decided_rows).to_pylist(),
                 ),
-                unreadable=tuple(
-                    UnreadableRecord(int(columns["message_offset"][row]), detail[row].as_py())
-                    for row in unreadable_rows.tolist()
-                ),
+                unreadable=tuple(detail.take(unreadable_rows).to_pylist()),
             )
         )
     return sorted(outcomes, key=lambda outcome: outcome.marker_partition)

@@ -30,7 +30,6 @@ class TrackerStats:
         redelivered: Messages sent to the queue topic again.
         expired: Messages dropped because their TTL had expired.
         dead_lettered: Messages sent to the dead-letter topic.
-        set_aside: Records of the markers topic that were not markers.
         restarts: Restarts of the query.
         lateness_ms: Lateness of the newest redeliveries, milliseconds: append time minus deadline, broker clock.
         statuses: Newest status by markers partition.
@@ -40,7 +39,6 @@ class TrackerStats:
     redelivered: int = 0
     expired: int = 0
     dead_lettered: int = 0
-    set_aside: int = 0
     restarts: int = 0
     lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=LATENESS_KEPT))
     statuses: dict[int, Status] = field(default_factory=dict)
@@ -51,6 +49,5 @@ class TrackerStats:
         self.redelivered += sent.redelivered
         self.expired += sent.expired
         self.dead_lettered += sent.dead_lettered
-        self.set_aside += sent.set_aside
         self.lateness_ms.extend(sent.lateness_ms)
         self.statuses |= {outcome.marker_partition: outcome.status for outcome in outcomes}

@@ -12,6 +12,12 @@ from kmq_spark.core.events import LoggedMarker
 from kmq_spark.errors import WireError
 from kmq_spark.wire.codec import decode_marker
 
+UNREADABLE_KEPT = 3
+"""Records of a batch that are not markers and whose text is kept; the others are only counted."""
+
+UNREADABLE_BYTES = 16
+"""Bytes of such a record that its text shows."""
+
 
 @dataclass(slots=True)
 class MarkerLog:
@@ -22,13 +28,13 @@ class MarkerLog:
         topic: Markers topic, for error texts.
         marker_partition: Number of the markers partition.
         markers: All records read so far; an unreadable one has no marker.
-        unreadable: Marker offset and error text of each record that is not a marker.
+        unreadable: What the first records say that are not markers: place, reason, first bytes.
     """
 
     topic: str
     marker_partition: int
     markers: list[LoggedMarker] = field(default_factory=list)
-    unreadable: list[tuple[int, str]] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
     def read(self, marker_offset: int, appended_at_ms: int, value: bytes | None) -> None:
         """Decode a record and add it to `markers`."""
@@ -36,5 +42,6 @@ class MarkerLog:
         try:
             marker = decode_marker(value, topic=self.topic, partition=self.marker_partition, offset=marker_offset)
         except WireError as error:
-            self.unreadable.append((marker_offset, str(error)))
+            if len(self.unreadable) < UNREADABLE_KEPT:
+                self.unreadable.append(f"{error}; it begins with {(value or b'')[:UNREADABLE_BYTES].hex()!r}")
         self.markers.append(LoggedMarker(marker_offset, appended_at_ms, marker))

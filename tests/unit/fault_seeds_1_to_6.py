@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from faults.evidence import RawRecord
 from faults.leases import Session
 from faults.protocol import MessageId
 from faults.waits import Bounds
@@ -28,7 +27,6 @@ from tests.unit.fault_seed_parts import (
 from tests.unit.fault_story import (
     DEAD_LETTERED,
     OLD,
-    QUEUE,
     REDELIVERED,
     Story,
     copy_of,
@@ -387,24 +385,9 @@ def bury_what_no_handler_failed_on(story: Story) -> None:
     story.bounds = Bounds(letters_need_a_cause=True)
 
 
-def drop_a_record_that_is_no_marker(story: Story) -> None:
-    """I5: bytes that are no marker are in the markers topic, and not set aside."""
-    story.no_markers.append(RawRecord(f"{QUEUE}.markers", 0, 12, 2, 11_800, None, b"\xff"))
-
-
-def set_aside_twice(story: Story) -> None:
-    """I5: bytes that are no marker are set aside twice."""
-    drop_a_record_that_is_no_marker(story)
-    where = {"topic": f"{QUEUE}.markers", "partition": 0, "offset": 12}
-    headers = tuple((f"__dlq.errors.{name}", str(value).encode()) for name, value in where.items())
-    letter = first_copy(2)._replace(key=None, value=b"\xff", headers=headers)
-    story.set_aside = [letter, letter._replace(place=MessageId(0, 3))]
-
-
-def set_other_bytes_aside(story: Story) -> None:
-    """I5: what is set aside is not what lies in the markers topic."""
-    set_aside_twice(story)
-    story.set_aside = [story.set_aside[0]._replace(value=b"\xfe")]
+def bury_what_is_no_message(story: Story) -> None:
+    """I5: a dead letter that no message became."""
+    story.set_aside = [first_copy(2)._replace(key=None, value=b"\xff", headers=())]
 
 
 # I6: deliveries count 1, 2, 3.

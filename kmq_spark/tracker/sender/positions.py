@@ -93,34 +93,18 @@ class SenderPositions:
             needed_offset = next_offset if nothing_needed else position.needed_offset
             self.current[partition] = position._replace(next_offset=next_offset, needed_offset=needed_offset)
 
-    def note_set_aside(self, set_aside_to: Mapping[int, int]) -> None:
-        """Note that unreadable records below these marker offsets are set aside, by partition."""
-        for partition, offset in set_aside_to.items():
-            position = self.current.get(partition, Position(0, 0, topic_id=self._topic_id))
-            self.current[partition] = position._replace(tracker_id=self._tracker_id, set_aside_offset=offset)
-
     def note_committed(self, positions: Mapping[int, Position]) -> None:
         """Note that these positions are committed."""
         self.committed |= positions
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """
-        Restore the positions of now if the block raises, because `RedeliverySender.close` commits the positions.
-
-        Only records that were set aside in a committed transaction stay done.
-        """
+        """Restore the positions of now if the block raises, because `RedeliverySender.close` commits the positions."""
         before = dict(self.current), self._reported_partitions
         try:
             yield
         except BaseException:
-            positions, self._reported_partitions = before
-            self.current = {
-                partition: at._replace(set_aside_offset=self.committed[partition].set_aside_offset)
-                if partition in self.committed
-                else at
-                for partition, at in positions.items()
-            }
+            self.current, self._reported_partitions = before
             raise
 
     def heartbeat(self, partition: int, *, is_stopped: bool, snapshot_lag: int) -> Heartbeat:

@@ -22,7 +22,6 @@ from kmq_spark.kafka.marker_ranges import cut_ranges
 from kmq_spark.kafka.records import OutgoingRecord, headers_of
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import (
-    PREFIX,
     CommonHeaders,
     Headers,
     by_name,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.policy import Rules
-    from kmq_spark.kafka.payloads import Payload
     from kmq_spark.kafka.queue_topics import QueueTopics
     from kmq_spark.tracker.sender.due_decisions import DueRun
 
@@ -211,22 +209,3 @@ def _rounds(message_offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         once, index = np.unique(message_offsets, return_index=True)
         yield once
         message_offsets = np.delete(message_offsets, index)
-
-
-def unreadable_record(payload: Payload, error: str, topics: QueueTopics, dead_letter_partitions: int) -> OutgoingRecord:
-    """Return the dead letter for a record that is not a marker: its bytes, with *error* as the reason."""
-    message = payload.message
-    headers = dead_letter_headers(
-        [],
-        source_topic=topics.markers_topic,
-        group=topics.tracker_group,
-        delivery_count=0,
-        queue_partition=payload.partition,
-        message_offset=payload.offset,
-        sent_at_ms=message.timestamp()[1] if message is not None else -1,
-        reason=error,
-    )
-    # The record is not a message of the queue, so it has no origin there and no deliveries.
-    headers = [(name, value) for name, value in headers if not name.startswith(PREFIX)]
-    value = (message.value() or b"")[:UNREADABLE_BYTES] if message is not None else None
-    return OutgoingRecord(topics.dead_letter_topic, payload.partition % dead_letter_partitions, None, value, headers)

@@ -35,6 +35,7 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
+from kmq_spark.rate_limit import RateLimit
 from kmq_spark.tracker.producer import TrackerProducer
 from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt
@@ -43,7 +44,6 @@ from kmq_spark.tracker.sender.limits import SenderLimits
 from kmq_spark.tracker.sender.positions import SenderPositions
 from kmq_spark.tracker.sender.read_ahead import one_ahead
 from kmq_spark.tracker.sender.sent import Sent
-from kmq_spark.tracker.sender.set_aside import ChunkLimits, SetAside
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -60,6 +60,8 @@ LARGEST_RECORD = 1_000_000_000
 """The broker limits the size of a record, not the client: this is librdkafka's upper bound of `message.max.bytes`."""
 
 LINGER_MS = 5
+
+UNREADABLE_LOG_INTERVAL_S = 60.0
 
 HEARTBEAT_S = 5.0
 """Longest time between two offset commits, so that monitoring can distinguish an idle tracker from a dead one."""
@@ -102,8 +104,7 @@ class RedeliverySender:
         self._rules = TrackerRules(layout.topics, self.tracker_id, rules or Rules(), rules_reader)
         reading = reader_config(bootstrap_servers, layout.topics.tracker_group, self.tracker_id, extra)
         self._payloads = PayloadReader(reading, layout.topics.queue_topic, self._limits.timeout)
-        self._raw_markers = PayloadReader(reading, layout.topics.markers_topic, self._limits.timeout)
-        self._set_aside = SetAside(self._raw_markers, layout.topics, layout.dead_letter_partition_count)
+        self._unreadable_limit = RateLimit(UNREADABLE_LOG_INTERVAL_S)
         admin = make_client(AdminClient, admin_config(bootstrap_servers, self.tracker_id, extra))
         self._tracker_positions = TrackerPositions(
             reading, admin, layout.topics.markers_topic, layout.partition_count, self._limits.timeout
@@ -226,7 +227,6 @@ class RedeliverySender:
 
     def _deliver(self, outcomes: Sequence[PartitionOutcome]) -> Sent:
         sent = Sent()
-        set_aside = self._send_unreadable(outcomes, sent)
         self._note(outcomes)
         decisions = DueDecisions(outcomes)
         left = len(decisions)
@@ -247,9 +247,8 @@ class RedeliverySender:
                     )
                     raise KmqError(message)
             # Only the last transaction may commit the offsets: a committed offset means that everything was sent.
-            if chunk or set_aside or self._is_commit_due():
-                self._transact(chunk, set_aside, list(self._positions.current), sent)
-        sent.set_aside += len(set_aside)
+            if chunk or self._is_commit_due():
+                self._transact(chunk, [], list(self._positions.current), sent)
         if sent.nonexistent:
             logger.warning(
                 "%d messages of %s ended as expired: their markers name offsets that the queue topic does not have; "
@@ -257,21 +256,6 @@ class RedeliverySender:
                 sent.nonexistent, self.topics, extra={"action": "nonexistent_messages", "queue": str(self.topics)},
             )  # fmt: skip
         return sent
-
-    def _send_unreadable(self, outcomes: Sequence[PartitionOutcome], sent: Sent) -> list[OutgoingRecord]:
-        """Send the dead letters of unreadable records, but return the last chunk, to be sent with the positions."""
-        limits = ChunkLimits(self._limits.max_transaction_messages, self._limits.max_transaction_bytes)
-        chunks = self._set_aside.chunks(outcomes, dict(self._positions.committed), limits)
-        chunk = next(chunks, None)
-        if chunk is None:
-            return []
-        for following in chunks:
-            self._positions.note_set_aside(chunk.set_aside_to)
-            self._transact([], chunk.records, list(chunk.set_aside_to), sent)
-            sent.set_aside += len(chunk.records)
-            failpoint("tracker.chunk-committed")
-            chunk = following
-        return chunk.records
 
     def commit_read_to(self, read_to: Mapping[int, int]) -> None:
         """
@@ -319,7 +303,7 @@ class RedeliverySender:
                 )  # fmt: skip
             finally:
                 self._producer.close()
-                for client in (self._payloads, self._raw_markers, self._tracker_positions, self._rules):
+                for client in (self._payloads, self._tracker_positions, self._rules):
                     client.close()
 
     def _is_commit_due(self) -> bool:
@@ -332,6 +316,13 @@ class RedeliverySender:
     def _note(self, outcomes: Sequence[PartitionOutcome]) -> None:
         for outcome in outcomes:
             self._positions.update(outcome)
+            if outcome.unreadable and self._unreadable_limit.allows():
+                logger.warning(
+                    "records of %s are not markers and are ignored: %s; find their writer: only kmq-spark and "
+                    "kafka-mq-go may write to this topic",
+                    self.topics.markers_topic, "; ".join(outcome.unreadable),
+                    extra={"action": "unreadable_markers", "queue": str(self.topics)},
+                )  # fmt: skip
 
     def _due_runs(self, decisions: DueDecisions) -> Iterator[DueRun]:
         """Read the payloads of all decisions, and yield both."""

@@ -15,7 +15,6 @@ class Sent:
         expired: Messages dropped because their TTL had expired.
         nonexistent: Messages dropped because a marker named an offset at or past the end of the queue topic.
         dead_lettered: Messages sent to the dead-letter topic.
-        set_aside: Records of the markers topic that are not markers, sent to the dead-letter topic.
         lateness_ms: For each redelivered message: append time minus deadline, milliseconds, broker clock.
     """
 
@@ -23,5 +22,4 @@ class Sent:
     expired: int = 0
     nonexistent: int = 0
     dead_lettered: int = 0
-    set_aside: int = 0
     lateness_ms: list[int] = field(default_factory=list)

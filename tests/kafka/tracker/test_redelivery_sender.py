@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kmq_spark.core.decisions import Decision
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome
-from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Status
 from kmq_spark.errors import FencedError
@@ -129,7 +129,6 @@ def outcome(
     next_offset: int = 10,
     needed_offset: int = 4,
     partition: int = 0,
-    unreadable: Sequence[int] = (),
     message_counts: Sequence[int] = (),
 ) -> PartitionOutcome:
     """Return the outcome of one markers partition."""
@@ -137,7 +136,6 @@ def outcome(
         partition,
         Status(next_offset, 2_000, 0, needed_offset, None, {}),
         decisions_of(decisions, message_counts),
-        tuple(UnreadableRecord(offset, "cannot read marker: nonsense") for offset in unreadable),
     )
 
 
@@ -295,20 +293,6 @@ def test_idle_tracker_commits_what_was_read_past_the_last_marker(place: Place) -
     assert place.committed()[:2] == (22, 15)
 
 
-def test_unreadable_record_is_set_aside_once(place: Place) -> None:
-    """When it is read again after a lost checkpoint, the committed offset shows that it was set aside."""
-    foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
-    foreign.produce(place.layout.topics.markers_topic, b"?foreign bytes")
-    foreign.flush(10)
-    sender = place.sender()
-    assert sender.deliver([outcome(next_offset=1, unreadable=[0])]).set_aside == 1
-    assert sender.deliver([outcome(next_offset=1, unreadable=[0])]).set_aside == 0
-    sender.close()
-    assert place.sender().deliver([outcome(next_offset=1, unreadable=[0])]).set_aside == 0
-    (letter,) = place.dead_letters()
-    assert (letter.value(), reason_of(letter)) == (b"?foreign bytes", "cannot read marker: nonsense")
-
-
 def test_message_too_large_to_redeliver_becomes_dead_letter_with_its_payload(make_place: Callable[..., Place]) -> None:
     """The broker's limit leaves no room for our headers; the next message is redelivered as usual."""
     place = make_place(max_message_bytes=10_000)  # the topic takes 16 KiB more, the dead-letter topic 64 KiB more yet
@@ -386,7 +370,7 @@ def test_payload_that_retention_removed_becomes_dead_letter_with_that_reason(pla
 
 
 def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> None:
-    """Its messages, ENDs, unreadable records and offset, by a client with older metadata."""
+    """Its messages, ENDs and offset, by a client with older metadata."""
     sender = place.sender(commit_interval_ms=0)
     (first,) = place.send(b"old")
     sender.deliver([outcome(due(first))])
@@ -396,12 +380,9 @@ def test_partition_that_came_while_the_tracker_ran_is_served(place: Place) -> No
     for future in admin.create_partitions(grown).values():
         future.result(10)
     time.sleep(0.5)
-    foreign = Producer({"bootstrap.servers": place.bootstrap_servers})
-    foreign.produce(topics.markers_topic, b"?foreign bytes", partition=2)
-    foreign.flush(10)
     (offset,) = place.send(b"new", partition=2)
-    sent = sender.deliver([outcome(due(offset, partition=2), partition=2, next_offset=3, unreadable=[0])])
-    assert (sent.redelivered, sent.set_aside) == (1, 1)
+    sent = sender.deliver([outcome(due(offset, partition=2), partition=2, next_offset=3)])
+    assert sent.redelivered == 1
     assert [(record.partition(), record.value()) for record in place.messages()] == [(0, b"old"), (2, b"new")]
     assert place.committed(2)[:2] == (3, 4)
 

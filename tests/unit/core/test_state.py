@@ -17,7 +17,7 @@ from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.fold import PartitionState, Rules, Status, fold
 from kmq_spark.core.in_flight import Columns, InFlight, with_texts
 from kmq_spark.core.markers import Outcome
-from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.packing import pack_column, unpack_column
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.core.state import STATE_VERSION, Counters
@@ -151,7 +151,7 @@ def test_rules_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
 def test_outcome_of_a_batch_is_a_value() -> None:
     """It travels from Spark to Kafka's side."""
     result = fold(PartitionState.empty(), log(start()), Rules())
-    outcome = PartitionOutcome(3, result.status, result.decisions, (UnreadableRecord(18_842, "the record is empty"),))
+    outcome = PartitionOutcome(3, result.status, result.decisions, ("the record is empty",))
     assert outcome.status.in_flight == 1
     with pytest.raises(AttributeError):
         outcome.marker_partition = 4  # type: ignore[misc]  # frozen
@@ -162,9 +162,9 @@ def test_outcome_of_a_batch_is_a_value() -> None:
     [
         (b"", "got b'', b'KMQS' expected"),
         (b"PAR1" + bytes(40), "got b'PAR1', b'KMQS' expected"),
-        (sealed(15, bytes(400), version=3), f"version 3 with 15 counters, {READS}"),
+        (sealed(12, bytes(400), version=3), f"version 3 with 12 counters, {READS}"),
         (sealed(99, bytes(400)), f"version {STATE_VERSION} with 99 counters, {READS}"),
-        (sealed(15, bytes(8)), "unpack_from requires"),
+        (sealed(12, bytes(8)), "unpack_from requires"),
         (sealed(0, bytes(32)), "column cut short: got 0 bytes, at least 24 needed"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 3, 0)), "column cut short: got 0 bytes for 2 values of 3 bytes"),
         (sealed(0, bytes(32) + struct.pack("<qqq", 2, 1, 0)), "column cut short: got 0 bytes for 2 values of 1 bytes"),

@@ -25,7 +25,6 @@ from tests.unit.fault_seed_parts import (
     kill_the_worker,
     redeliver,
 )
-from tests.unit.fault_seeds_1_to_6 import set_aside_twice
 from tests.unit.fault_story import (
     ACTOR,
     DEAD_LETTERED,
@@ -329,14 +328,6 @@ def test_injector_may_write_an_expired_end_of_the_tracker_again() -> None:
     story.is_reported = False
     assert {one.invariant for one in story.verdict().violations} == {"I4"}
     story.injected = {story.markers[-1].marker_offset}
-    assert story.verdict().violations == []
-
-
-def test_no_marker_is_set_aside_once() -> None:
-    story = Story()
-    set_aside_twice(story)
-    story.set_aside.pop()
-    story.is_reported = False
     assert story.verdict().violations == []
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from kmq_spark.core.decisions import DECISION_DTYPES, Decisions
-from kmq_spark.core.outcome import PartitionOutcome, UnreadableRecord
+from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.core.state import Counters, Status
 from kmq_spark.errors import ConfigError
@@ -81,12 +81,12 @@ def test_reasons_and_lateness_are_counted_batch_by_batch() -> None:
         (dead, "expired: ttl", False, 1),
     )  # fmt: skip
     numbers = TrackerNumbers()
-    numbers.add([PartitionOutcome(0, status(), decisions, (UnreadableRecord(7, "x"),))], [120, 700])
+    numbers.add([PartitionOutcome(0, status(), decisions)], [120, 700])
     found = values(numbers)
     assert found["kmq_redeliveries_total", "lease_over"] == 71
     assert found["kmq_redeliveries_total", "given_back"] == 1
     assert {reason: found["kmq_dead_lettered_total", reason] for reason in numbers.dead_lettered} == {
-        "delivery_limit": 40, "rejected": 1, "expired": 1, "unreadable": 1,
+        "delivery_limit": 40, "rejected": 1, "expired": 1,
     }  # fmt: skip
     assert dict(numbers.lateness.cumulative())["0.2"] == 1
     assert numbers.lateness.total == pytest.approx(0.82)

@@ -73,28 +73,23 @@ def test_idle_position_keeps_the_oldest_marker_that_is_needed() -> None:
     assert offsets(positions) == {0: (22, 15)}
 
 
-def fail_after_a_set_aside_chunk(positions: SenderPositions) -> None:
-    """Fail as a batch does whose first transaction was committed: its unreadable records below 17 are set aside."""
+def fail(positions: SenderPositions) -> None:
+    """Fail as a batch does whose broker goes away."""
     with positions.restored_on_error():
-        positions.note_set_aside({0: 17})
-        positions.note_committed(positions.current)
-        positions.note_set_aside({0: 19})
         positions.update(folded(20, 18))
         positions.update(folded(3, 1, partition=2))
         raise KmqError("the broker is away")
 
 
-def test_failed_batch_restores_positions_except_for_records_that_were_set_aside() -> None:
+def test_failed_batch_restores_positions() -> None:
     positions = loaded()
     positions.update(folded(11, 5))
     with pytest.raises(KmqError, match="the broker is away"):
-        fail_after_a_set_aside_chunk(positions)
+        fail(positions)
     assert offsets(positions) == {0: (11, 5)}
-    assert positions.current[0].set_aside_to == 17
     # Partition 2 has not reported.
-    positions.note_set_aside({2: 2})
     positions.advance_idle({2: 9})
-    assert offsets(positions) == {0: (11, 5), 2: (0, 0)}
+    assert offsets(positions) == {0: (11, 5)}
 
 
 def test_heartbeat_reports_the_newest_status_of_its_partition() -> None:

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 
 from kmq_spark.core.markers import MarkerType, Outcome
 from kmq_spark.core.policy import Rules
-from kmq_spark.kafka.payloads import Payload
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.rejected_records import RejectedRecords
 from kmq_spark.tracker.sender.due_decisions import DueRun
 from kmq_spark.tracker.sender.records import (
-    UNREADABLE_BYTES,
     Ends,
     final_decision,
     outgoing_record,
-    unreadable_record,
 )
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import (
@@ -320,25 +317,6 @@ def test_every_decided_message_has_exactly_one_end(message_offsets: set[int]) ->
         for first, count in decode_marker(record.value).ranges:
             ended += range(first, first + count)
     assert sorted(ended) == sorted(message_offsets)
-
-
-def test_record_that_is_no_marker_is_kept_with_its_place_and_bounded() -> None:
-    payload = Payload(5, 42, message(b"?" * (UNREADABLE_BYTES + 1)))
-    record = unreadable_record(payload, "cannot read marker", TOPICS, 4)
-    assert (record.topic, record.partition, record.value) == ("orders.dlq", 1, b"?" * UNREADABLE_BYTES)
-    found = headers_of(record.headers)
-    assert (found[DLQ_TOPIC], found[DLQ_OFFSET], found[DLQ_MESSAGE]) == (
-        b"orders.markers",
-        b"42",
-        b"cannot read marker",
-    )
-    assert ORIGIN not in found  # it is no message of the queue
-
-
-def test_record_that_is_no_marker_and_gone_is_reported_all_the_same() -> None:
-    record = unreadable_record(Payload(0, 42, None), "cannot read marker", TOPICS, 4)
-    assert record.value is None
-    assert headers_of(record.headers)[DLQ_OFFSET] == b"42"
 
 
 def test_refusal_holds_for_the_item_and_for_larger_ones() -> None:
