@@ -18,43 +18,42 @@ SPREAD_SLOW := -n 3 --dist loadgroup --ignore=tests/unit
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
-setup: .venv/.classes ## make .venv with the locked packages, fetch the locked jars, archive Spark's classes
+setup: .venv/.jars ## make .venv with the locked packages, fetch the locked jars
 
-# Not `setup`: one start of Spark does not earn back what the archive takes.
-demo: .venv/.jars ## show everything on a Kafka broker of its own
+demo: setup ## show everything on a Kafka broker of its own
 	@$(BIN)/kmq demo
 
 test: unit with-broker ## run the tests, quickest first
 
-test-slow: .venv/.dev .venv/.classes ## run those that take long by themselves, some minutes more
+test-slow: .venv/.dev .venv/.jars ## run those that take long by themselves, some minutes more
 	@$(PYTEST) $(SPREAD_SLOW) -m "slow and not long"
 
-test-long: .venv/.dev .venv/.classes ## run those that keep both cores busy for minutes each
+test-long: .venv/.dev .venv/.jars ## run those that keep both cores busy for minutes each
 	@$(PYTEST) $(SPREAD_SLOW) -m long
 
 unit: .venv/.dev ## run the tests that need no JVM
 	@$(PYTEST) -n 2 -m "not spark and not kafka and not faults"
 
 # Both at once, so that they share brokers and the Spark session.
-with-broker: .venv/.dev .venv/.classes
+with-broker: .venv/.dev .venv/.jars
 	@$(PYTEST) $(SPREAD) -m "(spark or kafka or faults) and not slow"
 
-integration: .venv/.dev .venv/.classes ## run the tests on a real Spark and a real Kafka broker
+integration: .venv/.dev .venv/.jars ## run the tests on a real Spark and a real Kafka broker
 	@$(PYTEST) $(SPREAD) -m "(spark or kafka) and not faults and not slow"
 
-bench: .venv/.dev .venv/.classes ## measure everything, about 45 minutes; writes bench/results.json, .md and .png
+bench: .venv/.dev .venv/.jars ## measure everything, about 45 minutes; writes bench/results.json, .md and .png
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run
 
-bench-guard: .venv/.dev .venv/.classes ## look that no ratio of the stored results has fallen
+bench-guard: .venv/.dev .venv/.jars ## look that no ratio of the stored results has fallen
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m bench.run --guard
 
-faults: .venv/.dev .venv/.classes ## break things for about two hours; EVIDENCE=FOLDER keeps what the checker judged
+faults: .venv/.dev .venv/.jars ## break things for about two hours; EVIDENCE=FOLDER keeps what the checker judged
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.run $(if $(EVIDENCE),--evidence $(EVIDENCE))
 
-faults-short: .venv/.dev .venv/.classes ## the short form of it, a few minutes
+faults-short: .venv/.dev .venv/.jars ## the short form of it, a few minutes
 	@$(PYTEST) $(SPREAD) -m "faults and not slow"
 
-soak: .venv/.dev .venv/.classes ## run a busy queue for half an hour and judge what grows; MINUTES=6 for less
+soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what grows; MINUTES=6 for less
 	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m faults.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
@@ -94,10 +93,4 @@ clean: ## remove .venv and what the tools left; the caches stay
 
 .venv/.jars: kmq_spark/local/jars.lock .venv/.all
 	@$(BIN)/python -m kmq_spark.local.jars fetch
-	@touch $@
-
-# Without it everything works, and Spark starts later: a failure is a warning.
-.venv/.classes: .venv/.jars
-	@env -u SPARK_HOME -u SPARK_CONF_DIR $(BIN)/python -m kmq_spark.spark.class_archive build \
-		$$($(BIN)/python -m kmq_spark.local.jars paths spark) || echo "kmq: going on without it: Spark starts later" >&2
 	@touch $@

@@ -51,9 +51,6 @@ case $master in
         set -- --conf spark.python.daemon.module=kmq_spark.spark.python_daemon "$@"
         # Java's first compiler only: it starts sooner. On a cluster the driver has processors enough for the second one.
         quick='-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m'
-        # With these jars Java may have an archive of Spark's classes; otherwise this is empty.
-        quick="$quick $(IFS='
-'; "$python" -m kmq_spark.spark.class_archive option $jars)"
         ;;
     *)
         archive=$("$python" -m kmq_spark.local.archive)

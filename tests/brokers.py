@@ -23,12 +23,14 @@ from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
-from kmq_spark.spark.class_archive import QUIET
 from tests.kafka.conftest import wait_until
 from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+QUIET = "-Xlog:cds*=off -Xlog:class+path=off"
+"""Otherwise Java prints on stdout that an archive does not fit."""
 
 _OPTIONS = "JDK_JAVA_OPTIONS"
 _FIRST_COMPILER = "-XX:TieredStopAtLevel=1"

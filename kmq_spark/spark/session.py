@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-from kmq_spark.spark.class_archive import COLLECTOR, java_option
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -46,7 +44,7 @@ JVM ends.
 _LOG_FLAG = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 # -Xss: otherwise `query.stop()` during foreachBatch overflows the stack in a regex of the log formatter.
-DRIVER_OPTIONS = f"-Xss16m {COLLECTOR} {_QUICK_START} {_LOG_FLAG}"
+DRIVER_OPTIONS = f"-Xss16m -XX:+UseSerialGC {_QUICK_START} {_LOG_FLAG}"
 """Options of the driver's Java in local mode."""
 
 
@@ -97,7 +95,7 @@ def session_settings(jars: Sequence[Path] = (), driver_memory: str = "2g") -> di
     """
     settings = {
         "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": f"{DRIVER_OPTIONS} {java_option(jars)}".strip(),
+        "spark.driver.extraJavaOptions": DRIVER_OPTIONS,
         "spark.ui.enabled": "false",
         # The progress bar is printed again in every batch and would fill the log.
         "spark.ui.showConsoleProgress": "false",

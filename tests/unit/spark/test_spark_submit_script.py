@@ -31,7 +31,6 @@ def python(tmp_path: Path) -> Path:
         'case "$*" in\n'
         "  *kmq_spark.local.jars*) printf '/jars/a.jar\\n/jars/b.jar\\n' ;;\n"
         "  *kmq_spark.local.archive*) echo /archive.zip ;;\n"
-        "  *kmq_spark.spark.class_archive*) shift 3; printf '%s ' -Darchive_of \"$@\" ;;\n"
         f"  *) echo {submit} ;;\n"
         "esac\n"
     )
@@ -77,14 +76,6 @@ def test_cluster_gets_the_package_and_the_locked_jars(python: Path, named: list[
 def test_local_mode_runs_the_checkout_itself(python: Path, named: list[str]) -> None:
     """Also where an argument of the job looks like one of spark-submit's."""
     assert "--py-files" not in submitted(python, *named, JOB, "--master", "spark://host:7077")
-
-
-def test_local_mode_uses_the_archive_of_classes_of_its_jars(python: Path) -> None:
-    """Executors of a cluster and its driver have a Java and jars of their own."""
-    local, theirs = submitted(python, JOB), submitted(python, "--jars", "/mine.jar", JOB)
-    assert "-Darchive_of /jars/a.jar /jars/b.jar " in after("--driver-java-options", local)
-    assert "-Darchive_of  " in after("--driver-java-options", theirs)
-    assert "archive_of" not in after("--driver-java-options", submitted(python, "--master", "yarn", JOB))
 
 
 def test_packages_go_in_place_of_the_locked_jars(python: Path) -> None:
