@@ -11,7 +11,6 @@ Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coor
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 import time
@@ -24,7 +23,6 @@ from kmq_spark.coordination.channel import Channel
 from kmq_spark.coordination.consumption import Consumption
 from kmq_spark.coordination.group_log import read_group_log
 from kmq_spark.coordination.leader import snapshot_every_ms
-from kmq_spark.coordination.round_trip import require_round_trip
 from kmq_spark.coordination.session import Session, not_joined
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT, check_coordination_topic
 from kmq_spark.core.coordination.assign import sticky_balanced
@@ -144,7 +142,6 @@ class Coordinator:
             timeout_s: Longest time. A client id whose other instance is a member is tried again until then.
 
         Raises:
-            ConfigError: T is below what the broker's round trip allows.
             TopicError: The topic does not exist, or does not fit.
             UsageError: The client id is used by another instance, or this coordinator was used before.
             KafkaClientError: The broker cannot be reached, or the group's world cannot be known.
@@ -153,7 +150,6 @@ class Coordinator:
         session = self._begin(until_s)
         try:
             self._join(session, until_s)
-            self._check_interval(session, until_s)
         except BaseException:
             self.close()
             raise
@@ -427,7 +423,7 @@ class Coordinator:
                 message = f"JOIN of {self.client_id!r} was not read back in time; check the broker"
                 raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             if not applied.ignored:
-                return
+                break
             if applied.ignored[0] is not Ignored.CLIENT_ID_IN_USE or time.monotonic() > until_s:
                 reason = applied.ignored[0]
                 message = (
@@ -440,16 +436,6 @@ class Coordinator:
                     lambda: self.client_id not in session.world.members or session.failure is not None,
                     min(session.heartbeat_ms / 1000, max(0.0, until_s - time.monotonic())),
                 )
-
-    def _check_interval(self, session: Session, until_s: float) -> None:
-        """Measure the way through the log and back, and refuse a T that does not allow it."""
-
-        def measure() -> float:
-            began_s = time.monotonic()
-            applied = session.answer_to(session.beat(awaited=True), _ANSWER_S)
-            return math.inf if applied is None else (time.monotonic() - began_s) * 1000
-
-        require_round_trip(session.heartbeat_ms, measure, until_s)
         if session.heartbeat_ms != self._join_fields["heartbeat_ms"]:
             logger.warning(
                 "group %s has heartbeat_ms=%d, this member was given %d and uses that of the group",

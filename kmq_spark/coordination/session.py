@@ -245,18 +245,14 @@ class Session:
         self.until_ms = NEVER_HELD
         self.failure = UsageError("coordinator of the parent process: got a call after a fork; make one in the child")
 
-    def beat(self, *, awaited: bool = False) -> int:
-        """Write a heartbeat with the positions that were not sent; return the sequence of the last record."""
+    def beat(self) -> None:
+        """Write a heartbeat with the positions that were not sent."""
         with self.changed:
             self._beat_ms = self._clock_ms()
-            sequence = 0
             rows = list(self._unsent.values())
             self._unsent.clear()
             for start in range(0, max(1, len(rows)), POSITIONS_AT_ONCE):
-                positions = tuple(rows[start : start + POSITIONS_AT_ONCE])
-                is_last = start + POSITIONS_AT_ONCE >= len(rows)
-                sequence = self.send(RecordType.HEARTBEAT, awaited=awaited and is_last, positions=positions)
-            return sequence
+                self.send(RecordType.HEARTBEAT, positions=tuple(rows[start : start + POSITIONS_AT_ONCE]))
 
     # Claims.
 

@@ -278,14 +278,6 @@ def test_task_above_the_limit_is_an_error_of_its_caller(make: Make, monkeypatch:
     assert list(member.view()["tasks"]) == ["t"]
 
 
-def test_interval_that_the_way_to_the_broker_does_not_allow_is_refused(make: Make) -> None:
-    """Each record of this client waits 250 ms before it is sent; T = 300 ms allows 100 ms until it is read back."""
-    with pytest.raises(
-        ConfigError, match=r"heartbeat_ms is too short for this broker: got 300, and the fastest of 12 .*: use a longer"
-    ):
-        make("a", heartbeat_ms=300, extra={"linger.ms": "250"})
-
-
 def test_child_process_holds_nothing(make: Make) -> None:
     """After a fork only the parent may act."""
     member = make("a")
