@@ -72,9 +72,9 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         KafkaClientError: The broker cannot be reached, or does not answer in time.
     """
     from kmq_spark.cli.checkpoint import look_at_checkpoint
-    from kmq_spark.coordination.overview import look_at_fleets
     from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts
     from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS
+    from kmq_spark.inspection.groups import look_at_fleets
     from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name
     from kmq_spark.producer.registry import look_at_producers
 

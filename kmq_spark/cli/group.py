@@ -21,8 +21,8 @@ from kmq_spark.errors import KafkaClientError
 from kmq_spark.inspection.spans import counted, instant, span
 
 if TYPE_CHECKING:
-    from kmq_spark.coordination.overview import GroupState
     from kmq_spark.inspection.findings import Finding
+    from kmq_spark.inspection.groups import GroupState
 
 app = typer.Typer(help="Coordination groups: members, claims, tasks, positions.", no_args_is_help=True)
 
@@ -124,7 +124,7 @@ def doctor(group: Group, connection: GroupConnection, output: Output = OutputFor
 
 def read(connection: GroupConnection, group: str = "") -> list[GroupState]:
     """Return the groups in the topic, or only one."""
-    from kmq_spark.coordination.overview import read_groups
+    from kmq_spark.inspection.groups import read_groups
 
     quiet_client()
     with counting(connection.topic, "records") as show:
@@ -143,9 +143,9 @@ def one(group: str, connection: GroupConnection) -> GroupState:
 
 
 def _findings(group: str, connection: GroupConnection) -> list[Finding]:
-    from kmq_spark.coordination.checks import check_group, check_topic
     from kmq_spark.inspection.cluster import Cluster
     from kmq_spark.inspection.findings import broker_finding, is_unhealthy, unreachable_finding
+    from kmq_spark.inspection.group_findings import check_group, check_topic
 
     quiet_client()
     try:

@@ -17,7 +17,7 @@ from kmq_spark.inspection.spans import instant, span
 
 if TYPE_CHECKING:
     from kmq_spark.config import Settings
-    from kmq_spark.coordination.overview import GroupState
+    from kmq_spark.inspection.groups import GroupState
 
 LONGEST_KNOWN_S = 75.0
 """Longest time until the fleet's group is known: where its leader is dead, longer than the longest T."""
@@ -56,8 +56,8 @@ def fleet(
 
 
 def _state(name: str, settings: Settings) -> GroupState | None:
-    from kmq_spark.coordination.overview import read_groups
     from kmq_spark.core.coordination.fleet_names import fleet_group
+    from kmq_spark.inspection.groups import read_groups
 
     topic = settings.tracker.coordination_topic
     with counting(topic, "records") as show:

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.coordination import Coordinator, create_coordination_topic
-from kmq_spark.coordination.overview import read_groups
+from kmq_spark.inspection.groups import read_groups
 from kmq_spark.local.ports import free_port
 from tests.kafka.commands import no_process_outlives_its_test, start  # noqa: F401  # a fixture
 from tests.kafka.conftest import wait_until

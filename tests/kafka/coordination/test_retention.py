@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kmq_spark.coordination import COORDINATION_TOPIC, Coordinator, create_coordination_topic
-from kmq_spark.coordination.overview import read_groups
+from kmq_spark.inspection.groups import read_groups
 from tests.brokers import quick_broker
 from tests.kafka.conftest import wait_until
 from tests.limits import COMES_S

@@ -21,9 +21,9 @@ from kmq_spark.inspection.spans import counted, instant, span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kmq_spark.coordination.overview import GroupState
     from kmq_spark.core.coordination.world import Member
     from kmq_spark.inspection.facts import TopicFacts
+    from kmq_spark.inspection.groups import GroupState
 
 SHORTEST_SILENCE_MS = 3_000
 """Silence below which no member is called silent, whatever T is: clocks of broker and operator may differ by it."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kmq_spark.coordination.checks import check_group, check_topic
-from kmq_spark.coordination.overview import GroupState
 from kmq_spark.core.coordination.records import RecordType
 from kmq_spark.inspection.facts import TopicFacts
 from kmq_spark.inspection.findings import Finding, Level
+from kmq_spark.inspection.group_findings import check_group, check_topic
+from kmq_spark.inspection.groups import GroupState
 from kmq_spark.inspection.spans import span
 from tests.unit.coordination_memory import GROUP, Partition, Process, T, pass_time
 
