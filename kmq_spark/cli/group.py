@@ -186,7 +186,6 @@ def member_rows(state: GroupState, at_ms: int) -> list[dict[str, Any]]:
             "is_draining": member.is_draining,
             "is_stale": state.is_stale(member, at_ms),
             "silent_ms": state.silent_ms(member, at_ms),
-            "capacity": member.capacity,
             "held": sorted(member.held),
             "tasks": sorted(member.tasks),
             **json_bytes("metadata", member.metadata),
@@ -268,7 +267,7 @@ def _description(state: GroupState, row: dict[str, Any]) -> list[tuple[str, str]
     return lines
 
 
-_MEMBER_HEADS = ("MEMBER", "STATE", ">LAST HEARTBEAT", ">HELD", ">TASKS", ">CAPACITY", ">JOINED AT", "METADATA…")
+_MEMBER_HEADS = ("MEMBER", "STATE", ">LAST HEARTBEAT", ">HELD", ">TASKS", ">JOINED AT", "METADATA…")
 
 
 def _member_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -280,7 +279,6 @@ def _member_cells(row: dict[str, Any]) -> tuple[str, ...]:
         span(row["silent_ms"]),
         str(len(row["held"])),
         str(len(row["tasks"])),
-        str(row["capacity"] or "-"),
         str(row["joined_at"]),
         _bytes_cell(row, "metadata"),
     )

@@ -64,7 +64,6 @@ class Coordinator:
         heartbeat_ms: T: a hold ends T after its last renewal, and others may claim after 2T. 100 to 60,000. The first
             member of an empty group decides; later ones adopt it.
         metadata: Free bytes that other members see, at most 4,096.
-        capacity: Most tasks that this member takes; 0 = no limit.
         fast_reclaim: Your promise that no other process uses *client_id* any more: take its claims over at once.
         assign: How tasks are spread while this member leads; use the same function in all members.
         on_lost: Called with each claim that is over and was not released.
@@ -85,7 +84,6 @@ class Coordinator:
         client_id: str = "",
         heartbeat_ms: int = 2_000,
         metadata: bytes = b"",
-        capacity: int = 0,
         fast_reclaim: bool = False,
         assign: Assign = sticky_balanced,
         on_lost: Callable[[Claim], None] | None = None,
@@ -105,7 +103,6 @@ class Coordinator:
         self.instance = secrets.token_hex(8)
         self._join_fields: dict[str, Any] = {
             "metadata": metadata,
-            "capacity": capacity,
             "heartbeat_ms": heartbeat_ms,
             "fast_reclaim": fast_reclaim,
         }

@@ -151,8 +151,6 @@ def _cause_of_unassigned(state: GroupState, live: dict[str, Member]) -> str:
     taking = [member for member in live.values() if not member.is_draining]
     if not taking:
         return "every member is draining: start another one"
-    if all(member.capacity and len(member.tasks) >= member.capacity for member in taking):
-        return "every member has as many tasks as its capacity: start another one, or raise `capacity`"
     return f"look at the log of the leader, {state.world.leader}, for 'cannot lead'"
 
 

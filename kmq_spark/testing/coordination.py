@@ -224,7 +224,6 @@ class ModelGroup:
             "instance": record.instance,
             "joined_at": before["joined_at"] if before is not None and same else offset,
             "metadata": record.metadata,
-            "capacity": record.capacity,
             "is_draining": before["is_draining"] if before is not None and same else False,
             "seen_ms": state["clock_ms"],
             "renewed_ms": before["renewed_ms"] if before else 0,

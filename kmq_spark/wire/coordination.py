@@ -128,7 +128,7 @@ def _put_fields(message: coordination_pb2.Coordination, record: Record) -> None:
 
 
 def _put_join(message: coordination_pb2.Coordination, record: Record) -> None:
-    message.metadata, message.capacity = record.metadata, record.capacity
+    message.metadata = record.metadata
     message.heartbeat_ms, message.fast_reclaim = record.heartbeat_ms, record.fast_reclaim
 
 
@@ -201,7 +201,6 @@ def _record_of(message: coordination_pb2.Coordination) -> Record:
 def _read_join(message: coordination_pb2.Coordination) -> dict[str, object]:
     return {
         "metadata": message.metadata,
-        "capacity": message.capacity,
         "heartbeat_ms": message.heartbeat_ms,
         "fast_reclaim": message.fast_reclaim,
     }

@@ -38,7 +38,7 @@ class SnapshotPart(_message.Message):
     def __init__(self, as_of: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Coordination(_message.Message):
-    __slots__ = ("version", "type", "client_id", "instance", "sequence", "metadata", "capacity", "heartbeat_ms", "fast_reclaim", "positions", "resource", "epoch", "position", "duration_ms", "payload", "member", "generation", "assignments", "snapshot")
+    __slots__ = ("version", "type", "client_id", "instance", "sequence", "metadata", "heartbeat_ms", "fast_reclaim", "positions", "resource", "epoch", "position", "duration_ms", "payload", "member", "generation", "assignments", "snapshot")
     class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         V1: _ClassVar[Coordination.Version]
@@ -81,7 +81,6 @@ class Coordination(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     FAST_RECLAIM_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -100,7 +99,6 @@ class Coordination(_message.Message):
     instance: str
     sequence: int
     metadata: bytes
-    capacity: int
     heartbeat_ms: int
     fast_reclaim: bool
     positions: _containers.RepeatedCompositeFieldContainer[HeldPosition]
@@ -113,15 +111,14 @@ class Coordination(_message.Message):
     generation: int
     assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
     snapshot: SnapshotPart
-    def __init__(self, version: _Optional[_Union[Coordination.Version, str]] = ..., type: _Optional[_Union[Coordination.Type, str]] = ..., client_id: _Optional[str] = ..., instance: _Optional[str] = ..., sequence: _Optional[int] = ..., metadata: _Optional[bytes] = ..., capacity: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., fast_reclaim: _Optional[bool] = ..., positions: _Optional[_Iterable[_Union[HeldPosition, _Mapping]]] = ..., resource: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., duration_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., member: _Optional[str] = ..., generation: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotPart, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[Coordination.Version, str]] = ..., type: _Optional[_Union[Coordination.Type, str]] = ..., client_id: _Optional[str] = ..., instance: _Optional[str] = ..., sequence: _Optional[int] = ..., metadata: _Optional[bytes] = ..., heartbeat_ms: _Optional[int] = ..., fast_reclaim: _Optional[bool] = ..., positions: _Optional[_Iterable[_Union[HeldPosition, _Mapping]]] = ..., resource: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., duration_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., member: _Optional[str] = ..., generation: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotPart, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("client_id", "instance", "joined_at", "metadata", "capacity", "is_draining", "seen_ms", "renewed_ms")
+    __slots__ = ("client_id", "instance", "joined_at", "metadata", "is_draining", "seen_ms", "renewed_ms")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     JOINED_AT_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     SEEN_MS_FIELD_NUMBER: _ClassVar[int]
     RENEWED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -129,11 +126,10 @@ class Member(_message.Message):
     instance: str
     joined_at: int
     metadata: bytes
-    capacity: int
     is_draining: bool
     seen_ms: int
     renewed_ms: int
-    def __init__(self, client_id: _Optional[str] = ..., instance: _Optional[str] = ..., joined_at: _Optional[int] = ..., metadata: _Optional[bytes] = ..., capacity: _Optional[int] = ..., is_draining: _Optional[bool] = ..., seen_ms: _Optional[int] = ..., renewed_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., instance: _Optional[str] = ..., joined_at: _Optional[int] = ..., metadata: _Optional[bytes] = ..., is_draining: _Optional[bool] = ..., seen_ms: _Optional[int] = ..., renewed_ms: _Optional[int] = ...) -> None: ...
 
 class Resource(_message.Message):
     __slots__ = ("name", "holder", "epoch", "position", "claimed_to")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from kmq_spark.core.coordination.records import (
-    MAX_CAPACITY,
     MAX_HEARTBEAT_MS,
     MAX_INSTANCE_CHARS,
     MAX_METADATA_BYTES,
@@ -63,7 +62,6 @@ def encode_world(world: World) -> bytes:
             instance=member.instance,
             joined_at=member.joined_at,
             metadata=member.metadata,
-            capacity=member.capacity,
             is_draining=member.is_draining,
             seen_ms=member.seen_ms,
             renewed_ms=member.renewed_ms,
@@ -137,7 +135,6 @@ def decode_world(data: bytes, leader_rule: Callable[[Mapping[str, Member]], str]
                 one.instance,
                 one.joined_at,
                 one.metadata,
-                one.capacity,
                 one.is_draining,
                 one.seen_ms,
                 one.renewed_ms,
@@ -206,7 +203,6 @@ def _fault_of_member(member: coordination_pb2.Member, message: coordination_pb2.
     return (
         name_fault("instance", member.instance, MAX_INSTANCE_CHARS)
         or _out_of("joined_at", member.joined_at, 0, message.generation)
-        or _out_of("capacity", member.capacity, 0, MAX_CAPACITY)
         or _out_of("bytes of metadata", len(member.metadata), 0, MAX_METADATA_BYTES)
         or _out_of("seen_ms", member.seen_ms, 0, message.clock_ms)
         or _out_of("renewed_ms", member.renewed_ms, 0, member.seen_ms)

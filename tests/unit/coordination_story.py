@@ -131,7 +131,6 @@ NEAR = st.sampled_from([0, 0, 0, -1, 1, 10_000])
 FREE_FIELDS: dict[RecordType, dict[str, st.SearchStrategy[Any]]] = {
     RecordType.JOIN: {
         "heartbeat_ms": st.sampled_from([T, T, 2 * T]),
-        "capacity": st.integers(0, 2),
         "metadata": st.sampled_from([b"", b"m"]),
         "fast_reclaim": st.booleans(),
     },

@@ -16,7 +16,7 @@ class Change(StrEnum):
 
     JOINED = "joined"
     UPDATED = "updated"
-    """Metadata or capacity of a member."""
+    """Metadata of a member."""
     REPLACED = "replaced"
     """The instance of a member, by fast reclaim."""
     LEFT = "left"

@@ -176,7 +176,7 @@ def _join(world: World, offset: int, record: Record, applied: Applied) -> None:
         _take_over(world, offset, member, applied)
     else:
         applied.note(Change.UPDATED, record.client_id)
-    member.metadata, member.capacity = record.metadata, record.capacity
+    member.metadata = record.metadata
     _refresh(world, member, applied)
 
 

@@ -38,9 +38,6 @@ MAX_PAYLOAD_BYTES = 4_096
 MAX_ENTRIES = 10_000
 """Most positions in a HEARTBEAT and most assignments in an ASSIGN; a client with more writes several records."""
 
-MAX_CAPACITY = 1_000_000
-"""Largest number of tasks that a member may say it takes."""
-
 MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS = 100, 60_000
 """Bounds of T. Below, the broker's round trip is longer than a hold; above, a dead member is noticed too late."""
 
@@ -137,7 +134,6 @@ class Record:
         instance: Which process of that client id.
         sequence: Counts the records of the instance, so that it knows its own when it reads them back.
         metadata: JOIN: free bytes of the member, for other members.
-        capacity: JOIN: most tasks that it takes; 0 = no limit.
         heartbeat_ms: JOIN: T, counts where the group has no members.
         fast_reclaim: JOIN: the other instance of this client id is gone, its claims are to be taken over.
         positions: HEARTBEAT: of resources that the member holds.
@@ -158,7 +154,6 @@ class Record:
     instance: str
     sequence: int = 0
     metadata: bytes = b""
-    capacity: int = 0
     heartbeat_ms: int = 0
     fast_reclaim: bool = False
     positions: tuple[HeldPosition, ...] = ()
@@ -235,10 +230,8 @@ def _fault_of_nothing(_: Record) -> str:
 
 
 def _fault_of_join(record: Record) -> str:
-    return (
-        _size_fault("metadata", record.metadata, MAX_METADATA_BYTES)
-        or _number_fault("capacity", record.capacity, 0, MAX_CAPACITY)
-        or _number_fault("heartbeat interval in ms", record.heartbeat_ms, MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS)
+    return _size_fault("metadata", record.metadata, MAX_METADATA_BYTES) or _number_fault(
+        "heartbeat interval in ms", record.heartbeat_ms, MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS
     )
 
 

@@ -38,7 +38,6 @@ class Member:
         instance: The process that has the name.
         joined_at: Offset of the JOIN of this instance.
         metadata: Free bytes, for other members.
-        capacity: Most tasks that it takes; 0 = no limit.
         is_draining: It gets no more tasks.
         seen_ms: The group's clock at its last heartbeat.
         renewed_ms: The group's clock at the last one that renewed its claims; none does while the group is paused.
@@ -50,7 +49,6 @@ class Member:
     instance: str
     joined_at: int
     metadata: bytes = b""
-    capacity: int = 0
     is_draining: bool = False
     seen_ms: int = 0
     renewed_ms: int = 0
@@ -210,7 +208,6 @@ class World:
                     "instance": member.instance,
                     "joined_at": member.joined_at,
                     "metadata": member.metadata,
-                    "capacity": member.capacity,
                     "is_draining": member.is_draining,
                     "seen_ms": member.seen_ms,
                     "renewed_ms": member.renewed_ms,

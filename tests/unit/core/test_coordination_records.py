@@ -8,7 +8,6 @@ import pytest
 
 from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.core.coordination.records import (
-    MAX_CAPACITY,
     MAX_ENTRIES,
     MAX_GROUP_CHARS,
     MAX_METADATA_BYTES,
@@ -30,7 +29,7 @@ def fault(kind: RecordType, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (RecordType.JOIN, {"heartbeat_ms": 100, "metadata": bytes(MAX_METADATA_BYTES), "capacity": MAX_CAPACITY}),
+        (RecordType.JOIN, {"heartbeat_ms": 100, "metadata": bytes(MAX_METADATA_BYTES)}),
         (RecordType.HEARTBEAT, {"positions": (HeldPosition("r", 0, 0),) * MAX_ENTRIES}),
         (RecordType.ADD_TASK, {"resource": "t", "payload": bytes(MAX_PAYLOAD_BYTES)}),
         (RecordType.ASSIGN, {"assignments": (Assignment("t", ""),) * MAX_ENTRIES}),

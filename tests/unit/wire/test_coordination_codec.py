@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core.coordination.records import (
-    MAX_CAPACITY,
     MAX_ENTRIES,
     MAX_HEARTBEAT_MS,
     MAX_INSTANCE_CHARS,
@@ -45,11 +44,10 @@ GOLDEN: dict[str, tuple[Record, str]] = {
             "i1",
             1,
             metadata=b"m",
-            capacity=3,
             heartbeat_ms=2_000,
             fast_reclaim=True,
         ),
-        "10011a016122026931280132016d380340d00f4801",
+        "10011a016122026931280132016d40d00f4801",
     ),
     "heartbeat": (
         Record(RecordType.HEARTBEAT, "a", "i1", 2, positions=(HeldPosition("r/0", 7, 300),)),
@@ -135,7 +133,6 @@ RECORDS = st.one_of(
     records_of(
         RecordType.JOIN,
         metadata=st.binary(max_size=20),
-        capacity=st.integers(0, MAX_CAPACITY),
         heartbeat_ms=st.integers(MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS),
         fast_reclaim=st.booleans(),
     ),
@@ -227,10 +224,6 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
     "large metadata": (
         bytes_of(1, heartbeat_ms=2_000, metadata=bytes(MAX_METADATA_BYTES + 1)),
         "JOIN: metadata is too large: got 4097 bytes, allowed 0 to 4096",
-    ),
-    "large capacity": (
-        bytes_of(1, heartbeat_ms=2_000, capacity=MAX_CAPACITY + 1),
-        "JOIN: capacity is out of bounds: got 1000001, allowed 0 to 1000000",
     ),
     "short interval": (
         bytes_of(1, heartbeat_ms=99),

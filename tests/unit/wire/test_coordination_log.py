@@ -92,7 +92,7 @@ def test_snapshot_and_the_rest_give_the_world(data: st.DataObject) -> None:
 def story_of_two() -> Story:
     """Return a group with members, a claim, a task, and positions."""
     story = Story()
-    story.join("a", metadata=b"m", capacity=3)
+    story.join("a", metadata=b"m")
     story.join("b")
     story.claim("r", "b")
     story.say(RecordType.HEARTBEAT, "b", positions=(HeldPosition("r", 2, 7),))
@@ -106,7 +106,7 @@ def test_world_has_these_bytes() -> None:
     """Snapshots in topics outlive this build."""
     assert encode_world(World()).hex() == "28ffffffffffffffffff0138ffffffffffffffffff0148ffffffffffffffffff01"
     expected = (
-        "100720904e28904e30e807380148ffffffffffffffffff01520c0a01611202613122016d280352090a01621202623118015a0c0a017212016218"
+        "100720904e28904e30e807380148ffffffffffffffffff01520a0a01611202613122016d52090a01621202623118015a0c0a017212016218"
         "022007280962090a01741201701a0162"
     )
     assert encode_world(story_of_two().world).hex() == expected
