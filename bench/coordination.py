@@ -50,7 +50,10 @@ def heartbeats(world: World, position: int) -> list[Record]:
             RecordType.HEARTBEAT,
             member.client_id,
             member.instance,
-            positions=tuple(HeldPosition(name, world.resources[name].epoch, position) for name in sorted(member.held)),
+            positions=tuple(
+                HeldPosition(name, world.resources[name].epoch, position)
+                for name in sorted(world.held[member.client_id])
+            ),
         )
         for member in list(world.members.values())
     ]

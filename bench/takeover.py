@@ -64,7 +64,7 @@ def work(arguments: list[str]) -> None:
     claims: dict[str, Claim] = {}
     with (
         Path(file).open("a", encoding="utf-8", buffering=1) as lines,
-        Coordinator(GROUP, bootstrap_servers=servers, client_id=client_id, heartbeat_ms=t_ms) as me,
+        Coordinator(GROUP, bootstrap_servers=servers, client_id=client_id, heartbeat=t_ms / 1000) as me,
     ):
         while True:
             with contextlib.suppress(KmqError):

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kmq_spark.coordination import Coordinator, RunningTask, TaskRunner
+from kmq_spark.coordination import Consumption, Coordinator, RunningTask, TaskRunner
 from kmq_spark.errors import ClaimLostError, KmqError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def main(text: str) -> None:
             options["group"],
             bootstrap_servers=options["bootstrap_servers"],
             client_id=options["client_id"],
-            heartbeat_ms=options["heartbeat_ms"],
+            heartbeat=options["heartbeat_ms"] / 1000,
             topic=options["topic"],
         ) as me,
     ):
@@ -89,19 +89,20 @@ def run_tasks(me: Coordinator, lines: TextIO, options: dict[str, Any]) -> None:
         while not task.stopping.is_set() and act(task.claim, lines):
             time.sleep(ACT_S)
 
-    with TaskRunner(me, handle, restart_s=0.1):
+    with TaskRunner(me, handle, retry_delay=0.1):
         while me.failure is None:
             time.sleep(0.1)
 
 
 def consume(me: Coordinator, lines: TextIO, options: dict[str, Any]) -> None:
     """Consume, and write each message down when it is handed out."""
-    with me.consume(options["clicks"], mode=options["delivery"], max_messages=options["max_messages"]) as batches:
+    options = {"mode": options["delivery"], "max_messages": options["max_messages"], "topic": options["clicks"]}
+    with Consumption(me, **options) as batches:
         for batch in batches:
             with contextlib.suppress(ClaimLostError):
                 for message in batch:
                     at_ms = now_ms()
-                    if options["delivery"] == "at-least-once":
+                    if options["mode"] == "at-least-once":
                         batch.check()
                     lines.write(f"message {at_ms} {batch.partition} {message.offset()} {batch.claim.epoch}\n")
                 time.sleep(ACT_S)

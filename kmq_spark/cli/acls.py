@@ -21,7 +21,7 @@ import typer
 from kmq_spark.cli.queue import Name
 from kmq_spark.cli.shared.common import one_line_errors
 from kmq_spark.cli.shared.output import Output, OutputForm, print_data
-from kmq_spark.core.coordination.fleet_names import fleet_group
+from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -43,9 +43,9 @@ def report(found: list[Finding], output: OutputForm) -> None:
     """Print findings, with the repairs where it is a table; end with exit code 3 where one is unhealthy."""
     from kmq_spark.inspection.findings import is_unhealthy
 
-    print_rows(output, [asdict(finding) for finding in found], lambda: _as_table(found))
+    print_rows(output, [asdict(finding) for finding in found], lambda: as_table(found))
     if output is OutputForm.TABLE:
-        typer.echo(_repairs(found))
+        typer.echo(repairs(found))
     if is_unhealthy(found):
         raise typer.Exit(EXIT_UNHEALTHY)
 
@@ -122,14 +122,16 @@ def gather(name: str, settings: Settings) -> QueueFacts:
         )
 
 
-def _as_table(found: list[Finding]) -> Table:
+def as_table(found: list[Finding]) -> Table:
+    """Return findings as a table."""
     return table(
         ("", "CHECK", "FOUND"),
         [(_SIGNS[finding.level.value], finding.check, shown(finding.what)) for finding in found],
     )
 
 
-def _repairs(found: list[Finding]) -> str:
+def repairs(found: list[Finding]) -> str:
+    """Return the repairs of findings, or that there is nothing to repair."""
     bad = [finding for finding in found if finding.repair]
     if not bad:
         return "\nhealthy"

@@ -1,26 +1,26 @@
-"""
-`kmq group`: coordination groups: their members, claims, tasks and positions.
-
-Rule 1: the commands of this file only read, except `init`, which creates the topic. `group_control.py` has the others.
-"""
+"""`kmq group`: coordination groups: show them, pause them, and set their positions."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.doctor import report
-from kmq_spark.cli.shared.common import EXIT_FAILED, command
+from kmq_spark.cli.doctor import as_table, repairs, report
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command
 from kmq_spark.cli.shared.looking import counting, quiet_client
-from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.options import Connection, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, rendered, shown, table
-from kmq_spark.errors import KafkaClientError
+from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted, instant, span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmq_spark.coordination import Coordinator, GroupView
     from kmq_spark.inspection.findings import Finding
     from kmq_spark.inspection.groups import GroupState
 
@@ -30,6 +30,12 @@ Group = Annotated[str, typer.Argument(help="Name of the coordination group.", me
 
 MAX_PAYLOAD_SHOWN = 60
 """Bytes of a payload or of metadata in a table; JSON has all of it."""
+
+MOST_NAMED = 5
+"""Held resources that a line names."""
+
+KNOWN_S = 75.0
+"""Longest time until the world of a group is known: where its leader is dead, longer than the longest T."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +50,19 @@ def init(
     connection: GroupConnection,
     partitions: Annotated[int, typer.Option(help="Of a new topic; they cannot be changed later.")] = 8,
     replication_factor: Annotated[int, typer.Option(help="Copies; -1 = the broker's default.")] = -1,
-    retention_ms: Annotated[
-        int, typer.Option("--retention-ms", help="How long records are kept, at least 60000.", metavar="MS")
-    ] = 3_600_000,
+    retention: Annotated[
+        str, typer.Option(help="How long records are kept: 90s, 10m, 2h, 1d; at least 1m.", metavar="DURATION")
+    ] = "1h",
 ) -> None:
     """Create the coordination topic where it does not exist, and check it."""
-    from kmq_spark.coordination.topic import create_coordination_topic
+    from kmq_spark.coordination import create_coordination_topic
 
     quiet_client()
     create_coordination_topic(
         topic=connection.topic,
         partitions=partitions,
         replication_factor=replication_factor,
-        retention_ms=retention_ms,
+        retention=seconds(retention, "--retention"),
         **connection.reach(),
     )
     typer.echo(f"coordination topic {connection.topic} is set up correctly")
@@ -75,51 +81,106 @@ def list_(connection: GroupConnection, output: Output = OutputForm.TABLE) -> Non
 
 @command(app, "describe")
 def describe(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
-    """Show one group: its state and each resource with holder, epoch and position."""
+    """
+    Show a group: its members, tasks and resources, what is wrong with it, and each repair.
+
+    Exit code 3: an operator must act.
+    """
+    from kmq_spark.inspection.cluster import Cluster
+    from kmq_spark.inspection.findings import is_unhealthy
+    from kmq_spark.inspection.group_findings import check_group, check_topic
+
+    quiet_client()
+    cluster = Cluster(**connection.reach())
+    (topic,) = cluster.topics([connection.topic]).values()
+    found = check_topic(topic, cluster.facts().broker_count)
+    if is_unhealthy(found):
+        # No process can join such a topic, and the times of its records mean nothing.
+        report(found, output)
+    # Before the log is read: a member must not be silent for as long as that takes.
+    at_ms = now_ms()
     state = one(group, connection)
-    row = _group_row(state, now_ms())
-    resources = [
-        {"resource": name, **resource}
-        for name, resource in state.world.view()["resources"].items()
-    ]  # fmt: skip
-    if output is not OutputForm.TABLE:
-        members, tasks = member_rows(state, now_ms()), task_rows(state)
-        whole = {**row, "resources": resources, "member_rows": members, "task_rows": tasks}
+    found += check_group(state, topic, at_ms)
+    if output is OutputForm.TABLE:
+        _print(state, found, at_ms)
+    else:
+        whole = {
+            **_group_row(state, at_ms),
+            "resources": [{"resource": name, **each._asdict()} for name, each in sorted(state.world.resources.items())],
+            "member_rows": member_rows(state, at_ms),
+            "task_rows": task_rows(state),
+            "findings": [asdict(finding) for finding in found],
+        }
         print_object(output, whole)
-        return
-    typer.echo(rendered(table(("", ""), _description(state, row))).lstrip("\n"))
-    if resources:
-        cells = [
-            (shown(each["resource"]), shown(each["holder"] or "-"), _number(each["epoch"]), _number(each["position"]))
-            for each in resources
+    if is_unhealthy(found):
+        raise typer.Exit(EXIT_UNHEALTHY)
+
+
+@command(app, "pause")
+def pause(
+    group: Group,
+    connection: GroupConnection,
+    duration: Annotated[
+        str | None,
+        typer.Option("--for", help="How long at most: 90s, 10m, 2h, 1d; at most 7d.", metavar="DURATION"),
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="End the pause now.")] = False,
+    output: Output = OutputForm.TABLE,
+) -> None:
+    """Pause a group: no claim is granted and none renewed. Holders stop; a pause ends by itself, or with --end."""
+    if (duration is None) != end:
+        message = f"give a duration or --end: got --for {duration} and end={end}, allowed is one of the two"
+        raise ConfigError(message)
+    duration_s = seconds(duration or "0", "--for")
+    with _operating(group, connection) as operator:
+        if end:
+            operator.resume()
+        else:
+            operator.pause(duration_s)
+            # Members release when they read the pause; the claims of a member that does not react lapse after 2T.
+            operator.wait_for(lambda view: not _held(view), 3 * operator.view().heartbeat)
+        view = operator.view()
+        until_ms, held = view.paused_until_ms or None, _held(view)
+        if output is not OutputForm.TABLE:
+            print_object(output, {"group": group, "paused_until_ms": until_ms, "held": held})
+        elif end:
+            typer.echo(f"group {group} is not paused any more")
+        else:
+            typer.echo(f"group {group} is paused until {instant(until_ms)}")
+            typer.echo(f"{_named(held)} still held" if held else "nothing is held")
+
+
+@command(app, "seek")
+def seek(
+    group: Group,
+    resources: Annotated[list[str], typer.Argument(help="Resources, such as clicks/3.", metavar="RESOURCE...")],
+    connection: GroupConnection,
+    to: Annotated[int | None, typer.Option("--to", help="New position: the next one to process.", min=0)] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove the position instead.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Write it; without this option, only show what would change.")
+    ] = False,
+    output: Output = OutputForm.TABLE,
+) -> None:
+    """Set the positions of resources, also back. The group must be paused, and nothing of it held."""
+    if (to is None) != forget:
+        message = f"give a position or --forget: got --to {to} and forget={forget}, allowed is one of the two"
+        raise ConfigError(message)
+    with _operating(group, connection) as operator:
+        before = operator.view().resources
+        if execute:
+            for resource in resources:
+                operator.set_position(resource, to)
+        view = operator.view()
+        old = [before[name].position if name in before else None for name in resources]
+        rows = [
+            {"resource": name, "old": position, "new": to, "is_written": execute}
+            for name, position in zip(resources, old, strict=True)
         ]
-        typer.echo("\n" + rendered(table(("RESOURCE", "HOLDER", ">EPOCH", ">POSITION"), cells)))
-
-
-@command(app, "members")
-def members(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
-    """List the members of a group, with the age of the last heartbeat of each."""
-    rows = member_rows(one(group, connection), now_ms())
-    if not rows and output is OutputForm.TABLE:
-        typer.echo(f"group {group} has no members", err=True)
-        return
-    print_rows(output, rows, lambda: table(_MEMBER_HEADS, [_member_cells(row) for row in rows]))
-
-
-@command(app, "tasks")
-def tasks(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
-    """List the tasks of a group: to which member each is assigned, and which member runs it."""
-    rows = task_rows(one(group, connection))
-    if not rows and output is OutputForm.TABLE:
-        typer.echo(f"group {group} has no tasks", err=True)
-        return
-    print_rows(output, rows, lambda: table(_TASK_HEADS, [_task_cells(row) for row in rows]))
-
-
-@command(app, "doctor")
-def doctor(group: Group, connection: GroupConnection, output: Output = OutputForm.TABLE) -> None:
-    """Check a group and the coordination topic, and name each repair. Exit code 3: unhealthy."""
-    report(_findings(group, connection), output)
+        cells = [(shown(name), _number(position), _number(to)) for name, position in zip(resources, old, strict=True)]
+        print_rows(output, rows, lambda: table(("RESOURCE", ">OLD", ">NEW"), cells))
+        if output is OutputForm.TABLE:
+            typer.echo("\n" + _next_step(group, view, is_written=execute))
 
 
 def read(connection: GroupConnection, group: str = "") -> list[GroupState]:
@@ -135,32 +196,8 @@ def one(group: str, connection: GroupConnection) -> GroupState:
     """Return a group; end the command with exit code 1 if the topic has no record of it."""
     found = read(connection, group)
     if not found:
-        typer.echo(
-            f"kmq: no group {group!r} in {connection.topic}; `kmq group list` shows the groups", err=True
-        )  # fmt: skip
-        raise typer.Exit(EXIT_FAILED)
+        raise _unknown(group, connection)
     return found[0]
-
-
-def _findings(group: str, connection: GroupConnection) -> list[Finding]:
-    from kmq_spark.inspection.cluster import Cluster
-    from kmq_spark.inspection.findings import broker_finding, is_unhealthy, unreachable_finding
-    from kmq_spark.inspection.group_findings import check_group, check_topic
-
-    quiet_client()
-    try:
-        cluster = Cluster(**connection.reach())
-        (topic,) = cluster.topics([connection.topic]).values()
-        brokers = cluster.facts()
-        found = [broker_finding(brokers), *check_topic(topic, brokers.broker_count)]
-        # No process can join such a topic, and the times of its records mean nothing.
-        if is_unhealthy(found):
-            return found
-        # Before the log is read: a member must not be silent for as long as that takes.
-        at_ms = now_ms()
-        return found + check_group(one(group, connection), topic, at_ms)
-    except KafkaClientError as error:
-        return [unreachable_finding(error)]
 
 
 def now_ms() -> int:
@@ -169,37 +206,30 @@ def now_ms() -> int:
 
 
 def member_rows(state: GroupState, at_ms: int) -> list[dict[str, Any]]:
-    """
-    Return the members of a group as JSON values, by client id.
-
-    Args:
-        state: The group.
-        at_ms: Epoch milliseconds, for the age of the last heartbeats.
-    """
+    """Return the members of a group as JSON values, by client id; *at_ms* is for the age of the last heartbeats."""
     world = state.world
     return [
         {
-            "client_id": member.client_id,
+            "client_id": name,
             "instance": member.instance,
             "joined_at": member.joined_at,
-            "is_leader": member.client_id == world.leader,
+            "is_leader": name == world.leader,
             "is_draining": member.is_draining,
             "is_stale": state.is_stale(member, at_ms),
             "silent_ms": state.silent_ms(member, at_ms),
-            "held": sorted(member.held),
-            "tasks": sorted(member.tasks),
+            "held": sorted(world.held.get(name, ())),
+            "tasks": sorted(task for task, each in world.tasks.items() if each.client_id == name),
             **json_bytes("metadata", member.metadata),
         }
-        for _, member in sorted(world.members.items())
+        for name, member in sorted(world.members.items())
     ]
 
 
 def task_rows(state: GroupState) -> list[dict[str, Any]]:
     """Return the tasks of a group as JSON values, by name: assigned member, holder of the claim, epoch, position."""
-    world = state.world
     rows = []
-    for name, task in sorted(world.tasks.items()):
-        claim = world.resources.get(name)
+    for name, task in sorted(state.world.tasks.items()):
+        claim = state.world.resources.get(name)
         rows.append(
             {
                 "task": name,
@@ -211,6 +241,35 @@ def task_rows(state: GroupState) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+@contextmanager
+def following(group: str, topic: str, **client_arguments: Any) -> Iterator[Coordinator]:  # of any kind
+    """Follow a group without being a member."""
+    from kmq_spark.coordination import Coordinator
+
+    quiet_client()
+    observer = Coordinator(group, topic=topic, **client_arguments)
+    try:
+        observer.watch(KNOWN_S)
+        yield observer
+    finally:
+        observer.close()
+
+
+@contextmanager
+def _operating(group: str, connection: GroupConnection) -> Iterator[Coordinator]:
+    """Follow a group that exists; end the command with exit code 1 where the topic has no record of it."""
+    with following(group, connection.topic, **connection.reach()) as operator:
+        view = operator.view()
+        if not (view.members or view.resources or view.tasks or view.paused_until_ms):
+            raise _unknown(group, connection)
+        yield operator
+
+
+def _unknown(group: str, connection: GroupConnection) -> typer.Exit:
+    typer.echo(f"kmq: no group {group!r} in {connection.topic}; `kmq group list` shows the groups", err=True)
+    return typer.Exit(EXIT_FAILED)
 
 
 _GROUP_HEADS = ("GROUP", "STATE", ">MEMBERS", ">STALE", ">HELD", ">TASKS", "LEADER", ">T", ">GENERATION")
@@ -247,35 +306,52 @@ def _group_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (row["group"], state, *counts, leader, span(row["heartbeat_ms"]), _number(row["generation"]))
 
 
-def _description(state: GroupState, row: dict[str, Any]) -> list[tuple[str, str]]:
+_MEMBER_HEADS = ("MEMBER", "STATE", ">LAST HEARTBEAT", ">HELD", ">TASKS", ">JOINED AT", "METADATA…")
+_TASK_HEADS = ("TASK", "ASSIGNED TO", "HELD BY", ">EPOCH", ">POSITION", "PAYLOAD…")
+_RESOURCE_HEADS = ("RESOURCE", "HOLDER", ">EPOCH", ">POSITION")
+
+
+def _print(state: GroupState, found: list[Finding], at_ms: int) -> None:
+    """Print everything about a group; resources that are tasks among the tasks."""
+    typer.echo(rendered(table(("", ""), _description(state, at_ms))).lstrip("\n"))
+    members = [_member_cells(row) for row in member_rows(state, at_ms)]
+    tasks = [_task_cells(row) for row in task_rows(state)]
+    resources = [
+        (shown(name), shown(each.holder or "-"), _number(each.epoch), _number(each.position))
+        for name, each in sorted(state.world.resources.items())
+        if name not in state.world.tasks
+    ]
+    for heads, cells in ((_MEMBER_HEADS, members), (_TASK_HEADS, tasks), (_RESOURCE_HEADS, resources)):
+        if cells:
+            typer.echo("\n" + rendered(table(heads, cells)))
+    typer.echo("\n" + rendered(as_table(found)))
+    typer.echo(repairs(found))
+
+
+def _description(state: GroupState, at_ms: int) -> list[tuple[str, str]]:
+    row = _group_row(state, at_ms)
     lines = [
         ("group", f"{row['group']}, partition {row['partition']}"),
         ("state", row["state"] + (f" until {instant(row['paused_until_ms'])}" if row["paused_until_ms"] else "")),
-        ("members", counted(row["members"], "member") + (f", {row['stale']} stale" if row["stale"] else "")),
-        ("leader", shown(row["leader"] or "-")),
         ("T", f"{span(row['heartbeat_ms'])}; a member is stale after {span(state.world.stale_after_ms)}"),
         ("generation", _number(row["generation"])),
-        ("tasks", str(row["tasks"])),
         ("last record", instant(row["last_record_at_ms"])),
     ]
     if row["ignored"]:
         lines.append(("ignored", ", ".join(f"{count} {reason}" for reason, count in row["ignored"].items())))
-    if row["fault"]:
-        lines.append(("fault", shown(row["fault"])))
-    if not row["is_complete"]:
-        lines.append(("incomplete", "retention removed records and there is no snapshot behind them yet"))
     return lines
 
 
-_MEMBER_HEADS = ("MEMBER", "STATE", ">LAST HEARTBEAT", ">HELD", ">TASKS", ">JOINED AT", "METADATA…")
+def state_of(row: dict[str, Any]) -> list[str]:
+    """Return what is to be said of a member, in words."""
+    names = (("leader", "is_leader"), ("draining", "is_draining"), ("stale", "is_stale"))
+    return [word for word, name in names if row[name]]
 
 
 def _member_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    words = [word for word, name in (("leader", "is_leader"), ("draining", "is_draining"), ("stale", "is_stale"))
-             if row[name]]  # fmt: skip
     return (
         shown(row["client_id"]),
-        ", ".join(words) or "member",
+        ", ".join(state_of(row)) or "member",
         span(row["silent_ms"]),
         str(len(row["held"])),
         str(len(row["tasks"])),
@@ -284,14 +360,10 @@ def _member_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-_TASK_HEADS = ("TASK", "ASSIGNED TO", "HELD BY", ">EPOCH", ">POSITION", "PAYLOAD…")
-
-
 def _task_cells(row: dict[str, Any]) -> tuple[str, ...]:
     members = (shown(row[name] or "-") for name in ("assigned_to", "held_by"))
-    return (
-        shown(row["task"]), *members, _number(row["epoch"]), _number(row["position"]), _bytes_cell(row, "payload")
-    )  # fmt: skip
+    numbers = (_number(row["epoch"]), _number(row["position"]))
+    return (shown(row["task"]), *members, *numbers, _bytes_cell(row, "payload"))
 
 
 def _bytes_cell(row: dict[str, Any], name: str) -> str:
@@ -301,3 +373,24 @@ def _bytes_cell(row: dict[str, Any], name: str) -> str:
 
 def _number(number: int | None) -> str:
     return "-" if number is None or number < 0 else str(number)
+
+
+def _held(view: GroupView) -> list[str]:
+    return [name for name, resource in view.resources.items() if resource.holder]
+
+
+def _named(names: list[str]) -> str:
+    more = ", …" if len(names) > MOST_NAMED else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{counted(len(names), 'resource')} ({', '.join(map(shown, names[:MOST_NAMED]))}{more}) {verb}"
+
+
+def _next_step(group: str, view: GroupView, *, is_written: bool) -> str:
+    if is_written:
+        return f"written; the group goes on with: kmq group pause {group} --end"
+    said = "dry run, nothing was written"
+    if not view.paused_until_ms:
+        return f"{said}; pause the group first: kmq group pause {group} --for 10m"
+    if held := _held(view):
+        return f"{said}; {_named(held)} still held, wait until nothing is"
+    return f"{said}; to write it: --execute"

@@ -24,7 +24,6 @@ from kmq_spark.cli import (
     top,
     tracker,
 )
-from kmq_spark.cli import group_control as _group_control  # noqa: F401  # adds its commands to `kmq group`
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
 from kmq_spark.cli import tracker_fleet as _tracker_fleet  # noqa: F401  # adds its command to `kmq tracker`
 from kmq_spark.cli import tracker_once as _tracker_once  # noqa: F401  # as above

@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.group import member_rows, now_ms, task_rows
+from kmq_spark.cli.group import following, member_rows, now_ms, state_of, task_rows
 from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command
 from kmq_spark.cli.shared.looking import counting, quiet_client
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, print_object, rendered, shown, table
 from kmq_spark.cli.tracker import app
+from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.inspection.spans import instant, span
 
 if TYPE_CHECKING:
-    from kmq_spark.config import Settings
     from kmq_spark.inspection.groups import GroupState
-
-LONGEST_KNOWN_S = 75.0
-"""Longest time until the fleet's group is known: where its leader is dead, longer than the longest T."""
 
 
 @command(app, "fleet")
@@ -38,47 +35,27 @@ def fleet(
     Exit code 3: a queue is tracked by no process. A queue that was removed is added again by the next process that
     names it.
     """
+    from kmq_spark.inspection.groups import read_groups
+
     quiet_client()
-    settings = connection.settings()
+    topic, group = connection.settings().tracker.coordination_topic, fleet_group(name)
     if remove is not None:
-        _remove(name, remove, settings)
-    state = _state(name, settings)
-    if state is None:
+        with following(group, topic, **connection.reach()) as operator:
+            operator.remove_task(remove)
+            # Its process stops the tracker and releases the claim.
+            operator.wait_for(lambda view: not view.holder(remove), 10 + 3 * operator.view().heartbeat)
+    with counting(topic, "records") as show:
+        states = read_groups(topic=topic, group=group, on_progress=show, **connection.reach())
+    if not states:
         typer.echo(f"kmq: no fleet {name!r}; start it with `kmq tracker run --fleet {name} QUEUE`", err=True)
         raise typer.Exit(EXIT_FAILED)
-    found = _found(name, state, now_ms())
+    found = _found(name, states[0], now_ms())
     if output is OutputForm.TABLE:
         _print(found)
     else:
         print_object(output, found)
     if not found["is_healthy"]:
         raise typer.Exit(EXIT_UNHEALTHY)
-
-
-def _state(name: str, settings: Settings) -> GroupState | None:
-    from kmq_spark.core.coordination.fleet_names import fleet_group
-    from kmq_spark.inspection.groups import read_groups
-
-    topic = settings.tracker.coordination_topic
-    with counting(topic, "records") as show:
-        found = read_groups(topic=topic, group=fleet_group(name), on_progress=show, **settings.kafka.reach())
-    return found[0] if found else None
-
-
-def _remove(name: str, queue: str, settings: Settings) -> None:
-    from kmq_spark.coordination import Coordinator
-    from kmq_spark.core.coordination.fleet_names import fleet_group
-
-    topic = settings.tracker.coordination_topic
-    operator = Coordinator(fleet_group(name), topic=topic, **settings.kafka.reach())
-    try:
-        operator.watch(LONGEST_KNOWN_S)
-        operator.remove_task(queue)
-        # Its process stops the tracker and releases the claim.
-        wait_s = 10 + 3 * operator.view()["heartbeat_ms"] / 1000
-        operator.wait_for(lambda world: not (world["resources"].get(queue) or {}).get("holder"), wait_s)
-    finally:
-        operator.close()
 
 
 def _found(name: str, state: GroupState, at_ms: int) -> dict[str, Any]:
@@ -122,24 +99,20 @@ def _about(metadata: str | None) -> dict[str, Any]:
 def _print(found: dict[str, Any]) -> None:
     queues = [
         (
-            shown(row["queue"]),
-            shown(row["tracked_by"] or "-"),
+            _cell(row["queue"]),
+            _cell(row["tracked_by"]),
             instant(row["since_ms"]),
-            shown(row["assigned_to"] or "-"),
-            "-" if row["epoch"] is None else str(row["epoch"]),
+            *map(_cell, (row["assigned_to"], row["epoch"])),
         )
         for row in found["queues"]
     ]
     typer.echo(rendered(table(("QUEUE", "TRACKED BY", "SINCE", "ASSIGNED TO", ">EPOCH"), queues)))
     members = [
         (
-            shown(row["client_id"]),
-            _state_of(row),
+            _cell(row["client_id"]),
+            ", ".join(state_of(row) + ([] if row["held"] or row["is_stale"] else ["standby"])) or "tracks",
             span(row["silent_ms"]),
-            shown(", ".join(row["held"]) or "-"),
-            shown(str(row["host"] or "-")),
-            shown(str(row["pid"] or "-")),
-            shown(str(row["version"] or "-")),
+            *map(_cell, (", ".join(row["held"]), row["host"], row["pid"], row["version"])),
         )
         for row in found["members"]
     ]
@@ -152,12 +125,5 @@ def _print(found: dict[str, Any]) -> None:
     typer.echo(f"\n{processes}{paused}; {said}")
 
 
-def _state_of(row: dict[str, Any]) -> str:
-    words = [
-        word
-        for word, name in (("leader", "is_leader"), ("draining", "is_draining"), ("stale", "is_stale"))
-        if row[name]
-    ]
-    if not row["held"] and not row["is_stale"]:
-        words.append("standby")
-    return ", ".join(words) or "tracks"
+def _cell(value: object) -> str:
+    return "-" if value in (None, "") else shown(str(value))

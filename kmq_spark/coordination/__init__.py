@@ -1,7 +1,7 @@
 """
 One owner at a time, work spread over processes, groups that can be paused: with nothing but a Kafka topic.
 
-    from kmq_spark.coordination import Coordinator
+    from kmq_spark.coordination import Coordinator, GroupView
 
 docs/coordination.md has the protocol, and what it rests on.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kmq_spark.coordination.claim import Claim
 from kmq_spark.coordination.consumption import Batch, Consumption
-from kmq_spark.coordination.coordinator import Coordinator
+from kmq_spark.coordination.coordinator import Coordinator, GroupView
 from kmq_spark.coordination.tasks import RunningTask, TaskRunner
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, create_coordination_topic
 
@@ -20,6 +20,7 @@ __all__ = [
     "Claim",
     "Consumption",
     "Coordinator",
+    "GroupView",
     "RunningTask",
     "TaskRunner",
     "create_coordination_topic",

@@ -1,10 +1,9 @@
 """
 The Kafka side of a member: one reader and one writer of the group's partition.
 
-Rule 1: no rules of the group here: bytes in, bytes out.
-Rule 2: records are appended in the order in which they were written: one idempotent producer, one partition.
-Rule 3: a reader that retention has overtaken gets an error; it never skips records.
-Rule 4: a closed channel refers to no client, so that librdkafka's threads end before the garbage collector runs.
+Rule 1: records are appended in the order in which they were written: one idempotent producer, one partition.
+Rule 2: a reader that retention has overtaken gets an error; it never skips records.
+Rule 3: a closed channel refers to no client, so that librdkafka's threads end before the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from kmq_spark.core.coordination.partition import partition_of
+from kmq_spark.coordination.topic import missing_topic, partition_of
+from kmq_spark.core.coordination.records import MAX_HEARTBEAT_MS
 from kmq_spark.errors import KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.client_errors import client_error, unreachable
 from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.settings import make_client, marker_producer_config, reader_config
+from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,21 +29,20 @@ if TYPE_CHECKING:
 READ_AT_ONCE = 1_000
 """Records taken from the client in one call."""
 
+READ_BACK = 30_000
+"""Records that a new member reads from the end: a leader writes a snapshot more often."""
+
+LONGEST_SILENCE_S = MAX_HEARTBEAT_MS // 1000 + 5
+"""A live member writes several heartbeats within this time, whatever its T."""
+
 _FLUSH_S = 0.05
+_POLL_S = 0.1
 _CHECK_EVERY_S, _CHECK_TIMEOUT_S = 30.0, 0.1
 """Interval at which a member checks the partition count of the topic, and the timeout of that check."""
 
 
 class LoggedBytes(NamedTuple):
-    """
-    One record of the partition.
-
-    Attributes:
-        offset: Offset of the record.
-        append_time_ms: Epoch milliseconds, broker clock.
-        key: Name of its group.
-        value: Its bytes.
-    """
+    """One record of the partition, with its append time on the broker's clock."""
 
     offset: int
     append_time_ms: int
@@ -53,14 +53,6 @@ class LoggedBytes(NamedTuple):
 class Channel:
     """
     Reader and writer of a group's partition.
-
-    Args:
-        topic: Coordination topic.
-        group: Name of the group.
-        bootstrap_servers: Comma-separated `host:port`.
-        client_id: For the broker's log.
-        delivery_timeout_ms: When a record that has no answer has failed.
-        extra: librdkafka settings.
 
     Attributes:
         partition: Partition of the group; -1 before `open`.
@@ -78,7 +70,6 @@ class Channel:
         delivery_timeout_ms: int,
         extra: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the reader; it connects when it is used."""
         self.topic, self.partition = topic, -1
         self.failure: KmqError | None = None
         self.trouble = ""
@@ -109,13 +100,7 @@ class Channel:
 
     def open(self, timeout_s: float) -> tuple[int, int]:
         """
-        Find the group's partition.
-
-        Args:
-            timeout_s: Bound on each call to the broker.
-
-        Returns:
-            Its first offset and its end.
+        Find the group's partition; return its first offset and its end.
 
         Raises:
             TopicError: There is no such topic.
@@ -126,11 +111,7 @@ class Channel:
         except KafkaException as error:
             raise unreachable(error, self._open_reader(), self._bootstrap_servers) from error
         if not self._partition_count:
-            message = (
-                f"coordination topic {self.topic!r} does not exist; run `kmq group init`, or call "
-                "`create_coordination_topic`"
-            )
-            raise TopicError(message)
+            raise TopicError(missing_topic(self.topic))
         self.partition = partition_of(self._group, self._partition_count)
         place = TopicPartition(self.topic, self.partition)
         return bounds_of(self._open_reader(), place, timeout_s)
@@ -140,15 +121,7 @@ class Channel:
         self._open_reader().assign([TopicPartition(self.topic, self.partition, offset)])
 
     def read(self, timeout_s: float) -> list[LoggedBytes]:
-        """
-        Return records that have arrived, in order; wait for the first one.
-
-        Args:
-            timeout_s: How long to wait.
-
-        Raises:
-            UsageError: The channel was closed.
-        """
+        """Return records that have arrived, in order; wait for the first one."""
         reader = self._open_reader()
         first = reader.poll(timeout_s)
         if first is None:
@@ -204,9 +177,7 @@ class Channel:
             writer.purge()
             if self.failure is None:  # after a fatal error confluent-kafka's flush raises SystemError
                 writer.flush(_FLUSH_S)
-            # A producer ends with its last reference; its own `close` takes no bound on its flush. A session
-            # and its leader refer to each other, and so kept this channel and its producer alive: librdkafka's threads
-            # went on, and wrote lines about a broker that went away much later.
+            # A producer ends with its last reference; its own `close` takes no bound on its flush.
             del writer
         if reader is not None:
             reader.close()
@@ -262,3 +233,59 @@ class Channel:
             self.failure = self.failure or client_error(error, doing)
         else:
             self.trouble = f"{doing}: {error.str()} ({error.name()})"
+
+
+def read_group_log(channel: Channel, group: str, until_s: float) -> GroupLog:
+    """
+    Read the group's partition to its end, so that a new member knows the group's world before it writes.
+
+    Begin near the end of the partition; where no snapshot is found there, begin at its first record. A world that is
+    not complete is accepted only where no live member knows more of the group. Afterwards the channel continues at the
+    end of what was read.
+
+    Raises:
+        TopicError: The topic does not exist, or does not fit.
+        KafkaClientError: The broker cannot be reached, or the group's world cannot be known by *until_s*.
+    """
+    first, end = channel.open(max(0.1, until_s - time.monotonic()))
+    start = max(first, end - READ_BACK)
+    log = _read_from(channel, group, start, end, until_s)
+    if not log.is_complete and start > first:
+        log = _read_from(channel, group, first, end, until_s)
+    if not log.is_complete and log.stranger_at_ms < 0:
+        log.accept()
+    stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
+    while not log.is_complete:
+        # A process is, or was, a member whose JOIN was deleted. The leader's next snapshot says the rest; where no
+        # member is alive, none writes a heartbeat within the longest T.
+        _read_once(channel, log)
+        if log.stranger_at_ms != stranger_at_ms:
+            stranger_at_ms, quiet_since_s = log.stranger_at_ms, time.monotonic()
+        elif time.monotonic() - quiet_since_s > LONGEST_SILENCE_S:
+            log.accept()
+        advice = f"check that its leader runs; where all members are dead, join with timeout above {LONGEST_SILENCE_S}"
+        _check_time(until_s, channel, f"no snapshot of group {group!r} was found", advice)
+    return log
+
+
+def _read_from(channel: Channel, group: str, start: int, end: int, until_s: float) -> GroupLog:
+    log = GroupLog(group, topic=channel.topic, partition=channel.partition, first_offset=start)
+    channel.seek(start)
+    while log.world.next_offset < end:
+        _read_once(channel, log)
+        place = f"offset {log.world.next_offset} of {end}"
+        _check_time(until_s, channel, f"cannot read {channel.topic} to its end: got to {place}", "check the broker")
+    return log
+
+
+def _read_once(channel: Channel, log: GroupLog) -> None:
+    for one in channel.read(_POLL_S):
+        log.read(one.offset, one.append_time_ms, one.key, one.value)
+
+
+def _check_time(until_s: float, channel: Channel, what: str, advice: str) -> None:
+    if channel.failure is not None:
+        raise channel.failure
+    if time.monotonic() > until_s:
+        trouble = f" ({channel.trouble})" if channel.trouble else ""
+        raise KafkaClientError(f"{what}{trouble}; {advice}", code="_TIMED_OUT", retriable=True)

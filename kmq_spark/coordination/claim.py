@@ -7,12 +7,18 @@ Rule 2: `check` takes no lock while the claim stands; it may be called before ev
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from kmq_spark.core.coordination.records import RecordType
 from kmq_spark.errors import ClaimLostError, UsageError
+from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from kmq_spark.coordination.session import Session
+    from kmq_spark.core.coordination.effects import Applied
 
 
 class Claim:
@@ -28,7 +34,6 @@ class Claim:
     __slots__ = ("_end", "_session", "epoch", "position", "resource")
 
     def __init__(self, session: Session, resource: str, epoch: int, position: int | None) -> None:
-        """Belongs to the session that read the grant back."""
         self._session = session
         self._end = ""
         self.resource, self.epoch, self.position = resource, epoch, position
@@ -54,13 +59,13 @@ class Claim:
             message = f"claim of {self.resource!r} is over (epoch {self.epoch}): {self._end}; stop working on it"
             raise ClaimLostError(message, resource=self.resource, epoch=self.epoch)
 
-    def commit(self, position: int, *, wait_s: float = 0.0) -> None:
+    def commit(self, position: int, *, timeout: float | timedelta = 0.0) -> None:
         """
         Set the position; it goes with the next heartbeat, or at once.
 
         Args:
             position: Next one to process. Not below the one that stands.
-            wait_s: Above 0: send it now, and wait so long until it is read back.
+            timeout: Above 0: send it now, and wait at most so long until it is read back; seconds or a timedelta.
 
         Raises:
             ClaimLostError: The hold is over, or was over before the position was read back.
@@ -73,9 +78,12 @@ class Claim:
                 f"position of {self.resource!r} goes back: got {position!r}, minimum {self.position}; pause the group"
             )
             raise UsageError(message)
-        self._session.commit(self, position, wait_s)
+        if (wait_s := milliseconds("timeout", timeout) / 1000) > 0:
+            self._confirm(self._session.send_position(self, position, wait_s), f"position {position}")
+        else:
+            self._session.note_position(self, position)
 
-    def claim_messages(self, end: int, *, wait_s: float = 30.0) -> None:
+    def claim_messages(self, end: int, *, timeout: float | timedelta = 30.0) -> None:
         """
         Claim the messages from the position up to an end, for at most once; hand them out after this has returned.
 
@@ -84,15 +92,19 @@ class Claim:
 
         Args:
             end: Next one behind the messages.
-            wait_s: Longest time for both.
+            timeout: Longest time for both, seconds or a timedelta.
 
         Raises:
             ClaimLostError: The hold is over; hand out none of the messages.
             KafkaClientError: They were not read back in time; hand out none of the messages.
         """
+        wait_s = milliseconds("timeout", timeout) / 1000
+        until_s = time.monotonic() + wait_s
         self.check()
-        self._session.claim_messages(self, end, wait_s)
-        self.check()
+        fields = {"resource": self.resource, "epoch": self.epoch, "position": end}
+        self._confirm(self._session.ask(RecordType.CLAIM_MESSAGES, wait_s, **fields), f"messages up to {end}")
+        left_s = max(0.001, until_s - time.monotonic())
+        self._confirm(self._session.send_position(self, end, left_s), f"position {end}")
 
     def release(self, position: int | None = None) -> None:
         """
@@ -104,13 +116,16 @@ class Claim:
         self._session.release(self, self.position if position is None else position)
 
     def end(self, reason: str) -> bool:
-        """
-        Note that the claim is over; for the session.
-
-        Returns:
-            Whether it was not over before.
-        """
+        """Note that the claim is over; return whether it was not over before. For the session."""
         if self._end:
             return False
         self._end = reason
         return True
+
+    def _confirm(self, applied: Applied, what: str) -> None:
+        """Raise where a record about this claim was refused, or where the claim is over meanwhile."""
+        self.check()
+        # The claim may stand all the same: the group is paused, or the position would go back.
+        if applied.ignored:
+            message = f"{what} of {self.resource!r} changed nothing: {applied.ignored[0]}; stop working on it"
+            raise ClaimLostError(message, resource=self.resource, epoch=self.epoch)

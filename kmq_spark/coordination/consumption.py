@@ -1,32 +1,35 @@
 """
 Consume a topic with claims: one owner a partition, in order, from the position in the log.
 
-Rule 1: a partition `n` of topic `clicks` is the resource `clicks/n`; its position is the next Kafka offset.
-Rule 2: at least once: the position moves when a batch is done, and goes with the next heartbeat. Messages may be
-acknowledged in any order; the position is the lowest one that was not.
-Rule 3: at most once: a batch is handed out after its end was claimed and its position was read back from the log. A
-crash anywhere loses that batch at most, and repeats nothing.
-Rule 4: what was fetched under a claim that is over is dropped.
-Rule 5: a member that is behind releases the partition if it was asked to (`release_if_behind_s`), see `core` `pace.py`.
+Rule 1: partition `n` of topic `clicks` is the resource `clicks/n`; its position is the next Kafka offset.
+Rule 2: at least once: the position moves when a batch is done, and goes with the next heartbeat. At most once: a batch
+is handed out after its end was claimed and its position was read back from the log.
+Rule 3: what was fetched under a claim that is over is dropped.
 
 Source: Marshal `consumer.go`, `claim.go`; its at most once is a to-do.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from kmq_spark.coordination.pace_watch import PaceWatch
-from kmq_spark.errors import ClaimLostError, ConfigError, TopicError
+from kmq_spark.errors import ClaimLostError, ConfigError, KmqError, TopicError
 from kmq_spark.kafka.client_errors import client_error
-from kmq_spark.kafka.settings import make_client, reader_config
+from kmq_spark.kafka.durations import milliseconds
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
+from kmq_spark.kafka.settings import admin_config, make_client, reader_config
+from kmq_spark.rate_limit import RateLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
+    from datetime import timedelta
     from types import TracebackType
 
     from confluent_kafka import Message
@@ -34,29 +37,30 @@ if TYPE_CHECKING:
     from kmq_spark.coordination.claim import Claim
     from kmq_spark.coordination.coordinator import Coordinator
 
+logger = logging.getLogger(__name__)
+
 Mode = Literal["at-least-once", "at-most-once"]
 MODES = ("at-least-once", "at-most-once")
 
 _LASTING = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 """Failures of a fetch that do not pass by themselves."""
 
+LOOKS = 10
+"""Looks at the pace within `release_if_behind`."""
+
 _POLL_S = 0.1
 _CHECK_EVERY_S = 0.5
 _TIMEOUT_S = 15.0
-_LONGEST_BEHIND_S = 86_400
+_WARN_INTERVAL_S = 60.0
+_DAY_MS = 86_400_000
 
 
 class Progress:
-    """
-    Which messages of a partition are handed out and not acknowledged, under one claim.
-
-    Attributes:
-        end: Offset behind the last message that was handed out.
-    """
+    """Which messages of a partition are handed out and not acknowledged, under one claim."""
 
     def __init__(self) -> None:
-        """Begin without messages."""
         self.end = 0
+        """Offset behind the last message that was handed out."""
         self._handed_out: deque[int] = deque()
         self._acked: set[int] = set()
 
@@ -92,7 +96,6 @@ class Batch:
     """
 
     def __init__(self, claim: Claim, partition: int, messages: list[Message], progress: Progress) -> None:
-        """Begin with no message acknowledged."""
         self.claim, self.partition, self.messages = claim, partition, messages
         self._progress = progress
 
@@ -136,20 +139,22 @@ class Batch:
 
 class Consumption:
     """
-    An iterator over batches of a topic, for one member of a group; `Coordinator.consume` makes it.
+    The batches of a topic for one member of a group; the members share its partitions, one owner each.
+
+        with Consumption(me, "clicks") as batches:
+            for batch in batches:
+                ...
 
     Args:
-        coordinator: That has joined.
+        coordinator: That has joined; one consumption of a topic for each.
         topic: To consume.
-        bootstrap_servers: Comma-separated `host:port`.
-        mode: `at-least-once` or `at-most-once`.
+        mode: `at-least-once`, or `at-most-once`.
         max_messages: Most messages in a batch.
         most_claims: Most partitions that this member takes; 0 = no limit.
         auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
-        idle_s: End the iteration after so long without a message; None: never.
-        release_if_behind_s: Release a partition where this member has been stuck, or slower than the senders, for so
-            long, seconds, 1 to 86,400; others may take it. None: never.
-        extra: librdkafka settings.
+        idle: End after so long without a message, seconds or a timedelta; None: never.
+        release_if_behind: Release a partition where this member has been stuck, or slower than the senders, for so
+            long, 1 second to a day, and leave it to the others for as long again. None: never.
 
     Raises:
         ConfigError: A value is out of bounds.
@@ -160,16 +165,13 @@ class Consumption:
         coordinator: Coordinator,
         topic: str,
         *,
-        bootstrap_servers: str,
         mode: Mode = "at-least-once",
         max_messages: int = 500,
         most_claims: int = 0,
         auto_ack: bool = True,
-        idle_s: float | None = None,
-        release_if_behind_s: float | None = None,
-        extra: Mapping[str, str] | None = None,
+        idle: float | timedelta | None = None,
+        release_if_behind: float | timedelta | None = None,
     ) -> None:
-        """Connect lazily."""
         if mode not in MODES:
             message = f"mode is not allowed: got {mode!r}, allowed {' or '.join(map(repr, MODES))}; correct the call"
             raise ConfigError(message)
@@ -179,16 +181,15 @@ class Consumption:
                 "minimum 1 and 0; correct the call"
             )
             raise ConfigError(message)
-        if release_if_behind_s is not None and not 1 <= release_if_behind_s <= _LONGEST_BEHIND_S:
-            message = (
-                f"release_if_behind_s is out of bounds: got {release_if_behind_s!r}, minimum 1, "
-                f"maximum {_LONGEST_BEHIND_S}; correct the call"
-            )
-            raise ConfigError(message)
+        self._idle_s = None if idle is None else milliseconds("idle", idle) / 1000
+        self._behind_s = 0.0
+        if release_if_behind is not None:
+            self._behind_s = milliseconds("release_if_behind", release_if_behind, 1_000, _DAY_MS) / 1000
         self._coordinator, self._topic, self._mode = coordinator, topic, mode
-        self._max_messages, self._most_claims, self._idle_s = max_messages, most_claims, idle_s
-        self._auto_ack = auto_ack
-        config = reader_config(bootstrap_servers, f"kmq.coordination.{coordinator.group}", extra=extra)
+        self._max_messages, self._most_claims, self._auto_ack = max_messages, most_claims, auto_ack
+        config = reader_config(
+            coordinator.bootstrap_servers, f"kmq.coordination.{coordinator.group}", extra=coordinator.extra
+        )
         # Where neither the group nor Kafka has a position: from the beginning, as a queue's first consumer.
         self._client = make_client(Consumer, {**config, "auto.offset.reset": "earliest"})
         self._partition_count = 0
@@ -197,18 +198,13 @@ class Consumption:
         self._fetched: dict[int, list[Message]] = {}
         self._batch: Batch | None = None
         self._batch_began_s = self._checked_s = float("-inf")
-        self._pace_watch: PaceWatch | None = None
-        if release_if_behind_s is not None:
-            self._pace_watch = PaceWatch(
-                topic,
-                release_if_behind_s,
-                max_messages,
-                held=self._claims.copy,
-                is_working=self._is_working,
-                stuck_s=self._stuck_s,
-                bootstrap_servers=bootstrap_servers,
-                extra=extra,
-            )
+        self._paces: dict[tuple[int, int], Pace] = {}
+        self._released_s: dict[int, float] = {}
+        self._stopping = threading.Event()
+        # In a thread of its own: a member that is stuck asks for no batch.
+        self._pace_thread = threading.Thread(target=self._watch_pace, name=f"kmq-pace-{topic}", daemon=True)
+        if self._behind_s:
+            self._pace_thread.start()
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -246,8 +242,9 @@ class Consumption:
 
     def close(self) -> None:
         """Release the partitions, each with its position, and close the client."""
-        if self._pace_watch is not None:
-            self._pace_watch.close()
+        self._stopping.set()
+        if self._behind_s:
+            self._pace_thread.join(_TIMEOUT_S)
         for claim in self._claims.values():
             claim.release()
         self._claims.clear()
@@ -319,8 +316,9 @@ class Consumption:
         for partition in range(self._partitions()):
             if self._most_claims and len(self._claims) >= self._most_claims:
                 return
-            is_left = self._pace_watch is not None and self._pace_watch.leaves_to_others(partition)
-            if partition in self._claims or is_left:
+            released_s = self._released_s.get(partition, float("-inf"))
+            # Others have as long to claim what this member released because it was behind.
+            if partition in self._claims or time.monotonic() - released_s < self._behind_s:
                 continue
             if claim := self._coordinator.claim(f"{self._topic}/{partition}"):
                 self._begin(partition, claim)
@@ -342,15 +340,6 @@ class Consumption:
         self._claims[partition], self._progress[partition] = claim, Progress()
         self._client.incremental_assign([place])
 
-    def _is_working(self, partition: int) -> bool:
-        """Return whether a message of a partition is handed out and not processed; called by the pace's thread."""
-        progress, batch = self._progress.get(partition), self._batch
-        return (progress is not None and progress.is_open) or (batch is not None and batch.partition == partition)
-
-    def _stuck_s(self) -> float:
-        """Return for how long the application has had the batch under way, seconds; called by the pace's thread."""
-        return 0.0 if self._batch is None else time.monotonic() - self._batch_began_s
-
     def _commit_to_kafka(self, batch: Batch) -> None:
         """Show the position to tools that read Kafka's offsets; the group's own position is in the log."""
         if batch.claim.position is None:
@@ -369,6 +358,83 @@ class Consumption:
                 raise TopicError(message)
             self._partition_count = len(metadata.partitions)
         return self._partition_count
+
+    # The pace.
+
+    def _watch_pace(self) -> None:
+        """Release the partitions where this member is stuck, or slower than the senders; in a thread."""
+        coordinator, warning_limit = self._coordinator, RateLimit(_WARN_INTERVAL_S)
+        admin = make_client(AdminClient, admin_config(coordinator.bootstrap_servers, extra=coordinator.extra))
+        while not self._stopping.wait(self._behind_s / LOOKS):
+            try:
+                self._look_at_pace(admin)
+            except KmqError as error:
+                # Without the topic's end there is nothing to judge.
+                if warning_limit.allows():
+                    logger.warning("cannot see whether %s is consumed fast enough: %s", self._topic, error)
+
+    def _look_at_pace(self, admin: AdminClient) -> None:
+        held = {partition: claim for partition, claim in self._claims.copy().items() if claim.is_held}
+        ends = offsets_of(admin, self._topic, held, LATEST, _TIMEOUT_S)
+        new = [partition for partition, claim in held.items() if claim.position is None]
+        firsts = offsets_of(admin, self._topic, new, EARLIEST, _TIMEOUT_S)
+        now_s, batch = time.monotonic(), self._batch
+        is_stuck = batch is not None and now_s - self._batch_began_s >= self._behind_s
+        self._paces = {
+            (partition, claim.epoch): self._paces.get((partition, claim.epoch))
+            or Pace(self._behind_s, self._max_messages, now_s)
+            for partition, claim in held.items()
+        }
+        for partition, claim in held.items():
+            position = firsts[partition] if claim.position is None else claim.position
+            is_working = self._progress[partition].is_open or (batch is not None and batch.partition == partition)
+            is_behind = self._paces[partition, claim.epoch].is_behind(
+                now_s, position, ends[partition], is_working=is_working
+            )
+            if not is_behind and not (is_stuck and position < ends[partition]):
+                continue
+            logger.warning(
+                "releasing partition %d of %s: this member has been behind for %g s, %d messages wait",
+                partition, self._topic, self._behind_s, ends[partition] - position,
+                extra={"action": "claim_released_behind", "resource": claim.resource, "epoch": claim.epoch},
+            )  # fmt: skip
+            self._released_s[partition] = time.monotonic()
+            claim.release()
+
+
+class Pace:
+    """
+    Judge whether the holder of a partition keeps up with it, under one claim.
+
+    Who catches up keeps up, however much waits: its lag reaches a new minimum from time to time. No more than one batch
+    is no lag, and neither is a partition on which nobody works: transactions end with records of the broker's that no
+    consumer gets.
+
+    Source: Marshal `claim.go`, `healthCheck`, which compares averages of two rates.
+    """
+
+    def __init__(self, limit_s: float, enough: int, now_s: float) -> None:
+        self._limit_s, self._enough, self._since_s = limit_s, enough, now_s
+        self._position = -1
+        self._lowest: int | None = None
+
+    def is_behind(self, now_s: float, position: int, end: int, *, is_working: bool) -> bool:
+        """
+        Return whether the holder has been behind for `limit_s`.
+
+        Args:
+            now_s: Any clock that never runs backwards, seconds.
+            position: Next message to process.
+            end: Offset behind the last message in the topic.
+            is_working: Whether a message was handed out that is not processed yet.
+        """
+        lag = end - position
+        has_moved, self._position = position > self._position, position
+        is_small = lag <= self._enough
+        is_lowest = self._lowest is None or lag < self._lowest
+        if (has_moved and (is_small or is_lowest)) or (is_small and not is_working):
+            self._since_s, self._lowest = now_s, lag
+        return now_s - self._since_s >= self._limit_s
 
 
 def _offset_of(message: Any) -> int:  # noqa: ANN401  # the client's message: its offset is never None

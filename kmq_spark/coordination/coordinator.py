@@ -2,8 +2,7 @@
 Join a group, claim what one member at a time may hold, and spread tasks: the client of the coordination topic.
 
 Rule 1: whatever this process believes, the log decides: a call returns when its record was read back.
-Rule 2: callbacks run in a thread of their own, one after the other; a slow one delays the next one and no heartbeat.
-Rule 3: a process that was forked from this one holds nothing, and cannot use the coordinator.
+Rule 2: a process that was forked from this one holds nothing, and cannot use the coordinator.
 
 Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coordination.md.
 """
@@ -11,45 +10,97 @@ Source: Marshal's `Marshaler` and `Consumer`; its options are named in docs/coor
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
 import threading
 import time
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.coordination.callbacks import Callbacks
-from kmq_spark.coordination.channel import Channel
-from kmq_spark.coordination.consumption import Consumption
-from kmq_spark.coordination.group_log import read_group_log
-from kmq_spark.coordination.leader import snapshot_every_ms
-from kmq_spark.coordination.session import Session, not_joined
-from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT, check_coordination_topic
-from kmq_spark.core.coordination.assign import sticky_balanced
+from kmq_spark.coordination.channel import Channel, read_group_log
+from kmq_spark.coordination.session import Session, now_ms
+from kmq_spark.coordination.topic import COORDINATION_TOPIC, check_coordination_topic
 from kmq_spark.core.coordination.effects import Ignored
+from kmq_spark.core.coordination.leader import Duties, snapshot_every_ms, sticky_balanced
 from kmq_spark.core.coordination.records import (
+    MAX_HEARTBEAT_MS,
+    MAX_PAUSE_MS,
+    MIN_HEARTBEAT_MS,
     Record,
     RecordType,
     is_group,
     record_fault,
 )
-from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, UsageError
+from kmq_spark.errors import ConfigError, KmqError, UsageError
 from kmq_spark.kafka import forks
+from kmq_spark.kafka.durations import milliseconds
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
     from types import TracebackType
 
     from kmq_spark.coordination.claim import Claim
-    from kmq_spark.coordination.consumption import Mode
-    from kmq_spark.core.coordination.assign import Assign
-    from kmq_spark.core.coordination.effects import Applied, Effect
+    from kmq_spark.core.coordination.effects import Effect
+    from kmq_spark.core.coordination.leader import Assign
+    from kmq_spark.core.coordination.world import Member, Resource, Task, World
 
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
 _STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """
+    A group as of the last record that was read; the value does not change.
+
+    Attributes:
+        next_offset: Offset behind that record.
+        generation: Offset of the record that last changed the members; -1 = none.
+        leader: Client id of the leader, empty where there is no member.
+        heartbeat: T, seconds; 0 where no member has joined yet.
+        clock_ms: The group's clock, by which members are seen.
+        paused_until_ms: End of the pause, epoch milliseconds, broker clock; 0 = not paused.
+        members: By client id.
+        resources: Those that are held or have a position, by name.
+        tasks: By name.
+    """
+
+    next_offset: int
+    generation: int
+    leader: str
+    heartbeat: float
+    clock_ms: int
+    paused_until_ms: int
+    members: Mapping[str, Member]
+    resources: Mapping[str, Resource]
+    tasks: Mapping[str, Task]
+
+    def holder(self, resource: str) -> str:
+        """Return the client id of the holder of a resource or task, empty where it is free."""
+        known = self.resources.get(resource)
+        return "" if known is None else known.holder
+
+
+def view_of(world: World) -> GroupView:
+    """Return a world as it is now."""
+    return GroupView(
+        world.next_offset,
+        world.generation,
+        world.leader,
+        world.heartbeat_ms / 1000,
+        world.clock_ms,
+        world.paused_until_ms,
+        MappingProxyType(dict(sorted(world.members.items()))),
+        MappingProxyType(dict(sorted(world.resources.items()))),
+        MappingProxyType(dict(sorted(world.tasks.items()))),
+    )
 
 
 class Coordinator:
@@ -59,17 +110,17 @@ class Coordinator:
     Args:
         group: Name of the group, 1 to 200 of `A-Z a-z 0-9 . _ -`.
         bootstrap_servers: Comma-separated `host:port`.
-        client_id: Name of the member, stable over restarts if you want it to find its claims again; empty for a random
-            one. No two processes of a group may use one at a time.
-        heartbeat_ms: T: a hold ends T after its last renewal, and others may claim after 2T. 100 to 60,000. The first
-            member of an empty group decides; later ones adopt it.
+        client_id: Name of the member; empty for a random one. With a name that is stable over restarts it finds its
+            claims again. No two processes of a group may use one at a time.
+        heartbeat: T: a hold ends T after its last renewal, and others may claim after 2T. 0.1 to 60 seconds, or a
+            timedelta. The first member of an empty group decides; later ones adopt it.
         metadata: Free bytes that other members see, at most 4,096.
         fast_reclaim: Your promise that no other process uses *client_id* any more: take its claims over at once.
         assign: How tasks are spread while this member leads; use the same function in all members.
-        on_lost: Called with each claim that is over and was not released.
-        on_change: Called with the effects of each batch of records.
+        on_change: Called with the effects of each batch of records, in a thread of its own: a slow call delays the
+            next one, and neither a heartbeat nor a call of the coordinator.
         topic: The coordination topic.
-        timeout: Bound on each call to the broker while joining.
+        timeout: Bound on each call to the broker while joining, seconds or a timedelta.
         extra: librdkafka settings.
 
     Raises:
@@ -82,17 +133,15 @@ class Coordinator:
         *,
         bootstrap_servers: str,
         client_id: str = "",
-        heartbeat_ms: int = 2_000,
+        heartbeat: float | timedelta = 2.0,
         metadata: bytes = b"",
         fast_reclaim: bool = False,
         assign: Assign = sticky_balanced,
-        on_lost: Callable[[Claim], None] | None = None,
         on_change: Callable[[Sequence[Effect]], None] | None = None,
         topic: str = COORDINATION_TOPIC,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float | timedelta = 15.0,
         extra: Mapping[str, str] | None = None,
     ) -> None:
-        """Check the values; `join` connects."""
         if not is_group(group):
             message = (
                 f"group name is not allowed: got {group!r:.80}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
@@ -101,20 +150,22 @@ class Coordinator:
         self.group = group
         self.client_id = client_id or new_client_id("member")
         self.instance = secrets.token_hex(8)
+        self.bootstrap_servers, self.extra = bootstrap_servers, extra
         self._join_fields: dict[str, Any] = {
             "metadata": metadata,
-            "heartbeat_ms": heartbeat_ms,
+            "heartbeat_ms": milliseconds("heartbeat", heartbeat, MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS),
             "fast_reclaim": fast_reclaim,
         }
         join = Record(RecordType.JOIN, self.client_id, self.instance, **self._join_fields)
         if fault := record_fault(join):
             raise ConfigError(f"{fault}; correct the arguments of Coordinator")
-        self._assign, self._callbacks = assign, Callbacks(on_lost, on_change)
-        self._topic, self._timeout, self._extra = topic, timeout, extra
-        self._bootstrap_servers = bootstrap_servers
+        self._assign, self._on_change = assign, on_change
+        self._topic, self._timeout_s = topic, milliseconds("timeout", timeout) / 1000
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
+        self._caller: threading.Thread | None = None
+        self._changes: queue.SimpleQueue[list[Effect] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         forks.watch(self)
 
@@ -131,19 +182,20 @@ class Coordinator:
         """Leave."""
         self.close()
 
-    def join(self, timeout_s: float = 30.0) -> None:
+    def join(self, timeout: float | timedelta = 30.0) -> None:
         """
         Become a member of the group.
 
         Args:
-            timeout_s: Longest time. A client id whose other instance is a member is tried again until then.
+            timeout: Longest time, seconds or a timedelta. While another instance of the client id is a member, the
+                join is tried again until then.
 
         Raises:
             TopicError: The topic does not exist, or does not fit.
             UsageError: The client id is used by another instance, or this coordinator was used before.
             KafkaClientError: The broker cannot be reached, or the group's world cannot be known.
         """
-        until_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
         session = self._begin(until_s)
         try:
             self._join(session, until_s)
@@ -151,17 +203,17 @@ class Coordinator:
             self.close()
             raise
 
-    def watch(self, timeout_s: float = 30.0) -> None:
+    def watch(self, timeout: float | timedelta = 30.0) -> None:
         """
         Follow the group without being a member: to look, to pause it, to set positions, to add tasks.
 
         Args:
-            timeout_s: Longest time.
+            timeout: Longest time, seconds or a timedelta.
 
         Raises:
             KmqError: As `join`.
         """
-        self._begin(time.monotonic() + timeout_s)
+        self._begin(time.monotonic() + milliseconds("timeout", timeout) / 1000)
 
     def close(self, *, leave: bool = True) -> None:
         """
@@ -171,8 +223,8 @@ class Coordinator:
             leave: Whether to release the claims and leave the group. False: others wait for 2T, and a process that
                 starts with the same client id and `fast_reclaim` before that takes the claims over.
         """
-        session, channel, thread = self._session, self._channel, self._thread
-        self._session = self._channel = self._thread = None
+        session, channel, thread, caller = self._session, self._channel, self._thread, self._caller
+        self._session = self._channel = self._thread = self._caller = None
         if session is not None:
             try:
                 session.stop(leave=leave)
@@ -185,17 +237,19 @@ class Coordinator:
         if channel is not None:
             channel.flush(_STOP_S if leave else 1.0)
             channel.close()
-        self._callbacks.stop()
+        self._changes.put(None)
+        if caller is not None and caller is not threading.current_thread():  # `on_change` may call this
+            caller.join(_STOP_S)
 
     # Claims.
 
-    def claim(self, resource: str, timeout_s: float = 0.0) -> Claim | None:
+    def claim(self, resource: str, timeout: float | timedelta = 0.0) -> Claim | None:
         """
         Claim a resource.
 
         Args:
             resource: Its name, 1 to 255 characters; for a task, this member must be assigned to it.
-            timeout_s: How long to wait while another member holds it, or the group is paused.
+            timeout: How long to wait while another member holds it, or the group is paused; seconds or a timedelta.
 
         Returns:
             The claim, or None where it was not granted in time. A claim that this process has already is returned.
@@ -206,7 +260,7 @@ class Coordinator:
             KmqError: The session is over.
         """
         session = self._joined()
-        until_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
         while True:
             with session.changed:
                 if session.failure is not None:
@@ -236,15 +290,15 @@ class Coordinator:
 
     def add_task(self, task: str, payload: bytes = b"") -> None:
         """Add a task, or change its payload; the leader assigns it."""
-        self._written(RecordType.ADD_TASK, resource=task, payload=payload)
+        self._write(RecordType.ADD_TASK, resource=task, payload=payload)
 
     def remove_task(self, task: str) -> None:
         """Remove a task; its holder sees it and releases."""
-        self._written(RecordType.REMOVE_TASK, resource=task)
+        self._write(RecordType.REMOVE_TASK, resource=task)
 
     def drain(self, client_id: str = "") -> None:
-        """Let a member, this one by default, get no more tasks; the leader gives those it has to others."""
-        self._written(RecordType.DRAIN, member=client_id or self.client_id)
+        """Assign no more tasks to a member (default: this one); the leader gives those it has to others."""
+        self._write(RecordType.DRAIN, member=client_id or self.client_id)
 
     @property
     def assigned(self) -> dict[str, bytes]:
@@ -255,87 +309,44 @@ class Coordinator:
                 name: task.payload for name, task in session.world.tasks.items() if task.client_id == self.client_id
             }
 
-    def consume(
-        self,
-        topic: str,
-        *,
-        mode: Mode = "at-least-once",
-        max_messages: int = 500,
-        most_claims: int = 0,
-        auto_ack: bool = True,
-        idle_s: float | None = None,
-        release_if_behind_s: float | None = None,
-    ) -> Consumption:
-        """
-        Consume a topic: the members of the group share its partitions, one owner each.
-
-            with me.consume("clicks") as batches:
-                for batch in batches:
-                    ...
-
-        Args:
-            topic: Its name.
-            mode: `at-least-once`, or `at-most-once`.
-            max_messages: Most messages in a batch.
-            most_claims: Most partitions that this member takes; 0 = no limit.
-            auto_ack: At least once: asking for the next batch acknowledges the one before. False: `Batch.ack` does.
-            idle_s: End after so long without a message, seconds; None: never.
-            release_if_behind_s: Release a partition where this member has been stuck, or slower than the senders, for
-                so long, seconds, 1 to 86,400, and leave it to the others for as long again. None: never.
-
-        Raises:
-            ConfigError: A value is out of bounds.
-        """
-        return Consumption(
-            self,
-            topic,
-            bootstrap_servers=self._bootstrap_servers,
-            mode=mode,
-            max_messages=max_messages,
-            most_claims=most_claims,
-            auto_ack=auto_ack,
-            idle_s=idle_s,
-            release_if_behind_s=release_if_behind_s,
-            extra=self._extra,
-        )
-
     # The operator.
 
-    def pause(self, duration_ms: int) -> None:
-        """Pause the group: no claim is granted and none renewed; at most for that many milliseconds."""
-        self._written(RecordType.PAUSE_GROUP, duration_ms=duration_ms)
+    def pause(self, duration: float | timedelta) -> None:
+        """Pause the group for at most so long, seconds or a timedelta: no claim is granted and none renewed."""
+        self._write(RecordType.PAUSE_GROUP, duration_ms=milliseconds("duration", duration, 1, MAX_PAUSE_MS))
 
     def resume(self) -> None:
         """End the pause of the group."""
-        self._written(RecordType.RESUME_GROUP)
+        self._write(RecordType.RESUME_GROUP)
 
     def set_position(self, resource: str, position: int | None) -> None:
-        """Set the position of a resource, or forget it; the group must be paused, and nothing held any more."""
-        self._written(RecordType.SET_POSITION, resource=resource, position=position)
+        """Set the position of a resource, or forget it (None); the group must be paused, and nothing held any more."""
+        self._write(RecordType.SET_POSITION, resource=resource, position=position)
 
-    def view(self) -> dict[str, Any]:
-        """Return the world of the group as plain values: members, resources, tasks, leader, generation."""
+    def view(self) -> GroupView:
+        """Return the group as it is now: members, resources, tasks, leader, generation."""
         session = self._joined()
         with session.changed:
-            return session.world.view()
+            return view_of(session.world)
 
-    def wait_for(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float) -> bool:
+    def wait_for(self, condition: Callable[[GroupView], bool], timeout: float | timedelta) -> bool:
         """
-        Wait until the world of the group is as wanted.
+        Wait until the group is as wanted.
 
         Args:
-            condition: Asked with `view()` after each batch of records.
-            timeout_s: At most so long.
+            condition: Called with `view()` after each batch of records.
+            timeout: Longest time, seconds or a timedelta.
 
         Returns:
             Whether it is.
         """
         session = self._joined()
+        wait_s = milliseconds("timeout", timeout) / 1000
         with session.changed:
-            session.changed.wait_for(lambda: session.failure is not None or condition(session.world.view()), timeout_s)
+            session.changed.wait_for(lambda: session.failure is not None or condition(view_of(session.world)), wait_s)
             if session.failure is not None:
                 raise session.failure
-            return condition(session.world.view())
+            return condition(view_of(session.world))
 
     @property
     def failure(self) -> KmqError | None:
@@ -346,8 +357,7 @@ class Coordinator:
     def after_fork(self) -> Iterable[object]:
         """Give up in a child process; see `kmq_spark.kafka.forks`."""
         session, channel = self._session, self._channel
-        self._session = self._channel = self._thread = None
-        self._callbacks.after_fork()
+        self._session = self._channel = self._thread = self._caller = None
         self._stopping = threading.Event()
         # The child would be a second process of this instance.
         self._stopping.set()
@@ -359,37 +369,32 @@ class Coordinator:
 
     def _joined(self) -> Session:
         if self._session is None:
-            raise not_joined(self.group)
+            message = f"group {self.group!r} was not joined: got a call before join, or after close; call join first"
+            raise UsageError(message)
         return self._session
 
-    def _written(self, kind: RecordType, **fields: Any) -> Applied:
+    def _write(self, kind: RecordType, **fields: Any) -> None:
         """Write a record and wait for it; raise where it changed nothing."""
-        session = self._joined()
-        applied = session.answer_to(session.send(kind, awaited=True, **fields), _ANSWER_S)
-        if applied is None:
-            trouble = "" if self._channel is None or not self._channel.trouble else f" ({self._channel.trouble})"
-            message = f"{kind.name} was not read back within {_ANSWER_S:g} s{trouble}; check the broker and the rights"
-            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+        applied = self._joined().ask(kind, _ANSWER_S, **fields)
         if applied.ignored:
             message = f"{kind.name} changed nothing in group {self.group!r}: {applied.ignored[0]}; {_ADVICE[kind]}"
             raise UsageError(message)
-        return applied
 
     def _begin(self, until_s: float) -> Session:
-        """Read the group's world, and start the thread."""
+        """Read the group's world, and start the threads."""
         if self._session is not None or self._stopping.is_set():
             message = f"coordinator of group {self.group!r} was used before: got a second join; make a new one"
             raise UsageError(message)
-        admin = make_client(AdminClient, admin_config(self._bootstrap_servers, extra=self._extra))
-        retention_ms = check_coordination_topic(admin, self._topic, self._bootstrap_servers, self._timeout)
+        admin = make_client(AdminClient, admin_config(self.bootstrap_servers, extra=self.extra))
+        retention_ms = check_coordination_topic(admin, self._topic, self.bootstrap_servers, self._timeout_s)
         heartbeat_ms = int(self._join_fields["heartbeat_ms"])
         channel = self._channel = Channel(
             self._topic,
             self.group,
-            self._bootstrap_servers,
+            self.bootstrap_servers,
             new_client_id("coordination"),
             delivery_timeout_ms=max(1_000, 2 * heartbeat_ms),
-            extra=self._extra,
+            extra=self.extra,
         )
         try:
             log = read_group_log(channel, self.group, until_s)
@@ -403,10 +408,13 @@ class Coordinator:
             self.client_id,
             instance=self.instance,
             join_fields=self._join_fields,
-            assign=self._assign,
-            snapshot_every_ms=snapshot_every_ms(retention_ms),
+            duties=Duties(self._assign, snapshot_every_ms(retention_ms), now_ms()),
         )
-        self._callbacks.start(session, self.group)
+        if self._on_change is not None:
+            session.on_effects = self._changes.put
+            name = f"kmq-coordination-callbacks-{self.group}"
+            self._caller = threading.Thread(target=self._call_back, name=name, daemon=True)
+            self._caller.start()
         self._thread = threading.Thread(
             target=self._run, args=(session, self._stopping), name=f"kmq-coordination-{self.group}", daemon=True
         )
@@ -416,9 +424,6 @@ class Coordinator:
     def _join(self, session: Session, until_s: float) -> None:
         while True:
             applied = session.join(max(0.1, until_s - time.monotonic()))
-            if applied is None:
-                message = f"JOIN of {self.client_id!r} was not read back in time; check the broker"
-                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
             if not applied.ignored:
                 break
             if applied.ignored[0] is not Ignored.CLIENT_ID_IN_USE or time.monotonic() > until_s:
@@ -435,13 +440,13 @@ class Coordinator:
                 )
         if session.heartbeat_ms != self._join_fields["heartbeat_ms"]:
             logger.warning(
-                "group %s has heartbeat_ms=%d, this member was given %d and uses that of the group",
-                self.group, session.heartbeat_ms, self._join_fields["heartbeat_ms"],
+                "group %s has T=%g s; this member was given %g s and uses that of the group",
+                self.group, session.heartbeat_ms / 1000, self._join_fields["heartbeat_ms"] / 1000,
                 extra={"action": "interval_adopted"},
             )  # fmt: skip
 
     def _run(self, session: Session, stopping: threading.Event) -> None:
-        """Heartbeat and read until stopped; in the thread."""
+        """Heartbeat and read until stopped; in a thread."""
         try:
             while not stopping.is_set() and session.failure is None:
                 session.turn()
@@ -450,6 +455,15 @@ class Coordinator:
         except Exception as error:
             logger.exception("coordination of group %s ended", self.group, extra={"action": "coordination_ended"})
             session.fail(KmqError(f"coordination of group {self.group!r} ended: {error!r}; see the log"))
+
+    def _call_back(self) -> None:
+        """Call `on_change` with what has arrived, until closed; in a thread."""
+        assert self._on_change is not None
+        while (effects := self._changes.get()) is not None:
+            try:
+                self._on_change(effects)
+            except Exception:
+                logger.exception("a callback of the coordinator failed", extra={"action": "callback_failed"})
 
 
 _ADVICE = {

@@ -1,5 +1,5 @@
 """
-A process in a group: reads the group's partition, heartbeats, and keeps what it holds.
+One process in a group: it reads the group's partition, heartbeats, and keeps what it holds.
 
 Rule 1: one lock (`changed`) for world, holds and claims. Records get their sequence and their place in the client's
 queue under it, so that both have the same order.
@@ -7,8 +7,6 @@ Rule 2: a hold that is over by the clock ends its claim before anything else is 
 not bring it back.
 Rule 3: a claim that was lost is released a T after its hold was over, or lapses: the end of a hold is not the end of
 the work under it.
-Rule 4: every T/3 a heartbeat; a member that was dropped joins again under the same instance, without its claims.
-Rule 5: no callback of the user runs under the lock, or in the thread that heartbeats.
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ from threading import Condition, RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kmq_spark.coordination.claim import Claim
-from kmq_spark.coordination.leader import Leader
 from kmq_spark.core.coordination.effects import Applied, Change, Ignored
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
 from kmq_spark.core.coordination.records import HeldPosition, Record, RecordType
-from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, KmqError, UsageError
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError, UsageError, WireError
 from kmq_spark.wire.coordination import encode_record
+from kmq_spark.wire.coordination_snapshot import snapshot_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kmq_spark.coordination.channel import LoggedBytes
-    from kmq_spark.core.coordination.assign import Assign
     from kmq_spark.core.coordination.effects import Effect
+    from kmq_spark.core.coordination.leader import Duties
     from kmq_spark.core.coordination.world import World
     from kmq_spark.wire.coordination_log import GroupLog
 
@@ -49,6 +47,9 @@ POSITIONS_AT_ONCE = 900
 LONGEST_READ_S = 0.1
 """The thread looks that often whether it is to stop."""
 
+_JOIN = 0
+"""The key of the answer to a JOIN, in place of its sequence: the first JOIN may be lost, any later one answers it."""
+
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -58,14 +59,10 @@ def now_ms() -> float:
 
 
 class LogChannel(Protocol):
-    """
-    The way to the group's partition.
-
-    Attributes:
-        failure: Why it is of no use any more; None while it is.
-    """
+    """The way to the group's partition, see `Channel`."""
 
     failure: KmqError | None
+    trouble: str
 
     def read(self, timeout_s: float) -> list[LoggedBytes]:
         """Return records that have arrived, in order; wait for the first one."""
@@ -79,7 +76,7 @@ class LogChannel(Protocol):
 
 class Session:
     """
-    What one process knows and does in a group.
+    What one process knows and does in a group; an observer until `join` makes it a member.
 
     Args:
         channel: To the group's partition, at the place where `log` ends.
@@ -87,16 +84,13 @@ class Session:
         client_id: Client id of the member.
         instance: Instance of this process.
         join_fields: Fields of its JOIN.
-        assign: Spreads the tasks when this member leads.
-        snapshot_every_ms: Time after which the leader writes a snapshot, if there are new records.
+        duties: What is due when this member leads.
         clock_ms: Monotonic clock, milliseconds.
 
     Attributes:
         changed: Lock of everything here; notified after each batch of records.
         claims: What this process holds, by resource.
         failure: Why the session is over; None while it lasts.
-        leader: What this process does when its member leads the group.
-        on_lost: Called with a claim that is over and was not released; must return at once.
         on_effects: Called with the effects of a batch, under the lock; must return at once.
         until_ms: When all holds end, by the monotonic clock.
     """
@@ -109,33 +103,27 @@ class Session:
         *,
         instance: str,
         join_fields: dict[str, Any],
-        assign: Assign,
-        snapshot_every_ms: float,
+        duties: Duties,
         clock_ms: Callable[[], float] = now_ms,
     ) -> None:
-        """Begin as an observer; `join` makes it a member."""
         self._clock_ms = clock_ms
         self.changed = Condition(RLock())
         self.claims: dict[str, Claim] = {}
         self.failure: KmqError | None = None
-        self.on_lost: Callable[[Claim], None] = lambda _: None
         self.on_effects: Callable[[list[Effect]], None] = lambda _: None
         self.until_ms = NEVER_HELD
         self.client_id, self.instance = client_id, instance
         self._channel, self._log = channel, log
-        self._holds = Holds(client_id, instance)
-        self._join_fields = join_fields
+        self._holds = Holds()
+        self._join_fields, self._duties = join_fields, duties
         self._sequence = 0
-        self._awaited: set[int] = set()
-        self._answers: dict[int, Applied] = {}
-        self._abandoned: set[int] = set()
+        self._answers: dict[int, Applied | None] = {}
+        self._given_up: set[int] = set()
         self._unsent: dict[str, HeldPosition] = {}
         self._release_at_ms: dict[str, float] = {}
         self._wants_membership = False
         self._is_join_read = False
-        self._join_sequence = 0
         self._join_sent_ms = self._beat_ms = NEVER_HELD
-        self.leader = Leader(self, assign, snapshot_every_ms, clock_ms)
 
     @property
     def world(self) -> World:
@@ -155,14 +143,9 @@ class Session:
 
     # Writing.
 
-    def send(self, kind: RecordType, *, awaited: bool = False, **fields: Any) -> int:
+    def send(self, kind: RecordType, **fields: Any) -> int:
         """
         Write a record; return its sequence.
-
-        Args:
-            kind: Its type.
-            awaited: Whether `answer_to` is going to ask for it.
-            fields: Fields of its type.
 
         Raises:
             MalformedRecordError: A field is out of bounds.
@@ -175,58 +158,44 @@ class Session:
             value = encode_record(Record(kind, self.client_id, self.instance, self._sequence + 1, **fields))
             self._sequence += 1
             self._holds.note_sent(self._sequence, sent_at_ms)
-            if awaited:
-                self._awaited.add(self._sequence)
             self._channel.write(value)
             return self._sequence
 
-    def answer_to(self, sequence: int, wait_s: float) -> Applied | None:
+    def ask(self, kind: RecordType, wait_s: float, **fields: Any) -> Applied:
         """
-        Wait until a record is read back.
-
-        Args:
-            sequence: Sequence of a record that was sent as awaited.
-            wait_s: At most so long.
-
-        Returns:
-            What it led to; None where it was not read back in time.
+        Write a record and wait until it is read back; return what it led to.
 
         Raises:
+            KafkaClientError: It was not read back in time; it may be later.
             KmqError: The session is over.
         """
         with self.changed:
-            self.changed.wait_for(lambda: sequence in self._answers or self.failure is not None, wait_s)
-            self._awaited.discard(sequence)
-            applied = self._answers.pop(sequence, None)
-            if applied is None:
-                self._abandoned.add(sequence)
-                if self.failure is not None:
-                    raise self.failure
-            return applied
+            sequence = self.send(kind, **fields)
+            key = _JOIN if kind is RecordType.JOIN else sequence
+            self._answers[key] = None
+            self.changed.wait_for(lambda: self._answers[key] is not None or self.failure is not None, wait_s)
+            applied = self._answers.pop(key)
+            if applied is not None:
+                return applied
+            if self.failure is not None:
+                raise self.failure
+            self._given_up.add(sequence)
+        trouble = f" ({self._channel.trouble})" if self._channel.trouble else ""
+        message = f"{kind.name} was not read back within {wait_s:g} s{trouble}; check the broker and the rights"
+        raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
 
-    def is_unanswered(self, sequence: int) -> bool:
-        """Return whether a record was sent as awaited and has not been read back."""
-        return sequence in self._awaited and sequence not in self._answers
-
-    def forget_answer(self, sequence: int) -> None:
-        """Keep no answer to a record that was sent as awaited."""
-        self._answers.pop(sequence, None)
-        self._awaited.discard(sequence)
-
-    def join(self, wait_s: float) -> Applied | None:
+    def join(self, wait_s: float) -> Applied:
         """Write a JOIN and wait until this instance is a member, or is refused; from now on the thread heartbeats."""
         with self.changed:
             self._wants_membership, self._is_join_read = True, False
-            self._join_sequence = self.send(RecordType.JOIN, awaited=True, **self._join_fields)
             self._beat_ms = self._join_sent_ms = self._clock_ms()
-            return self.answer_to(self._join_sequence, wait_s)
+            return self.ask(RecordType.JOIN, wait_s, **self._join_fields)
 
     def stop(self, *, leave: bool) -> None:
         """
         End every claim, then write what is left to say: the positions, and LEAVE.
 
-        Args:
-            leave: Whether to leave the group; else the claims lapse after 2T, or a successor takes them over.
+        Without LEAVE the claims lapse after 2T, or a successor takes them over.
         """
         with self.changed:
             # Else the thread would join again when it reads the LEAVE back.
@@ -235,7 +204,7 @@ class Session:
                 claim.end("the coordinator was closed")
             self.claims.clear()
             if self.failure is None and self.is_member:
-                self.beat()
+                self._beat()
                 if leave:
                     self.send(RecordType.LEAVE)
 
@@ -244,15 +213,6 @@ class Session:
         self.changed = Condition(RLock())
         self.until_ms = NEVER_HELD
         self.failure = UsageError("coordinator of the parent process: got a call after a fork; make one in the child")
-
-    def beat(self) -> None:
-        """Write a heartbeat with the positions that were not sent."""
-        with self.changed:
-            self._beat_ms = self._clock_ms()
-            rows = list(self._unsent.values())
-            self._unsent.clear()
-            for start in range(0, max(1, len(rows)), POSITIONS_AT_ONCE):
-                self.send(RecordType.HEARTBEAT, positions=tuple(rows[start : start + POSITIONS_AT_ONCE]))
 
     # Claims.
 
@@ -277,11 +237,7 @@ class Session:
 
     def claim(self, resource: str, wait_s: float) -> Claim | None:
         """Write a CLAIM; return the claim where it was granted and the hold lasts."""
-        sequence = self.send(RecordType.CLAIM, awaited=True, resource=resource)
-        applied = self.answer_to(sequence, wait_s)
-        if applied is None:
-            message = f"claim of {resource!r} was not read back within {wait_s:g} s; check the broker"
-            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+        applied = self.ask(RecordType.CLAIM, wait_s, resource=resource)
         if Ignored.OVER_LIMIT in applied.ignored:
             message = f"cannot claim {resource!r}: the group has the most resources that it may have; use another group"
             raise UsageError(message)
@@ -290,26 +246,19 @@ class Session:
             is_granted = any(effect.change is Change.CLAIMED for effect in applied.effects)
             return claim if is_granted and claim is not None and claim.is_held else None
 
-    def commit(self, claim: Claim, position: int, wait_s: float) -> None:
-        """Note a position for the next heartbeat, or send it in one of its own; see `Claim.commit`."""
-        row = HeldPosition(claim.resource, claim.epoch, position)
+    def note_position(self, claim: Claim, position: int) -> None:
+        """Send a position with the next heartbeat."""
         with self.changed:
             claim.position = position
-            if wait_s <= 0:
-                self._unsent[claim.resource] = row
-                return
-            self._unsent.pop(claim.resource, None)
-            sequence = self.send(RecordType.HEARTBEAT, awaited=True, positions=(row,))
-        self._refuse(claim, self._confirmed(claim, sequence, wait_s), f"position {position}")
+            self._unsent[claim.resource] = HeldPosition(claim.resource, claim.epoch, position)
 
-    def claim_messages(self, claim: Claim, end: int, wait_s: float) -> None:
-        """See `Claim.claim_messages`."""
-        until_s = time.monotonic() + wait_s
-        sequence = self.send(
-            RecordType.CLAIM_MESSAGES, awaited=True, resource=claim.resource, epoch=claim.epoch, position=end
-        )
-        self._refuse(claim, self._confirmed(claim, sequence, wait_s), f"messages up to {end}")
-        self.commit(claim, end, max(0.001, until_s - time.monotonic()))
+    def send_position(self, claim: Claim, position: int, wait_s: float) -> Applied:
+        """Send a position in a heartbeat of its own, and wait until it is read back."""
+        with self.changed:
+            claim.position = position
+            self._unsent.pop(claim.resource, None)
+            row = HeldPosition(claim.resource, claim.epoch, position)
+            return self.ask(RecordType.HEARTBEAT, wait_s, positions=(row,))
 
     def release(self, claim: Claim, position: int | None) -> None:
         """End a claim, then write its RELEASE."""
@@ -317,20 +266,6 @@ class Session:
             if claim.end("it was released") and self.failure is None:
                 self._forget(claim)
                 self.send(RecordType.RELEASE, resource=claim.resource, epoch=claim.epoch, position=position)
-
-    def _refuse(self, claim: Claim, applied: Applied, what: str) -> None:
-        """Raise where a record about a claim changed nothing."""
-        if applied.ignored:
-            message = f"{what} of {claim.resource!r} changed nothing: {applied.ignored[0]}; stop working on it"
-            raise ClaimLostError(message, resource=claim.resource, epoch=claim.epoch)
-
-    def _confirmed(self, claim: Claim, sequence: int, wait_s: float) -> Applied:
-        applied = self.answer_to(sequence, wait_s)
-        if applied is None:
-            message = f"record about {claim.resource!r} was not read back within {wait_s:g} s; check the broker"
-            raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
-        claim.check()
-        return applied
 
     def _forget(self, claim: Claim) -> None:
         if self.claims.get(claim.resource) is claim:
@@ -352,7 +287,6 @@ class Session:
             "claim of %s is over: %s", claim.resource, reason,
             extra={"action": "claim_lost", "resource": claim.resource, "epoch": claim.epoch},
         )  # fmt: skip
-        self.on_lost(claim)
 
     # The thread.
 
@@ -373,9 +307,10 @@ class Session:
             if self._channel.failure is not None:
                 self.fail(self._channel.failure)
             if effects:
-                self.leader.note_change()
+                self._duties.note_change()
                 self.on_effects(effects)
-            self.leader.lead()
+            if self.failure is None and self.is_member and self.world.leader == self.client_id:
+                self._lead()
             self.changed.notify_all()
 
     def fail(self, error: KmqError) -> None:
@@ -399,22 +334,38 @@ class Session:
         if self.claims and self._clock_ms() >= self.until_ms:
             self._lose_all("no renewal was read back from the log for T")
 
+    def _lead(self) -> None:
+        """Write what is due for the leader."""
+        try:
+            for assignments in self._duties.assignments(self.world, self._clock_ms()):
+                self.send(RecordType.ASSIGN, generation=self.world.generation, assignments=assignments)
+            if self._duties.is_snapshot_due(self.world, self._clock_ms()):
+                for part in snapshot_parts(self.world):
+                    self.send(RecordType.SNAPSHOT, snapshot=part)
+        except KafkaClientError as error:
+            self._duties.note_change()
+            logger.warning("cannot lead: %s", error, extra={"action": "lead_failed"})
+        except WireError as error:
+            logger.warning("cannot write a snapshot: %s", error, extra={"action": "snapshot_failed"})
+
     def _take(self, logged: LoggedBytes) -> list[Effect]:
         """Apply a record, and note what it means for this process."""
         applied = self._log.read(logged.offset, logged.append_time_ms, logged.key, logged.value)
         record = self._log.record
         is_own = record is not None and (record.client_id, record.instance) == (self.client_id, self.instance)
-        is_abandoned = False
+        is_given_up = False
         if record is not None and is_own:
             self._holds.note_read(record.sequence, refreshed=applied.refreshed)
             self.until_ms = self._holds.until_ms(self.world.heartbeat_ms)
-            is_abandoned = record.sequence in self._abandoned
-            self._abandoned = {one for one in self._abandoned if one > record.sequence}
-            self._is_join_read = self._is_join_read or record.type is RecordType.JOIN
-            # The first JOIN may be lost: any later one answers for it.
-            sequence = self._join_sequence if record.type is RecordType.JOIN else record.sequence
-            if sequence in self._awaited:
-                self._answers[sequence] = applied
+            is_join = record.type is RecordType.JOIN
+            key = _JOIN if is_join else record.sequence
+            is_given_up = record.sequence in self._given_up
+            self._given_up = {one for one in self._given_up if one > record.sequence}
+            if key in self._answers:
+                self._answers[key] = applied
+            self._is_join_read = self._is_join_read or is_join
+            if record.type is RecordType.ASSIGN:
+                self._duties.note_assign_read()
             if Ignored.CLIENT_ID_IN_USE in applied.ignored:
                 logger.warning(
                     "client id %s is used by another instance; the next try is in %d ms",
@@ -422,10 +373,10 @@ class Session:
                 )  # fmt: skip
         for effect in applied.effects:
             if effect.client_id == self.client_id:
-                self._take_effect(effect, is_abandoned=is_abandoned, is_own=is_own)
+                self._take_effect(effect, is_given_up=is_given_up, is_own=is_own)
         return applied.effects
 
-    def _take_effect(self, effect: Effect, *, is_abandoned: bool, is_own: bool) -> None:
+    def _take_effect(self, effect: Effect, *, is_given_up: bool, is_own: bool) -> None:
         """Note a change that is about this client id."""
         if effect.change is Change.REPLACED and not is_own and self._wants_membership:
             message = (
@@ -434,21 +385,21 @@ class Session:
             )
             self.fail(FencedError(message))
         elif effect.change is Change.CLAIMED and self.is_member:
-            self._grant(effect, is_abandoned=is_abandoned)
+            self._grant(effect, is_given_up=is_given_up)
         elif effect.change in {Change.RELEASED, Change.LAPSED}:
             claim = self.claims.get(effect.resource)
             if claim is not None and claim.epoch == effect.epoch:
                 lapsed = effect.change is Change.LAPSED
                 self._lose(claim, "it was not renewed for 2T" if lapsed else "the log shows its release")
 
-    def _grant(self, effect: Effect, *, is_abandoned: bool) -> None:
+    def _grant(self, effect: Effect, *, is_given_up: bool) -> None:
         before = self.claims.get(effect.resource)
         if before is not None:
             before.end("it was claimed again")
         position = self.world.resources[effect.resource].position
         claim = self.claims[effect.resource] = Claim(self, effect.resource, effect.epoch, position)
-        if is_abandoned:
-            # The caller has given up waiting.
+        if is_given_up:
+            # The caller does not wait for it any more.
             self.release(claim, None)
 
     def _next_beat_ms(self) -> float:
@@ -466,7 +417,7 @@ class Session:
         try:
             if self.is_member:
                 self._release_rest()
-                self.beat()
+                self._beat()
             else:
                 # Its first JOIN has not arrived; or a JOIN was refused, or the member was dropped.
                 self._beat_ms = self._join_sent_ms = time_ms
@@ -476,15 +427,18 @@ class Session:
             self._beat_ms = time_ms
             logger.warning("cannot heartbeat: %s", error, extra={"action": "heartbeat_failed"})
 
+    def _beat(self) -> None:
+        """Write a heartbeat with the positions that were not sent."""
+        self._beat_ms = self._clock_ms()
+        rows = list(self._unsent.values())
+        self._unsent.clear()
+        for start in range(0, max(1, len(rows)), POSITIONS_AT_ONCE):
+            self.send(RecordType.HEARTBEAT, positions=tuple(rows[start : start + POSITIONS_AT_ONCE]))
+
     def _release_rest(self) -> None:
         """Release what the log says this process holds and it does not: lost claims, and where a RELEASE was lost."""
-        rest = self.world.members[self.client_id].held - self.claims.keys()
+        rest = self.world.held.get(self.client_id, set()) - self.claims.keys()
         self._release_at_ms = {name: at_ms for name, at_ms in self._release_at_ms.items() if name in rest}
         for name in rest:
             if self._clock_ms() >= self._release_at_ms.get(name, NEVER_HELD):
                 self.send(RecordType.RELEASE, resource=name, epoch=self.world.resources[name].epoch)
-
-
-def not_joined(group: str) -> UsageError:
-    """Return the error of a call that needs a session."""
-    return UsageError(f"group {group!r} was not joined: got a call before join, or after close; call join first")

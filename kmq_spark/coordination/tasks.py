@@ -3,9 +3,7 @@ Run the tasks that the group's leader gives to this process.
 
 Rule 1: a task runs in this process only while this process holds its claim: claim, run, stop, release.
 Rule 2: a task that goes to another member or is removed is asked to stop (`stopping`); its claim is released when the
-handler has returned, so that the next owner begins after this one has ended. A handler whose claim is lost has T to
-return before another member may begin.
-Rule 3: a handler that returns or raises while its task is still assigned is called again after a pause.
+handler has returned, so that the next owner begins after this one has ended.
 """
 
 from __future__ import annotations
@@ -16,9 +14,11 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from kmq_spark.errors import KmqError
+from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
     from types import TracebackType
 
     from kmq_spark.coordination.claim import Claim
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESTART_S = 1.0
-"""Pause before a handler is called again that returned or raised."""
-
 _POLL_S = 0.1
-_STOP_S = 30.0
 
 
 class RunningTask:
@@ -41,11 +37,11 @@ class RunningTask:
         name: Name of the task.
         payload: What `add_task` said.
         claim: Its claim: hand `claim.epoch` to whatever you write to, call `claim.check()` before you write.
-        stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost.
+        stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost. In the latter case,
+            another member may begin a T later.
     """
 
     def __init__(self, name: str, payload: bytes, claim: Claim) -> None:
-        """Begin as one that runs."""
         self.name, self.payload, self.claim = name, payload, claim
         self.stopping = threading.Event()
 
@@ -70,14 +66,18 @@ class TaskRunner:
     Args:
         coordinator: That has joined.
         handler: Called with a `RunningTask`; returns soon after `stopping` is set.
-        restart_s: Pause before a handler is called again that returned or raised, seconds.
+        retry_delay: Pause before a handler that returned or raised is called again, seconds or a timedelta.
     """
 
     def __init__(
-        self, coordinator: Coordinator, handler: Callable[[RunningTask], None], *, restart_s: float = RESTART_S
+        self,
+        coordinator: Coordinator,
+        handler: Callable[[RunningTask], None],
+        *,
+        retry_delay: float | timedelta = 1.0,
     ) -> None:
-        """Run nothing before `start`."""
-        self._coordinator, self._handler, self._restart_s = coordinator, handler, restart_s
+        self._coordinator, self._handler = coordinator, handler
+        self._retry_delay_s = milliseconds("retry_delay", retry_delay) / 1000
         self._running: dict[str, tuple[RunningTask, threading.Thread]] = {}
         self._not_before_s: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -103,29 +103,31 @@ class TaskRunner:
         """Begin to run what is assigned."""
         self._thread.start()
 
-    def drain(self, timeout_s: float = _STOP_S) -> bool:
+    def drain(self, timeout: float | timedelta = 30.0) -> bool:
         """
-        Let the leader give all tasks to others, each after it has ended here.
+        Hand all tasks over to other members, each after it has ended here.
 
         Args:
-            timeout_s: Longest time.
+            timeout: Longest time, seconds or a timedelta.
 
         Returns:
             Whether nothing runs here any more; not so where no other member takes the tasks.
         """
+        until_s = time.monotonic() + milliseconds("timeout", timeout) / 1000
         self._coordinator.drain()
-        until_s = time.monotonic() + timeout_s
         while (self._running or self._coordinator.assigned) and time.monotonic() < until_s:
             time.sleep(_POLL_S)
         return not self._running
 
-    def stop(self, timeout_s: float = _STOP_S) -> None:
+    def stop(self, timeout: float | timedelta = 30.0) -> None:
         """
         Ask every task to stop, wait for them, and release their claims.
 
         Args:
-            timeout_s: Longest time; the claims of handlers that have not returned are kept until they lapse.
+            timeout: Longest time, seconds or a timedelta; the claims of handlers that have not returned are kept until
+                they lapse.
         """
+        timeout_s = milliseconds("timeout", timeout) / 1000
         self._stopping.set()
         until_s = time.monotonic() + timeout_s
         if self._thread.is_alive():
@@ -173,7 +175,7 @@ class TaskRunner:
         for name, (task, thread) in list(self._running.items()):
             if not thread.is_alive():
                 del self._running[name]
-                self._not_before_s[name] = time.monotonic() + self._restart_s
+                self._not_before_s[name] = time.monotonic() + self._retry_delay_s
                 task.claim.release()
                 logger.info("task %s ended", name, extra={"action": "task_ended", "epoch": task.claim.epoch})
 

@@ -1,11 +1,4 @@
-"""
-The coordination topic: how it is made, and whether it fits.
-
-Rule 1: making is idempotent and changes nothing that exists; a topic that does not fit is an error that names the
-repair.
-Rule 2: settings that this user may not read are not checked; records without the broker's append time are refused when
-they are read.
-"""
+"""The coordination topic: how it is made, whether it fits, and in which partition a group lies."""
 
 from __future__ import annotations
 
@@ -14,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.kafka.durations import milliseconds
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
 from kmq_spark.kafka.settings import admin_config, make_client
@@ -22,6 +17,7 @@ from kmq_spark.kafka.topic_creation import create_topics, require_quorum, shape_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from datetime import timedelta
 
 COORDINATION_TOPIC = "kmq.coordination"
 
@@ -31,8 +27,6 @@ MIN_RETENTION_MS = 60_000
 """Shortest retention: a reader needs a snapshot and all that lies behind it."""
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-
-DEFAULT_TIMEOUT = 15.0
 
 _REQUIRED = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
 _POLL_S = 0.05
@@ -48,20 +42,21 @@ def create_coordination_topic(
     topic: str = COORDINATION_TOPIC,
     partitions: int = DEFAULT_PARTITIONS,
     replication_factor: int = -1,
-    retention_ms: int = DEFAULT_RETENTION_MS,
-    timeout: float = DEFAULT_TIMEOUT,
+    retention: float | timedelta = DEFAULT_RETENTION_MS / 1000,
+    timeout: float | timedelta = 15.0,
     extra: Mapping[str, str] | None = None,
 ) -> None:
     """
-    Make the coordination topic where it does not exist, and check it.
+    Create the coordination topic where it does not exist, and check it; an existing one is not changed.
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
         topic: Its name; all members of a group use the same one.
         partitions: Partitions of a new topic. They cannot be changed later: a group's partition depends on them.
         replication_factor: Copies of each partition; -1 leaves it to the broker's default.
-        retention_ms: How long records are kept, milliseconds, at least a minute; snapshots replace what is deleted.
-        timeout: Bound on each call to the broker.
+        retention: How long records are kept, at least a minute, seconds or a timedelta; snapshots replace what is
+            deleted.
+        timeout: Bound on each call to the broker, seconds or a timedelta.
         extra: librdkafka settings.
 
     Raises:
@@ -69,15 +64,14 @@ def create_coordination_topic(
         TopicError: The topic exists and does not fit.
         KafkaClientError: The broker cannot be reached, or refuses.
     """
-    if retention_ms < MIN_RETENTION_MS:
-        message = f"retention_ms is too short: got {retention_ms!r}, minimum {MIN_RETENTION_MS}; keep records longer"
-        raise ConfigError(message)
+    retention_ms = milliseconds("retention", retention, MIN_RETENTION_MS, MAX_DUE_AT_MS)
+    timeout_s = milliseconds("timeout", timeout) / 1000
     if partitions < 1:
         message = f"partitions is out of bounds: got {partitions!r}, minimum 1; correct the call"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
-    until_s = time.monotonic() + timeout
-    if not shape_of(admin, topic, bootstrap_servers, timeout).partitions:
+    until_s = time.monotonic() + timeout_s
+    if not shape_of(admin, topic, bootstrap_servers, timeout_s).partitions:
         settings = {
             **_REQUIRED,
             **replication_settings(replication_factor),
@@ -86,53 +80,18 @@ def create_coordination_topic(
             "segment.ms": str(retention_ms // 2),
             "segment.bytes": str(SEGMENT_BYTES),
         }
-        create_topics(admin, [NewTopic(topic, partitions, replication_factor, config=settings)], timeout)
-        while not (made := shape_of(admin, topic, bootstrap_servers, timeout)).partitions:
+        create_topics(admin, [NewTopic(topic, partitions, replication_factor, config=settings)], timeout_s)
+        while not (made := shape_of(admin, topic, bootstrap_servers, timeout_s)).partitions:
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
         if replication_factor < 0:
-            require_quorum(admin, {topic: made}, timeout)
-    _check_known(admin, topic, bootstrap_servers, timeout, until_s)
-
-
-def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout: float) -> int:
-    """
-    Find out whether the coordination topic exists and fits.
-
-    Args:
-        admin: Admin client.
-        topic: Its name.
-        bootstrap_servers: For messages alone.
-        timeout: Bound on each call to the broker.
-
-    Returns:
-        Its `retention.ms`; 0 where we may not read it.
-
-    Raises:
-        TopicError: It does not exist, or a setting is wrong; the message names the repair.
-        KafkaClientError: The broker cannot be reached.
-    """
-    replicas = shape_of(admin, topic, bootstrap_servers, timeout).replicas
-    if not replicas:
-        message = (
-            f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
-        )
-        raise _MissingTopicError(message)
-    settings = settings_of(admin, [topic], timeout).get(topic, {})
-    findings = [f"topic {topic!r} {what}; run `{repair}`" for what, repair in topic_findings(topic, settings, replicas)]
-    if findings:
-        message = "coordination topic is not set up correctly: " + "; ".join(findings)
-        raise TopicError(message)
-    return int(settings.get("retention.ms", "0"))
-
-
-def _check_known(admin: AdminClient, topic: str, bootstrap_servers: str, timeout: float, until_s: float) -> None:
-    """Check a topic that exists. Each request may go to another broker, and one of them may not know the topic yet."""
+            require_quorum(admin, {topic: made}, timeout_s)
     while True:
         try:
-            check_coordination_topic(admin, topic, bootstrap_servers, timeout)
+            check_coordination_topic(admin, topic, bootstrap_servers, timeout_s)
         except _MissingTopicError:
+            # Each request may go to another broker, and one of them may not know the topic yet.
             if time.monotonic() > until_s:
                 raise
             time.sleep(_POLL_S)
@@ -140,15 +99,34 @@ def _check_known(admin: AdminClient, topic: str, bootstrap_servers: str, timeout
             return
 
 
-def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
+def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: str, timeout_s: float) -> int:
     """
-    Yield each setting with which no process may join, with the command that repairs it.
+    Return `retention.ms` of the coordination topic; 0 where this user may not read it, and so checks no setting.
 
-    Args:
-        topic: The coordination topic.
-        settings: Settings of the topic; missing ones are not checked.
-        replicas: Number of replicas of a partition.
+    Records without the broker's append time are refused when they are read.
+
+    Raises:
+        TopicError: The topic does not exist, or a setting is wrong; the message names the repair.
+        KafkaClientError: The broker cannot be reached.
     """
+    replicas = shape_of(admin, topic, bootstrap_servers, timeout_s).replicas
+    if not replicas:
+        raise _MissingTopicError(missing_topic(topic))
+    settings = settings_of(admin, [topic], timeout_s).get(topic, {})
+    findings = [f"topic {topic!r} {what}; run `{repair}`" for what, repair in topic_findings(topic, settings, replicas)]
+    if findings:
+        message = "coordination topic is not set up correctly: " + "; ".join(findings)
+        raise TopicError(message)
+    return int(settings.get("retention.ms", "0"))
+
+
+def missing_topic(topic: str) -> str:
+    """Return the text of the error that there is no such topic."""
+    return f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
+
+
+def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
+    """Yield each setting with which no process may join, with its repair; a missing setting is not checked."""
     for key, wanted in _REQUIRED.items():
         if (got := settings.get(key, wanted)) != wanted:
             yield f"has {key}={got}, must be {wanted}", alter_command(topic, key, wanted)
@@ -157,3 +135,23 @@ def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> It
         repair = alter_command(topic, "retention.ms", str(DEFAULT_RETENTION_MS))
         yield f"has retention.ms={retention_ms}, must be at least {MIN_RETENTION_MS}", repair
     yield from replication_findings(topic, settings, replicas)
+
+
+def partition_of(group: str, partition_count: int) -> int:
+    """Return the partition in which the records of a group lie: where Kafka's own clients put its name as a key."""
+    return (murmur2(group.encode()) & 0x7FFFFFFF) % partition_count
+
+
+def murmur2(data: bytes) -> int:
+    """Return the 32-bit hash of Kafka's `Utils.murmur2`, public domain hash of Austin Appleby; unsigned."""
+    seed, factor, word, bits_32 = 0x9747B28C, 0x5BD1E995, 4, 0xFFFFFFFF
+    value = seed ^ len(data)
+    whole = len(data) - len(data) % word
+    for start in range(0, whole, word):
+        part = int.from_bytes(data[start : start + word], "little") * factor & bits_32
+        part = (part ^ part >> 24) * factor & bits_32
+        value = value * factor & bits_32 ^ part
+    if whole < len(data):
+        value = (value ^ int.from_bytes(data[whole:], "little")) * factor & bits_32
+    value = (value ^ value >> 13) * factor & bits_32
+    return value ^ value >> 15

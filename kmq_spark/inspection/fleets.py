@@ -50,7 +50,7 @@ def _problems_of(fleet: FleetFacts, queue: str) -> Iterator[Problem]:
         yield Problem(
             f"fleet {fleet.name} is paused: it redelivers nothing",
             is_bad=True,
-            repair=f"when the reason is over: kmq group resume kmq.fleet.{fleet.name}",
+            repair=f"when the reason is over: kmq group pause kmq.fleet.{fleet.name} --end",
         )
     elif not fleet.processes:
         yield Problem(f"fleet {fleet.name} has no running process", is_bad=True, repair=f"start two: {start}")

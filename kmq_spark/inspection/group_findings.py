@@ -1,5 +1,5 @@
 """
-The checks of `kmq group doctor`: what is wrong with a coordination group and its topic, and the repairs.
+The findings of `kmq group describe`: what is wrong with a coordination group and its topic, and the repairs.
 
 Rule 1: no client here: facts in, findings out.
 Rule 2: each problem names its repair. UNHEALTHY means that an operator must act now: work stands still, or the group's
@@ -12,9 +12,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kmq_spark.coordination.leader import snapshot_every_ms
 from kmq_spark.coordination.topic import COORDINATION_TOPIC, topic_findings
 from kmq_spark.core.coordination.effects import Ignored
+from kmq_spark.core.coordination.leader import snapshot_every_ms
 from kmq_spark.inspection.findings import MAX_LISTED, Finding, Level, replica_findings
 from kmq_spark.inspection.spans import counted, instant, span
 
@@ -93,7 +93,7 @@ def _pause(state: GroupState, topic: TopicFacts, now_ms: int) -> Iterator[Findin
     until_ms = state.world.paused_until_ms
     if until_ms > now_ms:
         what = f"the group is paused until {instant(until_ms)}: no claim is granted and none renewed"
-        repair = f"when the reason is over: kmq group resume {state.group}{_option(topic)}"
+        repair = f"when the reason is over: kmq group pause {state.group} --end{_option(topic)}"
         yield Finding("pause", Level.UNHEALTHY, what, repair)
 
 

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.coordination.topic import COORDINATION_TOPIC, DEFAULT_TIMEOUT, check_coordination_topic
+from kmq_spark.coordination.topic import COORDINATION_TOPIC, check_coordination_topic, partition_of
 from kmq_spark.core.coordination.effects import Change
-from kmq_spark.core.coordination.fleet_names import FLEET_PREFIX
-from kmq_spark.core.coordination.partition import partition_of
-from kmq_spark.core.coordination.records import is_group
+from kmq_spark.core.coordination.records import FLEET_PREFIX, is_group
 from kmq_spark.errors import KafkaClientError, TopicError
 from kmq_spark.inspection.facts import FleetFacts
 from kmq_spark.kafka.log_reader import LogReader
@@ -106,7 +104,7 @@ def read_groups(
     *,
     topic: str = COORDINATION_TOPIC,
     group: str = "",
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = 15.0,
     extra: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[GroupState]:

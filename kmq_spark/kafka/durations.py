@@ -35,8 +35,8 @@ def milliseconds(
     # A bool is an int in Python, but never a duration. NaN fails both comparisons.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not (is_number and least_ms <= seconds * 1000 <= most_ms):
-        least_s, most_s = least_ms // 1000, most_ms // 1000
-        allowed = f"at least {least_s}" if most_ms == MAX_DUE_AT_MS else f"{least_s} to {most_s}"
+        least_s, most_s = least_ms / 1000, most_ms / 1000
+        allowed = f"at least {least_s:g}" if most_ms == MAX_DUE_AT_MS else f"{least_s:g} to {most_s:g}"
         message = f"{name} is out of bounds: got {duration!r}, {allowed} seconds; give seconds or a timedelta"
         raise ConfigError(message)
     return rounded_up_ms(seconds)

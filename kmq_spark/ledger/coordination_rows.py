@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from kmq_spark.core.coordination.effects import Change, Ignored
-from kmq_spark.core.coordination.fleet_names import FLEET_PREFIX
-from kmq_spark.core.coordination.records import MAX_HEARTBEAT_MS, is_group
+from kmq_spark.core.coordination.records import FLEET_PREFIX, MAX_HEARTBEAT_MS, is_group
 from kmq_spark.wire.coordination_log import GroupLog
 from kmq_spark.wire.coordination_snapshot import decode_world, encode_world
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from kmq_spark.coordination.topic import DEFAULT_PARTITIONS
-from kmq_spark.core.coordination.partition import partition_of
+from kmq_spark.coordination.topic import DEFAULT_PARTITIONS, partition_of
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange, Outcome, Release
 from kmq_spark.ledger.coordination_rows import FOLDED_SCHEMA, PartitionFold, TopicRecord
 from kmq_spark.ledger.sample_fleet import FLEET_GROUP, fleet_records

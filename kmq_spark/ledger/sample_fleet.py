@@ -9,14 +9,15 @@ Rule 2: T has its maximum. So 2T, the time after which the other process may cla
 
 from __future__ import annotations
 
+import contextlib
 from math import inf
 from typing import TYPE_CHECKING
 
 from kmq_spark.coordination.channel import LoggedBytes
 from kmq_spark.coordination.session import Session
-from kmq_spark.core.coordination.assign import sticky_balanced
-from kmq_spark.core.coordination.fleet_names import fleet_group
-from kmq_spark.core.coordination.records import MAX_HEARTBEAT_MS, RecordType
+from kmq_spark.core.coordination.leader import Duties, sticky_balanced
+from kmq_spark.core.coordination.records import MAX_HEARTBEAT_MS, RecordType, fleet_group
+from kmq_spark.errors import KafkaClientError
 from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class _Channel:
 
     def __init__(self, log: _Log) -> None:
         self.failure: KmqError | None = None
+        self.trouble = ""
         self._log, self._next = log, 0
 
     def read(self, _timeout_s: float) -> list[LoggedBytes]:
@@ -70,11 +72,11 @@ class _Process:
             name,
             instance=f"instance-of-{name}",
             join_fields={"heartbeat_ms": HEARTBEAT_MS},
-            assign=sticky_balanced,
-            snapshot_every_ms=inf,
+            duties=Duties(sticky_balanced, inf, 0),
             clock_ms=lambda: log.now_ms,
         )
-        self._session.join(0)
+        with contextlib.suppress(KafkaClientError):
+            self._session.join(0)
 
     def turn(self) -> None:
         """Add the queue if the fleet does not have it, claim it if it is assigned to this process."""

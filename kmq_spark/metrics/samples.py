@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.core.policy import DecisionAction
 from kmq_spark.metrics.names import ALL_PARTITIONS, LATENESS_BUCKETS, MAX_PARTITIONS, MAX_QUEUES, OTHER_QUEUE, Name
@@ -166,30 +166,6 @@ def samples_of(queue: str, numbers: TrackerNumbers, now_s: float) -> Iterator[Sa
     for name, value in known:
         if value is not None:
             yield Sample(name, (queue,), value)
-
-
-def group_samples(group: str, view: Mapping[str, Any], takeovers: int) -> list[Sample]:
-    """
-    Return the samples of a fleet's coordination group.
-
-    Args:
-        group: Label of the fleet.
-        view: World of the group as plain values: `members`, `resources`, `tasks`, `generation`, `clock_ms`,
-            `heartbeat_ms`.
-        takeovers: Queues that this process took over from one that did not release them.
-    """
-    held = sum(bool(view["resources"].get(task, {}).get("holder")) for task in view["tasks"])
-    ages_ms = [view["clock_ms"] - member["seen_ms"] for member in view["members"].values()]
-    values: tuple[tuple[Name, float], ...] = (
-        ("kmq_group_members", len(view["members"])),
-        ("kmq_group_silent_members", sum(age_ms > view["heartbeat_ms"] for age_ms in ages_ms)),
-        ("kmq_group_held", held),
-        ("kmq_group_unheld", len(view["tasks"]) - held),
-        ("kmq_group_generation", view["generation"]),
-        ("kmq_group_heartbeat_age_seconds", max(ages_ms, default=0) / 1000),
-        ("kmq_group_takeovers_total", takeovers),
-    )
-    return [Sample(name, (group,), value) for name, value in values]
 
 
 def _by_partition(name: Name, queue: str, values: Mapping[int, int]) -> Iterator[Sample]:

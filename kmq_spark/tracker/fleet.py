@@ -39,7 +39,7 @@ from kmq_spark.config import TRACKED_NAME_PATTERN
 from kmq_spark.coordination.coordinator import Coordinator
 from kmq_spark.coordination.topic import create_coordination_topic
 from kmq_spark.core.coordination.effects import Change
-from kmq_spark.core.coordination.fleet_names import fleet_group
+from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.rate_limit import RateLimit
 from kmq_spark.retries import retry_pause_s
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Settings
     from kmq_spark.coordination.claim import Claim
+    from kmq_spark.coordination.coordinator import GroupView
     from kmq_spark.core.coordination.effects import Effect
     from kmq_spark.tracker.tracked_queue import FleetTracker
 
@@ -142,15 +143,15 @@ class TrackerFleet:
         self._hand_over_until_s = float("inf")
         self._checked_s = float("-inf")
         self._warning_limit = RateLimit(_WARN_INTERVAL_S)
-        tracker, kafka = settings.tracker, settings.kafka
+        tracker = settings.tracker
         self._coordinator = Coordinator(
             fleet_group(name),
             client_id=tracker.fleet_member,
-            heartbeat_ms=tracker.fleet_heartbeat_ms,
+            heartbeat=tracker.fleet_heartbeat_ms / 1000,
             metadata=json.dumps(_metadata(version)).encode(),
             on_change=self._note,
             topic=tracker.coordination_topic,
-            **kafka.reach(),
+            **settings.kafka.reach(),
         )
 
     @property
@@ -168,7 +169,7 @@ class TrackerFleet:
         tracking = self._running.get(queue)
         return None if tracking is None else tracking.tracker
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> GroupView:
         """Return the world of the fleet's group; see `Coordinator.view`."""
         return self._coordinator.view()
 
@@ -192,12 +193,12 @@ class TrackerFleet:
         # A former process of this name is a member until 2T have passed.
         self._coordinator.join(JOIN_S + 3 * tracker.fleet_heartbeat_ms / 1000)
         try:
-            known = self._coordinator.view()["tasks"]
+            known = self._coordinator.view().tasks
             for queue in tracker.queues:
                 if queue not in known:
                     self._coordinator.add_task(queue)
             logger.info(
-                "%s joined fleet %s with %d members", self.member, self.name, len(self._coordinator.view()["members"]),
+                "%s joined fleet %s with %d members", self.member, self.name, len(self._coordinator.view().members),
                 extra={"action": "fleet_joined"},
             )  # fmt: skip
             self._on_event("joined", "")
@@ -237,7 +238,7 @@ class TrackerFleet:
             self._begin_assigned()
         self._give_way(view)
 
-    def _give_way(self, view: dict[str, Any]) -> None:
+    def _give_way(self, view: GroupView) -> None:
         """Let the trackers pause that rules 6 and 7 name."""
         is_one_starting = any(tracking.is_starting for tracking in self._running.values())
         is_handing_over = self._is_successor_starting(view)
@@ -249,7 +250,7 @@ class TrackerFleet:
             else:
                 tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
 
-    def _hand_over(self, tracking: TrackedQueue, successor: str, view: dict[str, Any]) -> None:
+    def _hand_over(self, tracking: TrackedQueue, successor: str, view: GroupView) -> None:
         """Hand a queue over when its turn has come; see rules 5 and 6."""
         if tracking.leaving_since_s is not None:
             return
@@ -262,7 +263,7 @@ class TrackerFleet:
             self._last_handed_over, self._handed_over_s = tracking, time.monotonic()
             tracking.hand_over(successor)
 
-    def _is_turn(self, view: dict[str, Any]) -> bool:
+    def _is_turn(self, view: GroupView) -> bool:
         """Return whether the next queue may be handed over."""
         return not self._is_successor_starting(view) or time.monotonic() - self._handed_over_s >= self._share_s()
 
@@ -271,27 +272,28 @@ class TrackerFleet:
         waiting = sum(tracking.leaving_since_s is None for tracking in self._running.values())
         return (self._hand_over_until_s - self._handed_over_s) / waiting
 
-    def _is_successor_starting(self, view: dict[str, Any]) -> bool:
+    def _is_successor_starting(self, view: GroupView) -> bool:
         """Return whether the queue that was handed over last waits for its new tracker."""
         last = self._last_handed_over
         return last is not None and last.is_successor_awaited and not _has_ready_successor(last, view)
 
-    def _successor(self, view: dict[str, Any], queue: str) -> str:
+    def _successor(self, view: GroupView, queue: str) -> str:
         """Return the other member to which a queue is assigned, empty for none."""
-        assigned_to = view["tasks"].get(queue, {"client_id": ""})["client_id"]
-        return assigned_to if assigned_to != self.member and not view["paused_until_ms"] else ""
+        task = view.tasks.get(queue)
+        is_elsewhere = task is not None and task.client_id != self.member and not view.paused_until_ms
+        return task.client_id if task is not None and is_elsewhere else ""
 
-    def _reason_to_stop(self, view: dict[str, Any], queue: str, *, is_draining: bool) -> str:
+    def _reason_to_stop(self, view: GroupView, queue: str, *, is_draining: bool) -> str:
         """Return why a tracker must stop, empty if it must not; see rule 3."""
-        task, claim = view["tasks"].get(queue), view["resources"].get(queue)
+        task, claim = view.tasks.get(queue), view.resources.get(queue)
         if task is None:
             return "the queue was removed from the fleet"
-        if view["paused_until_ms"]:
+        if view.paused_until_ms:
             return "the fleet is paused"
-        if is_draining and task["client_id"] != self.member:
+        if is_draining and task.client_id != self.member:
             return "this process ends and no other one is there"
-        if claim is not None and claim["holder"] not in {"", self.member}:
-            return f"{claim['holder']} holds the queue"
+        if claim is not None and claim.holder not in {"", self.member}:
+            return f"{claim.holder} holds the queue"
         return ""
 
     def _look_after(self, queue: str, tracking: TrackedQueue) -> None:
@@ -373,7 +375,7 @@ class TrackerFleet:
         claim = tracking.claim
         # If this fails, the process that handed the queue over waits for longer; see rule 5.
         with contextlib.suppress(KmqError):
-            claim.commit(claim.epoch, wait_s=self._settings.tracker.fleet_heartbeat_ms / 1000)
+            claim.commit(claim.epoch, timeout=self._settings.tracker.fleet_heartbeat_ms / 1000)
 
     def _is_queue(self, name: str) -> bool:
         """Return whether a task is a queue; log once for each that is not, because anybody may add tasks."""
@@ -428,11 +430,11 @@ class TrackerFleet:
             )  # fmt: skip
 
 
-def _has_ready_successor(tracking: TrackedQueue, view: dict[str, Any]) -> bool:
+def _has_ready_successor(tracking: TrackedQueue, view: GroupView) -> bool:
     """Return whether the log shows that a later tracker of the queue is ready; see rule 5."""
-    claim = view["resources"].get(tracking.queue)
+    claim = view.resources.get(tracking.queue)
     # None where the claim was the first, and no tracker has been ready.
-    return claim is not None and claim["position"] is not None and claim["position"] > tracking.claim.epoch
+    return claim is not None and claim.position is not None and claim.position > tracking.claim.epoch
 
 
 def _metadata(version: str) -> dict[str, Any]:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kmq_spark.errors import UsageError
 from kmq_spark.metrics.exposition import MetricsServer
-from kmq_spark.metrics.samples import group_samples
+from kmq_spark.metrics.samples import Sample
 from kmq_spark.tracker.metrics import TrackerMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kmq_spark.config import Settings
-    from kmq_spark.metrics.samples import Histogram, Sample
+    from kmq_spark.coordination.coordinator import GroupView
+    from kmq_spark.metrics.names import Name
+    from kmq_spark.metrics.samples import Histogram
     from kmq_spark.tracker.metrics import TrackerView
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class FleetMetrics:
         for queue in list(self._watched):
             self.remove(queue)
 
-    def samples(self, view: Callable[[], dict[str, Any]], takeovers: int) -> list[Sample]:
+    def samples(self, view: Callable[[], GroupView], takeovers: int) -> list[Sample]:
         """
         Return all samples except the histograms.
 
@@ -74,7 +76,7 @@ class FleetMetrics:
         """
         found = [sample for metrics in self._current() for sample in metrics.samples()]
         try:
-            return found + group_samples(self._fleet, view(), takeovers)
+            return found + _group_samples(self._fleet, view(), takeovers)
         except UsageError:
             # It has not joined yet, or has left.
             return found
@@ -94,7 +96,7 @@ class FleetMetrics:
 
 @contextmanager
 def serving_fleet_metrics(
-    metrics: FleetMetrics, settings: Settings, view: Callable[[], dict[str, Any]], takeovers: Callable[[], int]
+    metrics: FleetMetrics, settings: Settings, view: Callable[[], GroupView], takeovers: Callable[[], int]
 ) -> Iterator[None]:
     """
     Serve the metrics of a fleet's process over HTTP inside a `with` block. Does nothing if no port is set.
@@ -120,3 +122,18 @@ def serving_fleet_metrics(
             yield
         finally:
             metrics.stop()
+
+
+def _group_samples(group: str, view: GroupView, takeovers: int) -> list[Sample]:
+    held = sum(bool(view.holder(task)) for task in view.tasks)
+    ages_s = [(view.clock_ms - member.seen_ms) / 1000 for member in view.members.values()]
+    values: tuple[tuple[Name, float], ...] = (
+        ("kmq_group_members", len(view.members)),
+        ("kmq_group_silent_members", sum(age_s > view.heartbeat for age_s in ages_s)),
+        ("kmq_group_held", held),
+        ("kmq_group_unheld", len(view.tasks) - held),
+        ("kmq_group_generation", view.generation),
+        ("kmq_group_heartbeat_age_seconds", max(ages_s, default=0)),
+        ("kmq_group_takeovers_total", takeovers),
+    )
+    return [Sample(name, (group,), value) for name, value in values]

@@ -14,28 +14,24 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.core.coordination.effects import Applied, Ignored
 from kmq_spark.core.coordination.fold import apply
-from kmq_spark.core.coordination.world import World, first_joined
+from kmq_spark.core.coordination.world import World
 from kmq_spark.errors import UnsupportedVersionError, WireError
 from kmq_spark.wire.coordination import decode_record
 from kmq_spark.wire.coordination_snapshot import decode_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from kmq_spark.core.coordination.records import Record, SnapshotPart
-    from kmq_spark.core.coordination.world import Member
 
 
 class GroupLog:
     """
-    Reader of a group.
+    Reader of a group: feed it the records of the group's partition, in the order of their offsets.
 
     Args:
         group: Name of the group, the key of its records.
         topic: Coordination topic, for error texts.
         partition: The group's partition, for error texts.
         first_offset: Offset of the first record that is going to be read; 0 = the log is whole.
-        leader_rule: Leader rule of the group.
 
     Attributes:
         world: As of the last record; provisional while `is_complete` is False.
@@ -48,17 +44,8 @@ class GroupLog:
             none. It shows that another process knows more of the group.
     """
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        topic: str = "",
-        partition: int = -1,
-        first_offset: int = 0,
-        leader_rule: Callable[[Mapping[str, Member]], str] = first_joined,
-    ) -> None:
-        """Begin before the first record."""
-        self.world = World(leader_rule=leader_rule, next_offset=first_offset)
+    def __init__(self, group: str, *, topic: str = "", partition: int = -1, first_offset: int = 0) -> None:
+        self.world = World(next_offset=first_offset)
         self.is_complete = first_offset == 0
         self.record: Record | None = None
         self.ignored: Counter[Ignored] = Counter()
@@ -68,23 +55,14 @@ class GroupLog:
         self._key = group.encode()
         self._topic, self._partition = topic, partition
         self._first_offset = first_offset
-        self._leader_rule = leader_rule
         self._kept: list[tuple[int, int, Record | None]] = []
         self._parts: dict[tuple[str, str, int], list[SnapshotPart]] = {}
 
     def read(self, offset: int, append_time_ms: int, key: bytes | None, value: bytes | None) -> Applied:
         """
-        Read a record of the partition, in the order of the offsets.
+        Read a record; return what it led to.
 
-        Args:
-            offset: Offset of the record.
-            append_time_ms: Epoch milliseconds, broker clock; negative where the record has none.
-            key: The record's key, a group's name.
-            value: The record's value.
-
-        Returns:
-            What it led to. Where it completed the world, `is_complete` is True and the effects are those of this
-            record alone.
+        Where it completed the world, `is_complete` is True and the effects are those of this record alone.
         """
         record, fault = self._record(offset, key, value)
         self.record = record
@@ -138,7 +116,7 @@ class GroupLog:
     def _adopt(self, data: bytes, as_of: int, record: Record) -> None:
         """Take the world of a snapshot, and apply what was read behind it."""
         try:
-            world = decode_world(data, self._leader_rule)
+            world = decode_world(data)
         except WireError as error:
             self.ignored[Ignored.UNREADABLE] += 1
             self.last_fault = str(error)

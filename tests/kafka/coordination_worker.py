@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     with (
         Path(file).open("a", encoding="utf-8", buffering=1) as lines,
         Coordinator(
-            group, bootstrap_servers=bootstrap_servers, topic=topic, client_id=client_id, heartbeat_ms=int(t_ms)
+            group, bootstrap_servers=bootstrap_servers, topic=topic, client_id=client_id, heartbeat=int(t_ms) / 1000
         ) as me,
     ):
         while True:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from kmq_spark.coordination import session as session_module
 from kmq_spark.coordination.channel import LoggedBytes
 from kmq_spark.coordination.session import Session
-from kmq_spark.core.coordination.assign import sticky_balanced
+from kmq_spark.core.coordination.leader import Duties, sticky_balanced
 from kmq_spark.core.coordination.records import RecordType
+from kmq_spark.errors import KafkaClientError
 from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from kmq_spark.core.coordination.effects import Applied
     from kmq_spark.errors import KmqError
 
+JOIN = session_module._JOIN
 T = 1_000
 GROUP = "fleet"
 
@@ -52,6 +57,7 @@ class MemoryChannel:
     def __init__(self, partition: Partition) -> None:
         """Begin at the first record."""
         self.failure: KmqError | None = None
+        self.trouble = ""
         self.can_read = self.can_write = True
         self._partition, self._next = partition, 0
         self._kept: list[bytes] = []
@@ -91,36 +97,39 @@ class Process:
     def __init__(self, partition: Partition, client_id: str, number: int = 1, **join_fields: Any) -> None:
         """Observe; `join` makes it a member."""
         self.channel = MemoryChannel(partition)
-        self.lost: list[Claim] = []
+        self.duties = Duties(sticky_balanced, 60 * T, partition.now_ms)
         self.session = Session(
             self.channel,
             GroupLog(GROUP),
             client_id,
             instance=f"{client_id}{number}",
             join_fields={"heartbeat_ms": T, **join_fields},
-            assign=sticky_balanced,
-            snapshot_every_ms=60 * T,
+            duties=self.duties,
             clock_ms=lambda: partition.now_ms,
         )
-        self.session.on_lost = self.lost.append
+
+    def send_join(self) -> None:
+        """Send a JOIN; nobody reads the answer yet."""
+        with pytest.raises(KafkaClientError, match="JOIN was not read back"):
+            self.session.join(0)
 
     def join(self) -> Applied:
         """Join, and read the answer."""
-        assert self.session.join(0) is None
-        return self.said(1)
+        self.send_join()
+        return self.said(JOIN)
 
     def said(self, sequence: int) -> Applied:
-        """Read on, and return the answer to a record that was sent as awaited, or is asked for now."""
-        self.session._awaited.add(sequence)
-        self.session._abandoned.discard(sequence)
+        """Read on, and return the answer to a record that was sent."""
+        self.session._given_up.clear()
+        self.session._answers[sequence] = None
         self.session.turn()
-        applied = self.session.answer_to(sequence, 0)
+        applied = self.session._answers.pop(sequence)
         assert applied is not None
         return applied
 
     def claim(self, resource: str = "r") -> Claim | None:
         """Claim, and read the answer."""
-        self.said(self.session.send(RecordType.CLAIM, awaited=True, resource=resource))
+        self.said(self.session.send(RecordType.CLAIM, resource=resource))
         return self.session.claims.get(resource)
 
     def held(self, resource: str = "r") -> Claim:

@@ -17,6 +17,7 @@ from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.holds import Holds
 from kmq_spark.core.coordination.records import Record, RecordType
 from kmq_spark.core.coordination.world import World
+from tests.unit.coordination_story import facts
 
 T = 1_000
 
@@ -43,9 +44,19 @@ class Process:
         self.client_id, self.instance = client_id, f"{client_id}{number}"
         self.clock_ahead_ms = clock_ahead_ms
         self.world, self.sequence = World(), 0
-        self.holds = Holds(client_id, self.instance)
+        self.holds = Holds()
         self.on_the_way: deque[Record] = deque()
         self.is_dead = False
+
+    def claimed(self, resource: str) -> int | None:
+        """Return the epoch under which this instance holds a resource, as far as it has read."""
+        member, claim = self.world.members.get(self.client_id), self.world.resources.get(resource)
+        is_known = member is not None and member.instance == self.instance
+        return claim.epoch if is_known and claim is not None and claim.holder == self.client_id else None
+
+    def epoch_of(self, resource: str, now_ms: float) -> int | None:
+        """Return the epoch under which it may act on a resource, by its own clock; None where it may not."""
+        return self.claimed(resource) if now_ms < self.holds.until_ms(self.world.heartbeat_ms) else None
 
 
 class Simulation:
@@ -110,7 +121,7 @@ class Simulation:
             if record is not None and record.instance == process.instance:
                 process.holds.note_read(record.sequence, refreshed=applied.refreshed)
         if process.world.next_offset == len(self.log):
-            assert process.world.view() == self.world.view()
+            assert facts(process.world) == facts(self.world)
 
     def settle(self, process: Process) -> None:
         """Deliver and read everything of a process."""
@@ -134,7 +145,7 @@ class Simulation:
         found = []
         for process in [*self.running.values(), *self.gone]:
             now_ms = self.now_ms + process.clock_ahead_ms
-            epoch = None if process.is_dead else process.holds.epoch_of(process.world, resource, now_ms)
+            epoch = None if process.is_dead else process.epoch_of(resource, now_ms)
             if epoch is not None:
                 found.append((process.instance, epoch))
         return found

@@ -6,18 +6,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kmq_spark.core.coordination.effects import Applied, Change, Effect, Ignored
+from kmq_spark.core.coordination.effects import Applied, Change
 from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.records import (
-    WITH_EPOCH,
+    FIELDS,
     Assignment,
     HeldPosition,
     Record,
     RecordType,
     SnapshotPart,
 )
-from kmq_spark.core.coordination.world import World
-from kmq_spark.testing.coordination import ModelGroup
+from kmq_spark.core.coordination.world import Member, Resource, World
 from kmq_spark.wire.coordination import decode_record, encode_record
 
 T = 1_000
@@ -25,36 +24,23 @@ T = 1_000
 
 
 class Story:
-    """
-    One group, folded twice: by the fold and by the model, which must agree after each record.
-
-    Attributes:
-        world: The fold's.
-        model: The model.
-        at_ms: Append time of the last record.
-        offset: Of the last record.
-        applied: What the last record led to.
-    """
+    """One group, whose world is checked after each record."""
 
     def __init__(self, at_ms: int = 10_000) -> None:
         """Begin before the first record."""
-        self.world, self.model = World(), ModelGroup()
+        self.world = World()
         self.at_ms, self.offset, self.sequence = at_ms, -1, 0
         self.applied = Applied()
         self.log: list[tuple[int, int, Record | None]] = []
 
     def write(self, record: Record | None, after_ms: int = 0) -> Applied:
-        """Append a record, some milliseconds after the last one, and fold it."""
+        """Append a record, some milliseconds after the last one, and fold it; return what it led to."""
         self.offset, self.at_ms = self.offset + 1, self.at_ms + after_ms
         self.log.append((self.offset, self.at_ms, record))
         if record is not None:
             assert decode_record(encode_record(record)) == record
         self.applied = apply(self.world, self.offset, self.at_ms, record)
-        self.model.apply(self.offset, self.at_ms, record)
-        assert self.model.view() == self.world.view()
-        assert self.model.effects == self.applied.effects
-        assert self.model.ignored == self.applied.ignored
-        assert self.model.refreshed == self.applied.refreshed
+        check(self.world)
         return self.applied
 
     def say(self, kind: RecordType, client_id: str = "a", after_ms: int = 0, **fields: Any) -> Applied:
@@ -95,6 +81,35 @@ class Story:
     def epoch(self, resource: str = "r") -> int:
         """Return the epoch of a resource."""
         return self.world.resources[resource].epoch
+
+
+def facts(world: World) -> dict[str, Any]:
+    """Return everything that makes a world."""
+    found = {name: getattr(world, name) for name in World.__slots__ if name != "_leader"}
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in found.items()}
+
+
+def check(world: World) -> None:
+    """Check what is true of every world: what is kept twice agrees, nothing is stale, and the leader is the oldest."""
+    held: dict[str, set[str]] = {}
+    for name, resource in world.resources.items():
+        assert resource.holder or resource.position is not None
+        assert resource.epoch < world.next_offset
+        if resource.holder:
+            held.setdefault(resource.holder, set()).add(name)
+    assert held == dict(world.held)
+    members = list(world.members.values())
+    assert [member.client_id for member in members] == list(world.members)
+    assert members == sorted(members, key=lambda member: member.seen_ms)
+    renewed_ms = [world.members[client_id].renewed_ms for client_id in world.held]
+    assert renewed_ms == sorted(renewed_ms)
+    stale_before_ms = world.clock_ms - world.stale_after_ms
+    assert all(at_ms >= stale_before_ms for at_ms in [*renewed_ms, *(member.seen_ms for member in members)])
+    assert {task.client_id for task in world.tasks.values()} <= {"", *world.members}
+    assert world.leader == min(members, key=lambda member: member.joined_at, default=NOBODY).client_id
+
+
+NOBODY = Member("", "", -1)
 
 
 def effects(applied: Applied) -> list[tuple[Change, str, str]]:
@@ -151,41 +166,40 @@ STEPS = st.sampled_from(STEPS_MS)
 FITS = st.sampled_from([True, True, False])
 
 
-def _who_may(kind: RecordType, client_id: str, fields: dict[str, Any], model: ModelGroup) -> str:
+def _who_may(kind: RecordType, client_id: str, fields: dict[str, Any], world: World) -> str:
     """Return the client whose record would succeed, empty where that is any client or none."""
     if kind in {RecordType.ASSIGN, RecordType.SNAPSHOT}:
-        return str(model.view()["leader"])
-    if kind in WITH_EPOCH:
-        return str(model.state["resources"].get(fields["resource"], {}).get("holder", ""))
-    members = model.state["members"]
-    return "" if kind is RecordType.JOIN or client_id in members else min(members, default="")
+        return world.leader
+    if "epoch" in FIELDS[kind]:
+        return world.resources.get(fields["resource"], Resource()).holder
+    return "" if kind is RecordType.JOIN or client_id in world.members else min(world.members, default="")
 
 
-def draw_record(data: st.DataObject, model: ModelGroup, sequence: int) -> Record | None:
+def draw_record(data: st.DataObject, world: World, sequence: int) -> Record | None:
     """Draw a record that mostly fits the world as it is, and sometimes does not in one way."""
-    kind, state = data.draw(KINDS), model.state
+    kind = data.draw(KINDS)
     if kind is None:
         return None
     client_id, number = data.draw(CLIENT_IDS), data.draw(INSTANCES)
     fields = {name: data.draw(values) for name, values in FREE_FIELDS.get(kind, {}).items()}
     if data.draw(FITS):
-        client_id = _who_may(kind, client_id, fields, model) or client_id
-    known = state["members"].get(client_id, {}).get("instance", f"{client_id}1")
+        client_id = _who_may(kind, client_id, fields, world) or client_id
+    known = world.members.get(client_id, NOBODY).instance or f"{client_id}1"
     instance = f"{client_id}{number}" if number else known
 
     def epoch_of(name: str, away: int) -> int:
-        return max(0, int(state["resources"].get(name, {}).get("epoch", 0)) + away)
+        return max(0, world.resources.get(name, Resource(epoch=0)).epoch + away)
 
-    if kind in WITH_EPOCH:
+    if "epoch" in FIELDS[kind]:
         fields["epoch"] = epoch_of(fields["resource"], data.draw(NEAR))
     elif kind is RecordType.HEARTBEAT:
         held = data.draw(HELD)
         fields["positions"] = tuple(HeldPosition(name, epoch_of(name, away), at) for name, away, at in held)
     elif kind is RecordType.ASSIGN:
-        fields["generation"] = max(0, state["generation"] + data.draw(NEAR))
+        fields["generation"] = max(0, world.generation + data.draw(NEAR))
         fields["assignments"] = tuple(data.draw(ASSIGNED))
     elif kind is RecordType.SNAPSHOT:
-        as_of = max(0, state["next_offset"] + data.draw(NEAR))
+        as_of = max(0, world.next_offset + data.draw(NEAR))
         fields["snapshot"] = SnapshotPart(as_of, data.draw(st.integers(0, 1)), 2, b"x")
     return Record(kind, client_id, instance, sequence, **fields)
 
@@ -204,7 +218,7 @@ def populate(story: Story) -> None:
 
 
 def draw_story(data: st.DataObject, longest: int = 40) -> Story:
-    """Draw a log and fold it; the fold and the model are compared at each record."""
+    """Draw a log and fold it; the world is checked after each record."""
     story = Story()
     if data.draw(FITS):
         populate(story)
@@ -212,8 +226,5 @@ def draw_story(data: st.DataObject, longest: int = 40) -> Story:
             story.say(RecordType.PAUSE_GROUP, "operator", duration_ms=3_000_000)
     for sequence in range(data.draw(st.integers(0, longest))):
         step_ms = data.draw(STEPS)
-        story.write(draw_record(data, story.model, sequence), max(step_ms, -story.at_ms))
+        story.write(draw_record(data, story.world, sequence), max(step_ms, -story.at_ms))
     return story
-
-
-__all__ = ["Effect", "Ignored", "Story", "T", "draw_record", "draw_story", "effects"]

@@ -1,8 +1,7 @@
 """
 What a record of a coordination group led to: the changes of the world, and the reasons why something changed nothing.
 
-Rule 1: values only; `fold.py` decides which of them a record has.
-Rule 2: the values do not change between versions: error texts contain them, and users search for those.
+Rule 1: the values do not change between versions: error texts contain them, and users search for those.
 """
 
 from __future__ import annotations
@@ -76,15 +75,7 @@ class Ignored(StrEnum):
 
 
 class Effect(NamedTuple):
-    """
-    One change of the world.
-
-    Attributes:
-        change: What.
-        client_id: Member that it is about; empty where it is about none.
-        resource: Resource or task, empty where it is about none.
-        epoch: Epoch of the claim: CLAIMED, RELEASED, LAPSED, MESSAGES_CLAIMED; else -1.
-    """
+    """One change: of a member, of a resource or task, of a claim with its epoch; empty and -1 where it is of none."""
 
     change: Change
     client_id: str = ""
@@ -93,22 +84,15 @@ class Effect(NamedTuple):
 
 
 class Applied:
-    """
-    What a record led to.
-
-    Attributes:
-        effects: Changes, in their order; heartbeats have none.
-        ignored: Why the record, or entries of it, changed nothing.
-        refreshed: Whether it renewed every claim of its writer.
-    """
+    """What a record led to."""
 
     __slots__ = ("effects", "ignored", "refreshed")
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.effects: list[Effect] = []
         self.ignored: list[Ignored] = []
         self.refreshed = False
+        """Whether the record renewed every claim of its writer."""
 
     def note(self, change: Change, client_id: str = "", resource: str = "", epoch: int = -1) -> None:
         """Add a change."""

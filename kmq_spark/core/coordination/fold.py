@@ -3,11 +3,9 @@ Apply the records of a coordination group to its world.
 
 Rule 1: every change depends on the record, its offset and its append time, and on nothing else.
 Rule 2: before each record of the partition, whatever its group, claims that were not renewed for 2T lapse and members
-without a heartbeat for 2T are dropped, oldest first. The group's clock decides that, without a record of its own.
-Rule 3: no member is trusted: a record of an unknown member, of another instance, under another epoch, for another
-generation, or from a member that is not the leader changes nothing. Each is reported with its reason.
-Rule 4: the epoch of a claim is the offset of the record that granted it, so epochs only rise.
-Rule 5: positions never go back, except by SET_POSITION.
+without a heartbeat for 2T are dropped, oldest first.
+Rule 3: no member is trusted: a record that does not meet its needs (docs/coordination.md, effects) changes nothing, and
+is reported with its reason.
 
 The group's clock moves from record to record by the difference of their append times, at least by 0 and at most by
 T/2. A broker's clock that is set back, or a new leader whose clock is behind, cannot stop it; one that jumps ahead
@@ -40,11 +38,6 @@ def apply(world: World, offset: int, append_time_ms: int, record: Record | None)
         offset: Offset of the record. One below `world.next_offset` was applied before, and is ignored.
         append_time_ms: Epoch milliseconds, broker clock; a negative one says nothing of the time.
         record: None for one of another group, or one that is unreadable: time passes all the same.
-
-    Returns:
-        What changed, and what was ignored.
-
-    Source: docs/coordination.md, effects.
     """
     applied = Applied()
     if offset < world.next_offset:
@@ -55,7 +48,9 @@ def apply(world: World, offset: int, append_time_ms: int, record: Record | None)
         _pass_time(world, append_time_ms, applied)
         _expire(world, offset, applied)
     if record is not None:
-        _EFFECTS[record.type](world, offset, record, applied)
+        fault = _EFFECTS[record.type](world, offset, record, applied)
+        if fault is not None:
+            applied.ignored.append(fault)
     return applied
 
 
@@ -75,69 +70,70 @@ def _expire(world: World, offset: int, applied: Applied) -> None:
     # Both dictionaries are in the order of their times: the first entry decides whether anything is to be done.
     stale_before_ms = world.clock_ms - world.stale_after_ms
     lapsed, dropped = [], []
-    for member in world.holders.values():
-        if member.renewed_ms >= stale_before_ms:
+    for client_id in world.held:
+        holder = world.members[client_id]
+        if holder.renewed_ms >= stale_before_ms:
             break
-        lapsed.append(member)
+        lapsed.append(holder)
     for member in world.members.values():
         if member.seen_ms >= stale_before_ms:
             break
         dropped.append(member)
     for member in sorted(lapsed, key=lambda member: (member.renewed_ms, member.joined_at)):
-        _free_all(world, member, Change.LAPSED, applied)
+        _free_all(world, member.client_id, Change.LAPSED, applied)
     for member in sorted(dropped, key=lambda member: (member.seen_ms, member.joined_at)):
-        _remove(world, member, Change.DROPPED, applied)
+        _remove(world, member.client_id, Change.DROPPED, applied)
         world.generation = offset
 
 
-def _free_all(world: World, member: Member, change: Change, applied: Applied) -> None:
-    for name in sorted(member.held):
-        _free(world, member, name, change, applied)
+def _free_all(world: World, client_id: str, change: Change, applied: Applied) -> None:
+    for name in sorted(world.held.get(client_id, ())):
+        _free(world, client_id, name, change, applied)
 
 
-def _free(world: World, member: Member, name: str, change: Change, applied: Applied) -> None:
+def _free(world: World, client_id: str, name: str, change: Change, applied: Applied) -> None:
     """End a claim; the position stands, and a resource without one is forgotten."""
-    resource = world.resources[name]
-    applied.note(change, member.client_id, name, resource.epoch)
-    resource.holder, resource.claimed_to = "", None
-    if resource.position is None:
+    _, epoch, position, _ = world.resources[name]
+    applied.note(change, client_id, name, epoch)
+    if position is None:
         del world.resources[name]
-    member.held.discard(name)
-    if not member.held:
-        del world.holders[member.client_id]
+    else:
+        world.resources[name] = Resource("", epoch, position)
+    held = world.held[client_id]
+    held.discard(name)
+    if not held:
+        del world.held[client_id]
 
 
-def _remove(world: World, member: Member, change: Change, applied: Applied) -> None:
+def _remove(world: World, client_id: str, change: Change, applied: Applied) -> None:
     """Take a member that holds nothing out of the world."""
-    del world.members[member.client_id]
-    applied.note(change, member.client_id)
-    for name in sorted(member.tasks):
-        world.tasks[name].client_id = ""
-        applied.note(Change.UNASSIGNED, member.client_id, name)
+    del world.members[client_id]
+    applied.note(change, client_id)
+    for name in sorted(name for name, task in world.tasks.items() if task.client_id == client_id):
+        world.tasks[name] = world.tasks[name]._replace(client_id="")
+        applied.note(Change.UNASSIGNED, client_id, name)
 
 
 def _refresh(world: World, member: Member, applied: Applied) -> None:
     """Count a heartbeat of a member; while the group is paused, it renews no claim."""
-    member.seen_ms = world.clock_ms
-    world.members.move_to_end(member.client_id)
-    if world.is_paused:
-        return
-    member.renewed_ms = world.clock_ms
-    applied.refreshed = True
-    if member.held:
-        world.holders.move_to_end(member.client_id)
+    client_id, instance, joined_at, metadata, is_draining, _, renewed_ms = member
+    if not world.is_paused:
+        renewed_ms = world.clock_ms
+        applied.refreshed = True
+        if client_id in world.held:
+            world.held.move_to_end(client_id)
+    # By position: a heartbeat is the most frequent record by far.
+    refreshed = Member(client_id, instance, joined_at, metadata, is_draining, world.clock_ms, renewed_ms)
+    world.members[client_id] = refreshed
+    world.members.move_to_end(client_id)
 
 
-def _writer(world: World, record: Record, applied: Applied) -> Member | None:
-    """Return the member that wrote a record."""
+def _fault_of_writer(world: World, record: Record) -> Ignored | None:
+    """Return why the writer of a record may not write it."""
     member = world.members.get(record.client_id)
     if member is None:
-        applied.ignored.append(Ignored.UNKNOWN_MEMBER)
-        return None
-    if member.instance != record.instance:
-        applied.ignored.append(Ignored.OTHER_INSTANCE)
-        return None
-    return member
+        return Ignored.UNKNOWN_MEMBER
+    return Ignored.OTHER_INSTANCE if member.instance != record.instance else None
 
 
 def _fault_of_claim(resource: Resource | None, client_id: str, epoch: int) -> Ignored | None:
@@ -149,255 +145,229 @@ def _fault_of_claim(resource: Resource | None, client_id: str, epoch: int) -> Ig
     return None
 
 
-def _raise_position(resource: Resource, position: int, applied: Applied) -> None:
-    if resource.position is not None and position < resource.position:
-        applied.ignored.append(Ignored.POSITION_BACK)
-    else:
-        resource.position = position
+def _raise_position(world: World, name: str, position: int) -> Ignored | None:
+    holder, epoch, before, claimed_to = world.resources[name]
+    if before is not None and position < before:
+        return Ignored.POSITION_BACK
+    world.resources[name] = Resource(holder, epoch, position, claimed_to)
+    return None
 
 
-def _join(world: World, offset: int, record: Record, applied: Applied) -> None:
-    member = world.members.get(record.client_id)
-    if member is not None and member.instance != record.instance and not record.fast_reclaim:
-        applied.ignored.append(Ignored.CLIENT_ID_IN_USE)
-        return
-    if member is None and len(world.members) >= MAX_MEMBERS:
-        applied.ignored.append(Ignored.OVER_LIMIT)
-        return
+def _join(world: World, offset: int, record: Record, applied: Applied) -> Ignored | None:
+    client_id, instance = record.client_id, record.instance
+    before = world.members.get(client_id)
+    if before is not None and before.instance != instance and not record.fast_reclaim:
+        return Ignored.CLIENT_ID_IN_USE
+    if before is None and len(world.members) >= MAX_MEMBERS:
+        return Ignored.OVER_LIMIT
     if not world.members:
         world.heartbeat_ms = record.heartbeat_ms
     world.generation = offset
-    if member is None:
-        member = world.members[record.client_id] = Member(record.client_id, record.instance, offset)
-        applied.note(Change.JOINED, record.client_id)
-    elif member.instance != record.instance:
-        member.instance, member.joined_at, member.is_draining = record.instance, offset, False
-        applied.note(Change.REPLACED, record.client_id)
-        _take_over(world, offset, member, applied)
+    if before is None:
+        member = Member(client_id, instance, offset, record.metadata)
+        applied.note(Change.JOINED, client_id)
+    elif before.instance != instance:
+        member = Member(client_id, instance, offset, record.metadata, renewed_ms=before.renewed_ms)
+        applied.note(Change.REPLACED, client_id)
+        _take_over(world, offset, client_id, applied)
     else:
-        applied.note(Change.UPDATED, record.client_id)
-    member.metadata = record.metadata
+        member = before._replace(metadata=record.metadata)
+        applied.note(Change.UPDATED, client_id)
     _refresh(world, member, applied)
+    return None
 
 
-def _take_over(world: World, offset: int, member: Member, applied: Applied) -> None:
+def _take_over(world: World, offset: int, client_id: str, applied: Applied) -> None:
     """Give the claims of an instance to its successor, under new epochs; while the group is paused, release them."""
     if world.is_paused:
-        _free_all(world, member, Change.RELEASED, applied)
+        _free_all(world, client_id, Change.RELEASED, applied)
         return
-    for name in sorted(member.held):
-        resource = world.resources[name]
-        resource.epoch, resource.claimed_to = offset, None
-        applied.note(Change.CLAIMED, member.client_id, name, offset)
+    for name in sorted(world.held.get(client_id, ())):
+        world.resources[name] = Resource(client_id, offset, world.resources[name].position)
+        applied.note(Change.CLAIMED, client_id, name, offset)
 
 
-def _heartbeat(world: World, _: int, record: Record, applied: Applied) -> None:
-    member = _writer(world, record, applied)
-    if member is None:
-        return
-    _refresh(world, member, applied)
-    resources = world.resources
+def _heartbeat(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
+    if (fault := _fault_of_writer(world, record)) is not None:
+        return fault
+    _refresh(world, world.members[record.client_id], applied)
     for name, epoch, position in record.positions:
-        resource = resources.get(name)
-        fault = _fault_of_claim(resource, record.client_id, epoch)
+        fault = _fault_of_claim(world.resources.get(name), record.client_id, epoch)
+        fault = fault or _raise_position(world, name, position)
         if fault is not None:
             applied.ignored.append(fault)
-            continue
-        assert resource is not None
-        _raise_position(resource, position, applied)
+    return None
 
 
-def _leave(world: World, offset: int, record: Record, applied: Applied) -> None:
-    member = _writer(world, record, applied)
-    if member is None:
-        return
-    _free_all(world, member, Change.RELEASED, applied)
-    _remove(world, member, Change.LEFT, applied)
+def _leave(world: World, offset: int, record: Record, applied: Applied) -> Ignored | None:
+    if (fault := _fault_of_writer(world, record)) is not None:
+        return fault
+    _free_all(world, record.client_id, Change.RELEASED, applied)
+    _remove(world, record.client_id, Change.LEFT, applied)
     world.generation = offset
+    return None
 
 
-def _claim(world: World, offset: int, record: Record, applied: Applied) -> None:
-    member = _writer(world, record, applied)
-    if member is None:
-        return
-    name = record.resource
+def _claim(world: World, offset: int, record: Record, applied: Applied) -> Ignored | None:
+    if (fault := _fault_of_writer(world, record)) is not None:
+        return fault
+    client_id, name = record.client_id, record.resource
     resource, task = world.resources.get(name), world.tasks.get(name)
-    fault = None
     if world.is_paused:
-        fault = Ignored.GROUP_PAUSED
-    elif resource is not None and resource.holder not in {"", record.client_id}:
-        fault = Ignored.HELD_BY_OTHER
-    elif task is not None and task.client_id != record.client_id:
-        fault = Ignored.NOT_ASSIGNED
-    elif resource is None and len(world.resources) >= MAX_RESOURCES:
-        fault = Ignored.OVER_LIMIT
-    if fault is not None:
-        applied.ignored.append(fault)
-        return
-    if resource is None:
-        resource = world.resources[name] = Resource()
-    resource.holder, resource.epoch, resource.claimed_to = record.client_id, offset, None
-    member.held.add(name)
-    world.holders[record.client_id] = member
-    applied.note(Change.CLAIMED, record.client_id, name, offset)
-    _refresh(world, member, applied)
+        return Ignored.GROUP_PAUSED
+    if resource is not None and resource.holder not in {"", client_id}:
+        return Ignored.HELD_BY_OTHER
+    if task is not None and task.client_id != client_id:
+        return Ignored.NOT_ASSIGNED
+    if resource is None and len(world.resources) >= MAX_RESOURCES:
+        return Ignored.OVER_LIMIT
+    world.resources[name] = Resource(client_id, offset, None if resource is None else resource.position)
+    world.held.setdefault(client_id, set()).add(name)
+    applied.note(Change.CLAIMED, client_id, name, offset)
+    _refresh(world, world.members[client_id], applied)
+    return None
 
 
-def _release(world: World, _: int, record: Record, applied: Applied) -> None:
-    member = _writer(world, record, applied)
-    if member is None:
-        return
-    resource = world.resources.get(record.resource)
-    fault = _fault_of_claim(resource, record.client_id, record.epoch)
+def _release(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
+    name, client_id = record.resource, record.client_id
+    fault = _fault_of_writer(world, record) or _fault_of_claim(world.resources.get(name), client_id, record.epoch)
     if fault is not None:
-        applied.ignored.append(fault)
-        return
-    assert resource is not None
+        return fault
     if record.position is not None:
-        _raise_position(resource, record.position, applied)
-    _free(world, member, record.resource, Change.RELEASED, applied)
+        fault = _raise_position(world, name, record.position)
+    _free(world, client_id, name, Change.RELEASED, applied)
+    return fault
 
 
-def _claim_messages(world: World, _: int, record: Record, applied: Applied) -> None:
-    if _writer(world, record, applied) is None:
-        return
-    resource = world.resources.get(record.resource)
-    fault = _fault_of_claim(resource, record.client_id, record.epoch)
+def _claim_messages(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
+    if (fault := _fault_of_writer(world, record)) is not None:
+        return fault
     if world.is_paused:
-        fault = Ignored.GROUP_PAUSED
+        return Ignored.GROUP_PAUSED
+    name, end = record.resource, record.position
+    fault = _fault_of_claim(world.resources.get(name), record.client_id, record.epoch)
     if fault is not None:
-        applied.ignored.append(fault)
-        return
-    assert resource is not None
-    assert record.position is not None
-    if record.position < (resource.position or 0):
-        applied.ignored.append(Ignored.POSITION_BACK)
-    else:
-        resource.claimed_to = record.position
-        applied.note(Change.MESSAGES_CLAIMED, record.client_id, record.resource, resource.epoch)
+        return fault
+    resource = world.resources[name]
+    assert end is not None
+    if end < (resource.position or 0):
+        return Ignored.POSITION_BACK
+    world.resources[name] = resource._replace(claimed_to=end)
+    applied.note(Change.MESSAGES_CLAIMED, record.client_id, name, resource.epoch)
+    return None
 
 
-def _pause(world: World, _: int, record: Record, applied: Applied) -> None:
+def _pause(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
     world.paused_until_ms = world.newest_append_ms + record.duration_ms
     applied.note(Change.PAUSED)
+    return None
 
 
-def _resume(world: World, _: int, __: Record, applied: Applied) -> None:
+def _resume(world: World, _: int, __: Record, applied: Applied) -> Ignored | None:
     if not world.is_paused:
-        applied.ignored.append(Ignored.NOT_PAUSED)
-        return
+        return Ignored.NOT_PAUSED
     world.paused_until_ms = 0
     applied.note(Change.RESUMED)
+    return None
 
 
-def _set_position(world: World, _: int, record: Record, applied: Applied) -> None:
-    name = record.resource
+def _set_position(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
+    name, position = record.resource, record.position
     is_known = name in world.resources
-    fault = None
     if not world.is_paused:
-        fault = Ignored.NOT_PAUSED
-    elif world.holders:
-        fault = Ignored.STILL_HELD
-    elif record.position is None and not is_known:
-        fault = Ignored.UNKNOWN_RESOURCE
-    elif not is_known and len(world.resources) >= MAX_RESOURCES:
-        fault = Ignored.OVER_LIMIT
-    if fault is not None:
-        applied.ignored.append(fault)
-        return
-    if record.position is None:
+        return Ignored.NOT_PAUSED
+    if world.held:
+        return Ignored.STILL_HELD
+    if position is None and not is_known:
+        return Ignored.UNKNOWN_RESOURCE
+    if not is_known and len(world.resources) >= MAX_RESOURCES:
+        return Ignored.OVER_LIMIT
+    if position is None:
         del world.resources[name]
     else:
-        world.resources.setdefault(name, Resource()).position = record.position
+        world.resources[name] = world.resources.get(name, Resource())._replace(position=position)
     applied.note(Change.POSITION_SET, "", name)
+    return None
 
 
-def _add_task(world: World, _: int, record: Record, applied: Applied) -> None:
+def _add_task(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
     task = world.tasks.get(record.resource)
     if task is None and len(world.tasks) >= MAX_TASKS:
-        applied.ignored.append(Ignored.OVER_LIMIT)
-        return
-    if task is None:
-        task = world.tasks[record.resource] = Task()
-    task.payload = record.payload
-    applied.note(Change.TASK_ADDED, task.client_id, record.resource)
+        return Ignored.OVER_LIMIT
+    client_id = "" if task is None else task.client_id
+    world.tasks[record.resource] = Task(record.payload, client_id)
+    applied.note(Change.TASK_ADDED, client_id, record.resource)
+    return None
 
 
-def _remove_task(world: World, _: int, record: Record, applied: Applied) -> None:
+def _remove_task(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
     task = world.tasks.pop(record.resource, None)
     if task is None:
-        applied.ignored.append(Ignored.UNKNOWN_TASK)
-        return
-    if task.client_id:
-        world.members[task.client_id].tasks.discard(record.resource)
+        return Ignored.UNKNOWN_TASK
     applied.note(Change.TASK_REMOVED, task.client_id, record.resource)
+    return None
 
 
-def _drain(world: World, offset: int, record: Record, applied: Applied) -> None:
+def _drain(world: World, offset: int, record: Record, applied: Applied) -> Ignored | None:
     member = world.members.get(record.member)
     if member is None:
-        applied.ignored.append(Ignored.UNKNOWN_MEMBER)
-        return
-    member.is_draining = True
+        return Ignored.UNKNOWN_MEMBER
+    world.members[record.member] = member._replace(is_draining=True)
     # Assignments that were made without knowing it are void.
     world.generation = offset
     applied.note(Change.DRAINING, record.member)
+    return None
 
 
-def _assign(world: World, _: int, record: Record, applied: Applied) -> None:
-    if _writer(world, record, applied) is None:
-        return
-    fault = None
+def _assign(world: World, _: int, record: Record, applied: Applied) -> Ignored | None:
+    if (fault := _fault_of_writer(world, record)) is not None:
+        return fault
     if record.generation != world.generation:
-        is_old = record.generation < world.generation
-        fault = Ignored.OLD_GENERATION if is_old else Ignored.FUTURE_GENERATION
-    elif world.leader != record.client_id:
-        fault = Ignored.NOT_LEADER
-    if fault is not None:
-        applied.ignored.append(fault)
-        return
+        return Ignored.OLD_GENERATION if record.generation < world.generation else Ignored.FUTURE_GENERATION
+    if world.leader != record.client_id:
+        return Ignored.NOT_LEADER
     for name, client_id in record.assignments:
-        _assign_one(world, name, client_id, applied)
+        fault = _assign_one(world, name, client_id, applied)
+        if fault is not None:
+            applied.ignored.append(fault)
+    return None
 
 
-def _assign_one(world: World, name: str, client_id: str, applied: Applied) -> None:
+def _assign_one(world: World, name: str, client_id: str, applied: Applied) -> Ignored | None:
     task, member = world.tasks.get(name), world.members.get(client_id)
-    fault = None
     if task is None:
-        fault = Ignored.UNKNOWN_TASK
-    elif client_id and member is None:
-        fault = Ignored.UNKNOWN_MEMBER
-    elif member is not None and member.is_draining and task.client_id != client_id:
-        fault = Ignored.MEMBER_DRAINING
-    if fault is not None:
-        applied.ignored.append(fault)
-    if fault is not None or task is None or task.client_id == client_id:
-        return
+        return Ignored.UNKNOWN_TASK
+    if client_id and member is None:
+        return Ignored.UNKNOWN_MEMBER
+    if task.client_id == client_id:
+        return None
+    if member is not None and member.is_draining:
+        return Ignored.MEMBER_DRAINING
     if task.client_id:
-        world.members[task.client_id].tasks.discard(name)
         applied.note(Change.UNASSIGNED, task.client_id, name)
-    task.client_id = client_id
-    if member is not None:
-        member.tasks.add(name)
+    world.tasks[name] = Task(task.payload, client_id)
+    if client_id:
         applied.note(Change.ASSIGNED, client_id, name)
+    return None
 
 
-def _snapshot(world: World, offset: int, record: Record, applied: Applied) -> None:
+def _snapshot(world: World, offset: int, record: Record, applied: Applied) -> Ignored | None:
     # A group without members outlives retention as well: then anyone may write the snapshot.
-    if world.members and _writer(world, record, applied) is None:
-        return
+    if world.members and (fault := _fault_of_writer(world, record)) is not None:
+        return fault
     part = record.snapshot
     assert part is not None
     if part.as_of > offset:
-        applied.ignored.append(Ignored.FUTURE_SNAPSHOT)
-    elif world.leader not in {"", record.client_id}:
-        applied.ignored.append(Ignored.NOT_LEADER)
-    elif part.part == part.parts - 1:
+        return Ignored.FUTURE_SNAPSHOT
+    if world.leader not in {"", record.client_id}:
+        return Ignored.NOT_LEADER
+    if part.part == part.parts - 1:
         world.snapshot_at = offset
         applied.note(Change.SNAPSHOT, record.client_id)
+    return None
 
 
-_EFFECTS: dict[RecordType, Callable[[World, int, Record, Applied], None]] = {
+_EFFECTS: dict[RecordType, Callable[[World, int, Record, Applied], Ignored | None]] = {
     RecordType.JOIN: _join,
     RecordType.HEARTBEAT: _heartbeat,
     RecordType.LEAVE: _leave,

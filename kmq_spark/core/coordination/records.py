@@ -1,10 +1,9 @@
 """
 The vocabulary of the coordination topic: what a record says, without its bytes.
 
-Rule 1: values only; no clock, no Kafka.
-Rule 2: every reader of a group must accept and refuse the same records, or their worlds differ. So the bounds depend on
+Rule 1: every reader of a group must accept and refuse the same records, or their worlds differ. So the bounds depend on
 nothing that changes between versions of Python: not on Unicode tables, not on locale.
-Rule 3: a task is a resource that one member at a time is assigned to. Both share one set of names.
+Rule 2: a task is a resource that one member at a time is assigned to. Both share one set of names.
 
 Source: Marshal `message.go` (heartbeat, claim, release, claim messages, release group); the epochs, the tasks and the
 snapshots are ours.
@@ -15,7 +14,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,10 +46,7 @@ MAX_PAUSE_MS = 7 * 24 * 60 * 60 * 1000
 """Longest pause of a group, seven days; a longer one is a unit mistaken."""
 
 MAX_OFFSET = 2**63 - 1
-"""Largest position, epoch or generation."""
-
-MAX_SEQUENCE = 2**63 - 1
-"""Largest number of a record within its instance."""
+"""Largest position, epoch, generation or sequence."""
 
 MAX_SNAPSHOT_PARTS = 256
 """Most records that a snapshot is cut into."""
@@ -85,14 +83,7 @@ class RecordType(IntEnum):
 
 
 class HeldPosition(NamedTuple):
-    """
-    How far a holder has come.
-
-    Attributes:
-        resource: What it holds.
-        epoch: Epoch of its claim.
-        position: Next one to process, as in Kafka's committed offsets.
-    """
+    """How far the holder of a resource has come under a claim; *position* is the next one to process."""
 
     resource: str
     epoch: int
@@ -107,15 +98,7 @@ class Assignment(NamedTuple):
 
 
 class SnapshotPart(NamedTuple):
-    """
-    A piece of a snapshot.
-
-    Attributes:
-        as_of: Offset of the first record that is not in the snapshot.
-        part: Its number, from 0.
-        parts: Pieces of the snapshot.
-        data: Its bytes.
-    """
+    """Piece *part* of *parts*, from 0, of a snapshot of the world before the record at offset *as_of*."""
 
     as_of: int
     part: int
@@ -128,38 +111,23 @@ class Record:
     """
     One record of the coordination topic; its group is the key of the Kafka record.
 
-    Attributes:
-        type: What it says.
-        client_id: Who wrote it.
-        instance: Which process of that client id.
-        sequence: Counts the records of the instance, so that it knows its own when it reads them back.
-        metadata: JOIN: free bytes of the member, for other members.
-        heartbeat_ms: JOIN: T, counts where the group has no members.
-        fast_reclaim: JOIN: the other instance of this client id is gone, its claims are to be taken over.
-        positions: HEARTBEAT: of resources that the member holds.
-        resource: CLAIM, RELEASE, CLAIM_MESSAGES, SET_POSITION: the resource; ADD_TASK, REMOVE_TASK: the task.
-        epoch: RELEASE, CLAIM_MESSAGES: of the claim.
-        position: RELEASE: where the holder stopped; CLAIM_MESSAGES: end of the messages; SET_POSITION: the new one.
-            None: RELEASE leaves it, SET_POSITION forgets it.
-        duration_ms: PAUSE_GROUP: how long, in milliseconds from the append time.
-        payload: ADD_TASK: free bytes for the member that runs it.
-        member: DRAIN: client id of the member.
-        generation: ASSIGN: generation of the group that the assignments were made for.
-        assignments: ASSIGN.
-        snapshot: SNAPSHOT.
+    `FIELDS` says which fields a type has; `wire/coordination.proto` says what they mean.
     """
 
     type: RecordType
     client_id: str
     instance: str
     sequence: int = 0
+    """Counts the records of the instance, so that it knows its own when it reads them back."""
     metadata: bytes = b""
     heartbeat_ms: int = 0
     fast_reclaim: bool = False
     positions: tuple[HeldPosition, ...] = ()
     resource: str = ""
+    """The task, for ADD_TASK and REMOVE_TASK."""
     epoch: int = 0
     position: int | None = None
+    """None: RELEASE leaves the position, SET_POSITION forgets the resource."""
     duration_ms: int = 0
     payload: bytes = b""
     member: str = ""
@@ -168,23 +136,26 @@ class Record:
     snapshot: SnapshotPart | None = None
 
 
-WITH_RESOURCE = frozenset(
-    {
-        RecordType.CLAIM,
-        RecordType.RELEASE,
-        RecordType.CLAIM_MESSAGES,
-        RecordType.SET_POSITION,
-        RecordType.ADD_TASK,
-        RecordType.REMOVE_TASK,
-    }
-)
-"""Types that name a resource or a task."""
+FIELDS: dict[RecordType, tuple[str, ...]] = {
+    RecordType.JOIN: ("metadata", "heartbeat_ms", "fast_reclaim"),
+    RecordType.HEARTBEAT: ("positions",),
+    RecordType.LEAVE: (),
+    RecordType.CLAIM: ("resource",),
+    RecordType.RELEASE: ("resource", "epoch", "position"),
+    RecordType.CLAIM_MESSAGES: ("resource", "epoch", "position"),
+    RecordType.PAUSE_GROUP: ("duration_ms",),
+    RecordType.RESUME_GROUP: (),
+    RecordType.SET_POSITION: ("resource", "position"),
+    RecordType.ADD_TASK: ("resource", "payload"),
+    RecordType.REMOVE_TASK: ("resource",),
+    RecordType.DRAIN: ("member",),
+    RecordType.ASSIGN: ("assignments", "generation"),
+    RecordType.SNAPSHOT: ("snapshot",),
+}
+"""What a record of each type says, beside its writer; other fields are neither written nor read."""
 
-WITH_EPOCH = frozenset({RecordType.RELEASE, RecordType.CLAIM_MESSAGES})
-"""Types that carry the epoch of one claim."""
-
-WITH_POSITION = frozenset({RecordType.RELEASE, RecordType.CLAIM_MESSAGES, RecordType.SET_POSITION})
-"""Types that carry one position."""
+FLEET_PREFIX = "kmq.fleet."
+"""Prefix of the groups of tracker fleets, so that no other group has such a name."""
 
 
 def is_group(name: object) -> bool:
@@ -192,15 +163,36 @@ def is_group(name: object) -> bool:
     return isinstance(name, str) and _GROUP.fullmatch(name) is not None
 
 
-def name_fault(what: str, name: str, longest: int = MAX_NAME_CHARS) -> str:
-    """
-    Return what is wrong with a name, empty where nothing is.
+def fleet_group(name: str) -> str:
+    """Return the coordination group of a tracker fleet; raise a `ConfigError` where the name is not allowed."""
+    if not name or not is_group(FLEET_PREFIX + name):
+        message = (
+            f"fleet name is not allowed: got {name!r:.80}, 1 to {MAX_GROUP_CHARS - len(FLEET_PREFIX)} of A-Z a-z 0-9 "
+            ". _ -; choose another name"
+        )
+        raise ConfigError(message)
+    return FLEET_PREFIX + name
 
-    Args:
-        what: `client id`, `resource`, `task`, `instance`.
-        name: As it was given.
-        longest: Characters that it may have.
-    """
+
+def record_fault(record: Record) -> str:
+    """Return what is out of bounds in a record, empty where nothing is."""
+    fault = (
+        name_fault("client id", record.client_id)
+        or name_fault("instance", record.instance, MAX_INSTANCE_CHARS)
+        or _number_fault("sequence", record.sequence, 0, MAX_OFFSET)
+    )
+    if fault:
+        return fault
+    for field in FIELDS[record.type]:
+        if fault := _FAULTS[field](getattr(record, field)):
+            return fault
+    if record.type is RecordType.CLAIM_MESSAGES and record.position is None:
+        return "position is missing: got None, allowed 0 to the end of the messages"
+    return ""
+
+
+def name_fault(what: str, name: str, longest: int = MAX_NAME_CHARS) -> str:
+    """Return what is wrong with a name, empty where nothing is."""
     if not name:
         return f"{what} is empty: got '', allowed 1 to {longest} characters"
     if len(name) > longest:
@@ -208,90 +200,6 @@ def name_fault(what: str, name: str, longest: int = MAX_NAME_CHARS) -> str:
     if _NOT_IN_NAMES.search(name):
         return f"{what} has a control character: got {name[:_SHOWN_CHARS]!r}, allowed are printable characters"
     return ""
-
-
-def record_fault(record: Record) -> str:
-    """
-    Return what is out of bounds in a record, empty where nothing is.
-
-    Args:
-        record: Fields that do not belong to its type are not looked at.
-    """
-    return (
-        name_fault("client id", record.client_id)
-        or name_fault("instance", record.instance, MAX_INSTANCE_CHARS)
-        or _number_fault("sequence", record.sequence, 0, MAX_SEQUENCE)
-        or _FAULTS[record.type](record)
-    )
-
-
-def _fault_of_nothing(_: Record) -> str:
-    return ""
-
-
-def _fault_of_join(record: Record) -> str:
-    return _size_fault("metadata", record.metadata, MAX_METADATA_BYTES) or _number_fault(
-        "heartbeat interval in ms", record.heartbeat_ms, MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS
-    )
-
-
-def _fault_of_pause(record: Record) -> str:
-    return _number_fault("pause in ms", record.duration_ms, 1, MAX_PAUSE_MS)
-
-
-def _fault_of_drain(record: Record) -> str:
-    return name_fault("member", record.member)
-
-
-def _fault_of_resource(record: Record) -> str:
-    kind = record.type
-    fault = name_fault("resource", record.resource)
-    if not fault and kind in WITH_EPOCH:
-        fault = _number_fault("epoch", record.epoch, 0, MAX_OFFSET)
-    if not fault and kind in WITH_POSITION and record.position is not None:
-        fault = _number_fault("position", record.position, 0, MAX_OFFSET)
-    if not fault and kind is RecordType.CLAIM_MESSAGES and record.position is None:
-        fault = "position is missing: got None, allowed 0 to the end of the messages"
-    if not fault and kind is RecordType.ADD_TASK:
-        fault = _size_fault("payload", record.payload, MAX_PAYLOAD_BYTES)
-    return fault
-
-
-def _fault_of_positions(record: Record) -> str:
-    positions = record.positions
-    if len(positions) > MAX_ENTRIES:
-        return f"too many positions: got {len(positions)}, allowed 0 to {MAX_ENTRIES}"
-    for resource, epoch, position in positions:
-        fault = (
-            name_fault("resource", resource)
-            or _number_fault("epoch", epoch, 0, MAX_OFFSET)
-            or _number_fault("position", position, 0, MAX_OFFSET)
-        )
-        if fault:
-            return fault
-    return ""
-
-
-def _fault_of_assignments(record: Record) -> str:
-    if len(record.assignments) > MAX_ENTRIES:
-        return f"too many assignments: got {len(record.assignments)}, allowed 0 to {MAX_ENTRIES}"
-    for task, client_id in record.assignments:
-        fault = name_fault("task", task) or (name_fault("client id", client_id) if client_id else "")
-        if fault:
-            return fault
-    return _number_fault("generation", record.generation, 0, MAX_OFFSET)
-
-
-def _fault_of_snapshot(record: Record) -> str:
-    part = record.snapshot
-    if part is None:
-        return "snapshot is missing: got None, allowed a part of a snapshot"
-    return (
-        _number_fault("as_of", part.as_of, 0, MAX_OFFSET)
-        or _number_fault("parts", part.parts, 1, MAX_SNAPSHOT_PARTS)
-        or _number_fault("part", part.part, 0, part.parts - 1)
-        or _size_fault("part of a snapshot", part.data, MAX_PART_BYTES)
-    )
 
 
 def _number_fault(what: str, number: int, least: int, most: int) -> str:
@@ -306,14 +214,53 @@ def _size_fault(what: str, data: bytes, most: int) -> str:
     return f"{what} is too large: got {len(data)} bytes, allowed 0 to {most}"
 
 
-_FAULTS: dict[RecordType, Callable[[Record], str]] = {
-    **dict.fromkeys(WITH_RESOURCE, _fault_of_resource),
-    RecordType.JOIN: _fault_of_join,
-    RecordType.HEARTBEAT: _fault_of_positions,
-    RecordType.LEAVE: _fault_of_nothing,
-    RecordType.PAUSE_GROUP: _fault_of_pause,
-    RecordType.RESUME_GROUP: _fault_of_nothing,
-    RecordType.DRAIN: _fault_of_drain,
-    RecordType.ASSIGN: _fault_of_assignments,
-    RecordType.SNAPSHOT: _fault_of_snapshot,
+def _fault_of_positions(positions: tuple[HeldPosition, ...]) -> str:
+    if len(positions) > MAX_ENTRIES:
+        return f"too many positions: got {len(positions)}, allowed 0 to {MAX_ENTRIES}"
+    for resource, epoch, position in positions:
+        fault = (
+            name_fault("resource", resource)
+            or _number_fault("epoch", epoch, 0, MAX_OFFSET)
+            or _number_fault("position", position, 0, MAX_OFFSET)
+        )
+        if fault:
+            return fault
+    return ""
+
+
+def _fault_of_assignments(assignments: tuple[Assignment, ...]) -> str:
+    if len(assignments) > MAX_ENTRIES:
+        return f"too many assignments: got {len(assignments)}, allowed 0 to {MAX_ENTRIES}"
+    for task, client_id in assignments:
+        fault = name_fault("task", task) or (name_fault("client id", client_id) if client_id else "")
+        if fault:
+            return fault
+    return ""
+
+
+def _fault_of_snapshot(part: SnapshotPart | None) -> str:
+    if part is None:
+        return "snapshot is missing: got None, allowed a part of a snapshot"
+    return (
+        _number_fault("as_of", part.as_of, 0, MAX_OFFSET)
+        or _number_fault("parts", part.parts, 1, MAX_SNAPSHOT_PARTS)
+        or _number_fault("part", part.part, 0, part.parts - 1)
+        or _size_fault("part of a snapshot", part.data, MAX_PART_BYTES)
+    )
+
+
+_FAULTS: dict[str, Callable[[Any], str]] = {
+    "metadata": lambda data: _size_fault("metadata", data, MAX_METADATA_BYTES),
+    "heartbeat_ms": lambda ms: _number_fault("heartbeat interval in ms", ms, MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS),
+    "fast_reclaim": lambda _: "",
+    "positions": _fault_of_positions,
+    "resource": lambda name: name_fault("resource", name),
+    "epoch": lambda number: _number_fault("epoch", number, 0, MAX_OFFSET),
+    "position": lambda number: "" if number is None else _number_fault("position", number, 0, MAX_OFFSET),
+    "duration_ms": lambda number: _number_fault("pause in ms", number, 1, MAX_PAUSE_MS),
+    "payload": lambda data: _size_fault("payload", data, MAX_PAYLOAD_BYTES),
+    "member": lambda name: name_fault("member", name),
+    "assignments": _fault_of_assignments,
+    "generation": lambda number: _number_fault("generation", number, 0, MAX_OFFSET),
+    "snapshot": _fault_of_snapshot,
 }

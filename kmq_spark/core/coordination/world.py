@@ -1,35 +1,27 @@
 """
-The world of a coordination group: its members, claims, tasks and positions.
+The world of a coordination group: its members, claims, tasks and positions; what a record changes stands in `fold.py`.
 
-Rule 1: a function of the log: every reader that applied the same records has the same world (`fold.py`).
-Rule 2: this file keeps and looks up; what a record changes stands in `fold.py`.
-Rule 3: what can be computed from the rest is no part of a snapshot: the resources of a member, its tasks, the leader.
+Rule 1: a function of the log: every reader that has applied the same records has the same world.
+Rule 2: members, resources and tasks are frozen values; the fold puts new ones in their place.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 MAX_MEMBERS = 5_000
-"""Most members of a group."""
-
 MAX_RESOURCES = 50_000
 """Most resources that are held or have a position, in a group."""
 
 MAX_TASKS = 10_000
-"""Most tasks of a group."""
 
 STALE_AFTER = 2
 """A member is stale after this many T without a heartbeat; its holds ended after one T, by its own clock."""
 
 
-@dataclass(slots=True)
-class Member:
+class Member(NamedTuple):
     """
     A member of a group.
 
@@ -41,8 +33,6 @@ class Member:
         is_draining: It gets no more tasks.
         seen_ms: The group's clock at its last heartbeat.
         renewed_ms: The group's clock at the last one that renewed its claims; none does while the group is paused.
-        held: Resources that it holds.
-        tasks: Tasks that it is assigned to.
     """
 
     client_id: str
@@ -52,12 +42,9 @@ class Member:
     is_draining: bool = False
     seen_ms: int = 0
     renewed_ms: int = 0
-    held: set[str] = field(default_factory=set)
-    tasks: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class Resource:
+class Resource(NamedTuple):
     """
     Something that one member at a time may hold.
 
@@ -74,8 +61,7 @@ class Resource:
     claimed_to: int | None = None
 
 
-@dataclass(slots=True)
-class Task:
+class Task(NamedTuple):
     """
     A resource that only the assigned member may claim.
 
@@ -88,19 +74,12 @@ class Task:
     client_id: str = ""
 
 
-def first_joined(members: Mapping[str, Member]) -> str:
-    """Return the client id of the member that joined first, empty where there is none."""
-    return min(members.values(), key=lambda member: member.joined_at).client_id if members else ""
-
-
 @dataclass(slots=True, eq=False)
 class World:
     """
     A group as of an offset of its partition.
 
     Attributes:
-        leader_rule: Members to the client id of the leader. Every member of a group must use the same rule, and it may
-            depend on what a JOIN or a DRAIN sets, not on heartbeats.
         next_offset: Offset of the first record that was not applied.
         clock_ms: The group's clock: milliseconds that count for staleness (`fold.py`).
         last_append_ms: Append time of the last record, broker clock; -1 = none yet.
@@ -110,12 +89,11 @@ class World:
         paused_until_ms: Broker clock; 0 = not paused.
         snapshot_at: Offset of the newest complete snapshot, -1 = none.
         members: By client id, in the order of their last heartbeats.
-        holders: Members that hold resources, in the order in which their claims were renewed.
+        held: Names of the resources of each holder, in the order in which the holders' claims were renewed.
         resources: By name.
         tasks: By name.
     """
 
-    leader_rule: Callable[[Mapping[str, Member]], str] = first_joined
     next_offset: int = 0
     clock_ms: int = 0
     last_append_ms: int = -1
@@ -125,35 +103,23 @@ class World:
     paused_until_ms: int = 0
     snapshot_at: int = -1
     members: OrderedDict[str, Member] = field(default_factory=OrderedDict)
-    holders: OrderedDict[str, Member] = field(default_factory=OrderedDict)
+    held: OrderedDict[str, set[str]] = field(default_factory=OrderedDict)
     resources: dict[str, Resource] = field(default_factory=dict)
     tasks: dict[str, Task] = field(default_factory=dict)
     _leader: tuple[int, str] = (-1, "")
 
     @classmethod
-    def restored(
-        cls, members: Mapping[str, Member], resources: dict[str, Resource], tasks: dict[str, Task], **fields: Any
-    ) -> World:
-        """
-        Return a world from its parts, as a snapshot has them.
-
-        Args:
-            members: By client id.
-            resources: By name; each holder is one of the members.
-            tasks: By name; each assigned one to one of the members.
-            fields: The other attributes.
-        """
-        world = cls(resources=resources, tasks=tasks, **fields)
+    def restored(cls, members: list[Member], resources: dict[str, Resource], **fields: Any) -> World:
+        """Return a world from its parts, as a snapshot has them; each holder is one of the members."""
+        world = cls(resources=resources, **fields)
+        by_seen = sorted(members, key=lambda member: (member.seen_ms, member.joined_at))
+        world.members.update((member.client_id, member) for member in by_seen)
+        held: dict[str, set[str]] = {}
         for name, resource in resources.items():
             if resource.holder:
-                members[resource.holder].held.add(name)
-        for name, task in tasks.items():
-            if task.client_id:
-                members[task.client_id].tasks.add(name)
-        by_seen = sorted(members.values(), key=lambda member: (member.seen_ms, member.joined_at))
+                held.setdefault(resource.holder, set()).add(name)
         by_renewed = sorted(by_seen, key=lambda member: (member.renewed_ms, member.joined_at))
-        world.members.update((member.client_id, member) for member in by_seen)
-        world.holders.update((member.client_id, member) for member in by_renewed if member.held)
+        world.held.update((one.client_id, held[one.client_id]) for one in by_renewed if one.client_id in held)
         return world
 
     @property
@@ -163,10 +129,11 @@ class World:
 
     @property
     def leader(self) -> str:
-        """Client id of the leader of this generation, empty where there is no member."""
+        """Client id of the member that joined first, empty where there is none."""
         generation, client_id = self._leader
         if generation != self.generation:
-            client_id = self.leader_rule(self.members)
+            members = self.members.values()
+            client_id = min(members, key=lambda member: member.joined_at).client_id if members else ""
             self._leader = (self.generation, client_id)
         return client_id
 
@@ -179,54 +146,3 @@ class World:
     def longest_step_ms(self) -> int:
         """Most that the group's clock moves from one record to the next."""
         return self.heartbeat_ms // 2
-
-    def epoch_of(self, resource: str, client_id: str, instance: str) -> int | None:
-        """Return the epoch under which an instance of a member holds a resource, None where it does not."""
-        member, claim = self.members.get(client_id), self.resources.get(resource)
-        if member is None or member.instance != instance or claim is None or claim.holder != client_id:
-            return None
-        return claim.epoch
-
-    def view(self) -> dict[str, Any]:
-        """
-        Return everything that makes a world, as plain values: two worlds are equal where their views are.
-
-        The rows of members, resources and tasks are sorted by name.
-        """
-        return {
-            "next_offset": self.next_offset,
-            "clock_ms": self.clock_ms,
-            "last_append_ms": self.last_append_ms,
-            "newest_append_ms": self.newest_append_ms,
-            "heartbeat_ms": self.heartbeat_ms,
-            "generation": self.generation,
-            "leader": self.leader,
-            "paused_until_ms": self.paused_until_ms,
-            "snapshot_at": self.snapshot_at,
-            "members": {
-                name: {
-                    "instance": member.instance,
-                    "joined_at": member.joined_at,
-                    "metadata": member.metadata,
-                    "is_draining": member.is_draining,
-                    "seen_ms": member.seen_ms,
-                    "renewed_ms": member.renewed_ms,
-                    "held": sorted(member.held),
-                    "tasks": sorted(member.tasks),
-                }
-                for name, member in sorted(self.members.items())
-            },
-            "resources": {
-                name: {
-                    "holder": resource.holder,
-                    "epoch": resource.epoch,
-                    "position": resource.position,
-                    "claimed_to": resource.claimed_to,
-                }
-                for name, resource in sorted(self.resources.items())
-            },
-            "tasks": {
-                name: {"payload": task.payload, "client_id": task.client_id}
-                for name, task in sorted(self.tasks.items())
-            },
-        }

@@ -35,7 +35,7 @@ def make(bootstrap_servers: str, topic: str) -> Iterator[Make]:
     group, made = f"group-{next(_numbers)}", []
 
     def new(client_id: str = "", *, begin: str = "join", **options: Any) -> Coordinator:
-        options = {"group": group, "topic": topic, "heartbeat_ms": T, **options}
+        options = {"group": group, "topic": topic, "heartbeat": T / 1000, **options}
         made.append(Coordinator(bootstrap_servers=bootstrap_servers, client_id=client_id, **options))
         if begin:
             getattr(made[-1], begin)()

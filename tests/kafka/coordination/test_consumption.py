@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.coordination import Coordinator
+from kmq_spark.coordination import Consumption, Coordinator
 from kmq_spark.errors import ClaimLostError, ConfigError, TopicError
 from kmq_spark.kafka.settings import reader_config
 from tests.kafka.coordination.conftest import Make
@@ -42,10 +42,10 @@ class Clicks:
         """Join."""
         return self._make(client_id, group=self.group)
 
-    def consume(self, member: Coordinator, *, idle_s: float = 2, **options: Any) -> list[int]:
+    def consume(self, member: Coordinator, *, idle: float = 2, **options: Any) -> list[int]:
         """Consume until nothing arrives for a while; return the numbers."""
         found = []
-        with member.consume(self.topic, idle_s=idle_s, **options) as batches:
+        with Consumption(member, self.topic, idle=idle, **options) as batches:
             for batch in batches:
                 batch.check()
                 found += [int(message.value() or b"") for message in batch]
@@ -88,7 +88,7 @@ def test_members_share_the_partitions(clicks: Clicks) -> None:
     """Each partition has one owner; a member takes at most `most_claims`."""
     clicks.send(*range(30))
     first, second = clicks.member("a"), clicks.member("b")
-    with first.consume(clicks.topic, most_claims=2) as batches:
+    with Consumption(first, clicks.topic, most_claims=2) as batches:
         batch = next(iter(batches))
         others = clicks.consume(second)
         assert len(first.claims) == 2
@@ -103,7 +103,7 @@ def test_messages_that_are_not_acknowledged_are_delivered_again(clicks: Clicks) 
     clicks.send(0, 3, 6, 9, 12)
     first = clicks.member("a")
     found = 0
-    with first.consume(clicks.topic, auto_ack=False, idle_s=1) as batches:
+    with Consumption(first, clicks.topic, auto_ack=False, idle=1) as batches:
         for batch in batches:
             found += len(batch)
             for message in reversed(batch.messages):
@@ -119,7 +119,7 @@ def test_batch_of_a_handler_that_failed_is_delivered_again(clicks: Clicks) -> No
     first = clicks.member("a")
 
     def fail() -> None:
-        with first.consume(clicks.topic) as batches:
+        with Consumption(first, clicks.topic) as batches:
             assert len(next(iter(batches))) > 0
             message = "a bad message"
             raise RuntimeError(message)
@@ -133,11 +133,11 @@ def test_batch_of_a_process_that_died_is_not_delivered_again_at_most_once(clicks
     """It was handed out, so that its messages are lost with the process; the rest is not."""
     clicks.send(0, 3, 6, 9)
     first = clicks.member("a")
-    consumption = first.consume(clicks.topic, mode="at-most-once", max_messages=2)
+    consumption = Consumption(first, clicks.topic, mode="at-most-once", max_messages=2)
     handed_out = [int(message.value() or b"") for message in next(iter(consumption))]
     first.close(leave=False)
     # Long enough for the claim to lapse.
-    rest = clicks.consume(clicks.member("b"), mode="at-most-once", max_messages=2, idle_s=8)
+    rest = clicks.consume(clicks.member("b"), mode="at-most-once", max_messages=2, idle=8)
     assert handed_out + rest == [0, 3, 6, 9]
     consumption.close()
 
@@ -146,7 +146,7 @@ def test_batch_of_a_lost_claim_cannot_be_acknowledged(clicks: Clicks) -> None:
     """Another member gets its messages."""
     clicks.send(0, 3)
     first = clicks.member("a")
-    consumption = first.consume(clicks.topic, auto_ack=False)
+    consumption = Consumption(first, clicks.topic, auto_ack=False)
     batch = next(iter(consumption))
     first.close()
     with pytest.raises(ClaimLostError):
@@ -159,10 +159,10 @@ def test_partitions_of_a_member_that_is_stuck_go_to_another(clicks: Clicks) -> N
     """Also those of which it has no message: its thread does not come back. What it held is delivered again."""
     stuck, other = clicks.member("a"), clicks.member("b")
     clicks.send(0)
-    with stuck.consume(clicks.topic, release_if_behind_s=1) as batches:
+    with Consumption(stuck, clicks.topic, release_if_behind=1) as batches:
         batch = next(iter(batches))
         clicks.send(1, 2, 3)
-        assert sorted(clicks.consume(other, idle_s=5)) == [0, 1, 2, 3]
+        assert sorted(clicks.consume(other, idle=5)) == [0, 1, 2, 3]
         with pytest.raises(ClaimLostError):
             batch.check()
 
@@ -172,7 +172,7 @@ def test_partition_of_a_member_that_is_too_slow_goes_to_another(clicks: Clicks) 
     slow, other = clicks.member("a"), clicks.member("b")
     clicks.send(*range(0, 300, 3))
     found: list[int] = []
-    with slow.consume(clicks.topic, max_messages=1, idle_s=3, release_if_behind_s=2) as batches:
+    with Consumption(slow, clicks.topic, max_messages=1, idle=3, release_if_behind=2) as batches:
         for batch in batches:
             clicks.send(*range(0, 9, 3))
             time.sleep(0.1)
@@ -188,7 +188,7 @@ def test_member_that_keeps_up_keeps_its_partitions(clicks: Clicks) -> None:
     producer = Producer({"bootstrap.servers": clicks.servers, "transactional.id": clicks.topic})
     producer.init_transactions(10)
     epochs = set()
-    with member.consume(clicks.topic, idle_s=3, release_if_behind_s=1) as batches:
+    with Consumption(member, clicks.topic, idle=3, release_if_behind=1) as batches:
         for round_number in range(3):
             producer.begin_transaction()
             producer.produce(clicks.topic, str(round_number), partition=0)
@@ -204,19 +204,19 @@ def test_member_that_keeps_up_keeps_its_partitions(clicks: Clicks) -> None:
     "options",
     [
         *({"mode": "exactly-once"}, {"max_messages": 0}, {"most_claims": -1}),
-        *({"release_if_behind_s": limit_s} for limit_s in (0, float("nan"), float("inf"))),
+        *({"release_if_behind": limit_s} for limit_s in (0, float("nan"), float("inf"))),
     ],
 )
 def test_options_out_of_bounds_are_refused(clicks: Clicks, options: dict[str, Any]) -> None:
     """Before anything is claimed."""
     with pytest.raises(ConfigError):
-        clicks.member("a").consume(clicks.topic, **options)
+        Consumption(clicks.member("a"), clicks.topic, **options)
 
 
 def test_topic_that_does_not_exist_is_refused(clicks: Clicks) -> None:
     """A wrong name is an error, not an endless wait."""
     with (
         pytest.raises(TopicError, match="topic 'no-such-topic' does not exist"),
-        clicks.member("a").consume("no-such-topic") as batches,
+        Consumption(clicks.member("a"), "no-such-topic") as batches,
     ):
         next(iter(batches))

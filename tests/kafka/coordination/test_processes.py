@@ -124,8 +124,8 @@ def test_broker_that_was_away_leaves_no_resource_behind() -> None:
         servers = broker.bootstrap_servers
         create_coordination_topic(servers, partitions=1)
         with (
-            Coordinator("g", bootstrap_servers=servers, client_id="a", heartbeat_ms=T) as first,
-            Coordinator("g", bootstrap_servers=servers, client_id="b", heartbeat_ms=T) as second,
+            Coordinator("g", bootstrap_servers=servers, client_id="a", heartbeat=T / 1000) as first,
+            Coordinator("g", bootstrap_servers=servers, client_id="b", heartbeat=T / 1000) as second,
         ):
             claim = held(first.claim("r"))
             broker.kill()
@@ -133,5 +133,5 @@ def test_broker_that_was_away_leaves_no_resource_behind() -> None:
             broker.start()
             taken = held(second.claim("r", COMES_S))
             assert taken.epoch > claim.epoch
-            assert sorted(second.view()["members"]) == ["a", "b"]
+            assert sorted(second.view().members) == ["a", "b"]
             assert first.claim("r") is None

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROCESS = """
 import gc, sys, time
 from pathlib import Path
-from kmq_spark.coordination import Coordinator
+from kmq_spark.coordination import Consumption, Coordinator
 
 def threads():
     found = 0
@@ -31,10 +31,10 @@ def threads():
 
 gc.disable()
 servers, topic, t_ms = sys.argv[1:]
-me = Coordinator("g", bootstrap_servers=servers, topic=topic, heartbeat_ms=int(t_ms), on_lost=print)
+me = Coordinator("g", bootstrap_servers=servers, topic=topic, heartbeat=int(t_ms) / 1000, on_change=list)
 me.join()
 claim = me.claim("r")
-with me.consume(topic, idle_s=0.1) as batches:
+with Consumption(me, topic, idle=0.1) as batches:
     list(batches)
 during = threads()
 me.close()

@@ -43,7 +43,7 @@ def work(members: list[Coordinator], position: int) -> Claim:
             with contextlib.suppress(ClaimLostError, KafkaClientError):
                 claim = member.claim("r", 1)
                 if claim is not None:
-                    claim.commit(position, wait_s=10)
+                    claim.commit(position, timeout=10)
                     return claim
     pytest.fail("no member got the resource")
 
@@ -52,7 +52,7 @@ def test_group_goes_on_after_its_partition_has_moved_to_another_broker(brokers: 
     """With its positions and tasks, and with epochs that only rise; and again when the first leader is back."""
     topic = brokers.coordination_topic("coordination")
     members = [
-        Coordinator("g", bootstrap_servers=brokers.bootstrap_servers, client_id=name, heartbeat_ms=2 * T, topic=topic)
+        Coordinator("g", bootstrap_servers=brokers.bootstrap_servers, client_id=name, heartbeat=T / 500, topic=topic)
         for name in "ab"
     ]
     try:
@@ -63,12 +63,12 @@ def test_group_goes_on_after_its_partition_has_moved_to_another_broker(brokers: 
         node = brokers.kill_leader(topic)
         second = work(members, 9)
         assert second.epoch >= first.epoch
-        assert list(members[1].view()["tasks"]) == ["t"]
+        assert list(members[1].view().tasks) == ["t"]
         brokers.bring_back(node, topic)
         work(members, 9).release()
         third = work(members[::-1], 11)
         assert third.epoch > second.epoch
-        assert wait_until(lambda: members[0].view()["resources"]["r"]["position"] == 11)
+        assert wait_until(lambda: members[0].view().resources["r"].position == 11)
     finally:
         for member in members:
             member.close()

@@ -57,7 +57,7 @@ def test_claims_of_a_group_are_written_once_as_its_members_saw_them(
             "g",
             bootstrap_servers=bootstrap_servers,
             client_id=name,
-            heartbeat_ms=T_MS,
+            heartbeat=T_MS / 1000,
             topic=topic,
             on_change=on_change,
         )

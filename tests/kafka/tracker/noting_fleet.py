@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.coordination import Coordinator
-from kmq_spark.core.coordination.fleet_names import fleet_group
+from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import FencedError, KmqError
 from kmq_spark.tracker.fleet import TrackerFleet
 from kmq_spark.tracker.tracked_queue import FleetTracker

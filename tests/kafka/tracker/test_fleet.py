@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kmq_spark.coordination import create_coordination_topic
-from kmq_spark.core.coordination.fleet_names import fleet_group
+from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError
 from kmq_spark.tracker import fleet as fleet_module
 from kmq_spark.tracker import tracked_queue
@@ -87,7 +87,7 @@ def test_queues_are_handed_over_one_after_the_other(fleet: Fleet) -> None:
     second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(second.running()) == 1)
     (moved,) = second.running()
-    assert wait_until(lambda: sum(task["client_id"] == "b" for task in first.fleet.view()["tasks"].values()) == 2)
+    assert wait_until(lambda: sum(task.client_id == "b" for task in first.fleet.view().tasks.values()) == 2)
     time.sleep(4 * T / 1000)
     assert second.running() == [moved]
     assert set(first.running()) == set(queues) - {moved}
@@ -112,10 +112,10 @@ def test_process_shows_which_of_its_trackers_are_ready(fleet: Fleet) -> None:
     """By the position of the queue: the epoch of the claim whose tracker was ready."""
     first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: first.running() == ["orders"])
-    before = first.fleet.view()["resources"]["orders"]
-    assert before["position"] is None
+    before = first.fleet.view().resources["orders"]
+    assert before.position is None
     first.tracker("orders").is_ready = True
-    assert wait_until(lambda: first.fleet.view()["resources"]["orders"]["position"] == before["epoch"])
+    assert wait_until(lambda: first.fleet.view().resources["orders"].position == before.epoch)
 
 
 def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ def test_queue_is_handed_over_after_a_batch_of_its_tracker(fleet: Fleet, monkeyp
     first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
     assert wait_until(lambda: len(first.running()) == 2)
     second = fleet.process("b")
-    assert wait_until(lambda: sum(task["client_id"] == "b" for task in first.fleet.view()["tasks"].values()) == 1)
-    (moved,) = (queue for queue, task in first.fleet.view()["tasks"].items() if task["client_id"] == "b")
+    assert wait_until(lambda: sum(task.client_id == "b" for task in first.fleet.view().tasks.values()) == 1)
+    (moved,) = (queue for queue, task in first.fleet.view().tasks.items() if task.client_id == "b")
     time.sleep(2 * T / 1000)
     assert second.running() == []
     assert first.tracker(moved).gives_way_s == fleet_module.GIVE_WAY_S
@@ -328,7 +328,7 @@ def test_process_that_cannot_reach_the_group_goes_on_until_another_one_has_the_q
     try:
         # The session releases the claim that it had lost before it claims again.
         assert operator.wait_for(
-            lambda world: world["resources"].get("orders", {"epoch": -1})["epoch"] > held.epoch, COMES_S
+            lambda world: "orders" in world.resources and world.resources["orders"].epoch > held.epoch, COMES_S
         )
     finally:
         operator.close()
@@ -341,7 +341,7 @@ def test_paused_fleet_tracks_nothing_until_it_is_resumed(fleet: Fleet) -> None:
     assert wait_until(lambda: only.running() == ["orders"])
     operator = fleet.operator()
     try:
-        operator.pause(60_000)
+        operator.pause(60)
         assert wait_until(lambda: only.running() == [])
         operator.resume()
         assert wait_until(lambda: only.running() == ["orders"])

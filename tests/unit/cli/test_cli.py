@@ -20,9 +20,7 @@ COMMANDS = [
     ("failpoints",), ("dlq",), ("dlq", "list"), ("dlq", "show"), ("dlq", "redrive"), ("dlq", "purge"),
     ("queue", "list"), ("queue", "peek"), ("send",), ("receive",), ("message",), ("message", "show"), ("doctor",),
     ("top",), ("tracker", "status"), ("acls",), ("group",), ("group", "init"), ("group", "list"),
-    ("group", "describe"),
-    ("group", "members"), ("group", "tasks"), ("group", "watch"), ("group", "pause"), ("group", "resume"),
-    ("group", "seek"), ("group", "doctor"),
+    ("group", "describe"), ("group", "pause"), ("group", "seek"),
 ]  # fmt: skip
 
 

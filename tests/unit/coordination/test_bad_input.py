@@ -11,6 +11,7 @@ from kmq_spark.core.coordination.records import MAX_NAME_CHARS, Assignment, Held
 from kmq_spark.wire import coordination_pb2
 from kmq_spark.wire.coordination import encode_record
 from tests.unit.coordination_memory import Partition, Process, T, pass_time
+from tests.unit.coordination_story import facts
 
 if TYPE_CHECKING:
     from kmq_spark.coordination.claim import Claim
@@ -75,7 +76,7 @@ class Group:
         """Return what each member knows, without the place and the time of its last record."""
         found = []
         for process in self.members.values():
-            view = process.session.world.view()
+            view = facts(process.session.world)
             del view["next_offset"]
             found.append(view)
         return found
@@ -95,9 +96,9 @@ def test_story_begins_as_it_says(group: Group) -> None:
     """Otherwise the cases below would be ignored for other reasons than they name."""
     first, *others = group.views()
     assert others == [first, first]
-    assert (first["leader"], first["generation"] > group.stale_generation) == ("a", True)
-    assert (first["resources"]["r"]["holder"], group.ignored()[0]) == ("a", {})
-    assert (first["generation"], first["tasks"]["t"]["client_id"]) == (5, "a")
+    assert (group.members["a"].session.world.leader, first["generation"] > group.stale_generation) == ("a", True)
+    assert (first["resources"]["r"].holder, group.ignored()[0]) == ("a", {})
+    assert (first["generation"], first["tasks"]["t"].client_id) == (5, "a")
 
 
 CASES = {
@@ -156,7 +157,7 @@ def test_position_under_an_epoch_from_the_future_is_counted_and_its_heartbeat_co
     group.partition.append(record(RecordType.HEARTBEAT, positions=positions))
     group.settle()
     assert group.ignored() == [{Ignored.FUTURE_EPOCH: 1, Ignored.NOT_HOLDER: 1}] * 3
-    assert [view["resources"]["r"]["position"] for view in group.views()] == [None] * 3
+    assert [view["resources"]["r"].position for view in group.views()] == [None] * 3
     group.claim.check()
 
 
@@ -165,4 +166,4 @@ def test_longest_name_is_accepted(group: Group) -> None:
     name = "n" * MAX_NAME_CHARS
     group.members["b"].held(name)
     group.settle()
-    assert [view["resources"][name]["holder"] for view in group.views()] == ["b"] * 3
+    assert [view["resources"][name].holder for view in group.views()] == ["b"] * 3

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kmq_spark.coordination import leader
+from kmq_spark.coordination import session as session_module
 from kmq_spark.coordination.session import JOIN_AGAIN_MS, now_ms
+from kmq_spark.core.coordination import leader
 from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.records import RecordType
 from kmq_spark.errors import ClaimLostError, FencedError, KafkaClientError, UsageError
 from kmq_spark.wire import coordination_pb2
 from kmq_spark.wire.coordination import decode_record
 from kmq_spark.wire.coordination_log import GroupLog
-from tests.unit.coordination_memory import GROUP, Partition, Process, T, pass_time
+from tests.unit.coordination_memory import GROUP, JOIN, Partition, Process, T, pass_time
+from tests.unit.coordination_story import facts
 
 if TYPE_CHECKING:
     from kmq_spark.core.coordination.effects import Applied
@@ -78,7 +81,7 @@ def test_lost_join_is_written_again_soon_whatever_t_is(partition: Partition) -> 
     """T is a minute; the second JOIN says the same as the first."""
     one = Process(partition, "a", heartbeat_ms=60 * T, fast_reclaim=True)
     one.channel.can_write = False
-    assert one.session.join(0) is None
+    one.send_join()
     one.channel.lose()
     one.channel.can_write = True
     pass_time(partition, JOIN_AGAIN_MS - T / 20, one)
@@ -94,12 +97,12 @@ def test_join_is_refused_where_a_later_one_is(partition: Partition) -> None:
     first, second = Process(partition, "a"), Process(partition, "a", 2)
     first.join()
     second.channel.can_write = False
-    assert second.session.join(0) is None
+    second.send_join()
     second.channel.lose()
     second.channel.can_write = True
-    second.session._awaited.add(1)
+    second.session._answers[JOIN] = None
     pass_time(partition, T + T / 10, first, second)
-    answer = second.session.answer_to(1, 0)
+    answer = second.session._answers[JOIN]
     assert answer is not None
     assert answer.ignored == [Ignored.CLIENT_ID_IN_USE]
 
@@ -132,7 +135,7 @@ def test_hold_is_over_when_nothing_was_read_back_for_t_and_stays_over(
     assert (caught.value.resource, caught.value.epoch) == ("r", 2)
     first.channel.can_read = True
     pass_time(partition, T - 10, first, second)
-    assert (claim.is_held, first.lost, first.session.claims) == (False, [claim], {})
+    assert (claim.is_held, first.session.claims) == (False, {})
     # Its former holder has another T to stop; then it is released.
     assert not second.session.may_claim("r")
     pass_time(partition, T, first, second)
@@ -143,10 +146,10 @@ def test_thread_ends_a_hold_before_it_reads_a_late_renewal(partition: Partition,
     """The process was suspended for T; whichever thread runs first afterwards, the claim is over."""
     first, _ = pair
     claim = first.held()
-    first.session.beat()
+    first.session._beat()
     partition.now_ms += T
     first.session.turn()
-    assert (first.lost, claim.is_held) == ([claim], False)
+    assert (first.session.claims, claim.is_held) == ({}, False)
 
 
 def test_suspended_holder_is_replaced_after_2t_and_joins_again(
@@ -155,15 +158,15 @@ def test_suspended_holder_is_replaced_after_2t_and_joins_again(
     """With the same instance, and without its claims."""
     first, second = pair
     claim = first.held()
-    first.session.commit(claim, 7, 0)
+    claim.commit(7)
     pass_time(partition, T / 2, first, second)
     pass_time(partition, 3 * T, second)
     taken = second.held()
     assert (taken.position, taken.epoch > claim.epoch) == (7, True)
     pass_time(partition, 3 * T, first, second)
-    assert (first.lost, first.session.is_member, first.session.world.leader) == ([claim], True, "b")
+    assert (claim.is_held, first.session.is_member, first.session.world.leader) == (False, True, "b")
     first.session.turn()
-    assert first.session.world.view() == second.session.world.view()
+    assert facts(first.session.world) == facts(second.session.world)
 
 
 def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Process, Process]) -> None:
@@ -181,7 +184,7 @@ def test_positions_go_with_the_heartbeat(partition: Partition, pair: tuple[Proce
 
 
 def test_released_claim_is_over_at_once(partition: Partition, pair: tuple[Process, Process]) -> None:
-    """Before the record is written; with its position; and `on_lost` is not called."""
+    """Before the record is written; with its position."""
     first, second = pair
     claim = first.held()
     claim.commit(5)
@@ -190,7 +193,7 @@ def test_released_claim_is_over_at_once(partition: Partition, pair: tuple[Proces
     with pytest.raises(ClaimLostError, match="it was released"):
         claim.check()
     pass_time(partition, T, first, second)
-    assert (first.lost, types(partition).count(RecordType.RELEASE)) == ([], 1)
+    assert types(partition).count(RecordType.RELEASE) == 1
     taken = second.held()
     assert taken.position == 5
 
@@ -211,7 +214,7 @@ def test_claim_whose_caller_has_given_up_is_released(partition: Partition, pair:
     """It was granted after the caller had given up."""
     first, second = pair
     first.channel.can_write = False
-    with pytest.raises(KafkaClientError, match="claim of 'r' was not read back within 0 s"):
+    with pytest.raises(KafkaClientError, match="CLAIM was not read back within 0 s"):
         first.session.claim("r", 0)
     first.channel.can_write = True
     pass_time(partition, T, first, second)
@@ -221,7 +224,7 @@ def test_claim_whose_caller_has_given_up_is_released(partition: Partition, pair:
 def test_claim_that_is_read_back_too_late_is_not_held(partition: Partition, pair: tuple[Process, Process]) -> None:
     """The way back took longer than T, and no heartbeat that was sent later was read back."""
     first, _ = pair
-    sequence = first.session.send(RecordType.CLAIM, awaited=True, resource="r")
+    sequence = first.session.send(RecordType.CLAIM, resource="r")
     first.channel.can_write = False
     partition.now_ms += T
     first.said(sequence)
@@ -243,10 +246,10 @@ def test_messages_are_handed_out_after_claim_and_position_were_read_back(
     """No thread reads here, so both calls time out: no message may be handed out."""
     first, _ = pair
     claim = first.held()
-    with pytest.raises(KafkaClientError, match="record about 'r' was not read back within 0 s"):
-        claim.claim_messages(10, wait_s=0)
-    with pytest.raises(KafkaClientError, match="record about 'r' was not read back"):
-        claim.commit(10, wait_s=0.001)
+    with pytest.raises(KafkaClientError, match="CLAIM_MESSAGES was not read back within 0 s"):
+        claim.claim_messages(10, timeout=0)
+    with pytest.raises(KafkaClientError, match="HEARTBEAT was not read back"):
+        claim.commit(10, timeout=0.001)
     assert types(partition, "a")[-2:] == [RecordType.CLAIM_MESSAGES, RecordType.HEARTBEAT]
 
 
@@ -261,7 +264,7 @@ def test_instance_that_was_replaced_stops(partition: Partition, pair: tuple[Proc
     assert (taken.resource, taken.is_held, taken.epoch > claim.epoch) == ("r", True, True)
     first.session.turn()
     assert isinstance(first.session.failure, FencedError)
-    assert (claim.is_held, first.lost) == (False, [claim])
+    assert claim.is_held is False
     with pytest.raises(FencedError, match="another instance of client id 'a' has taken over"):
         first.session.send(RecordType.LEAVE)
     first.session.fail(UsageError("a second reason changes nothing"))
@@ -326,7 +329,7 @@ def test_leader_writes_snapshots_from_which_a_reader_may_begin(
     late = GroupLog(GROUP, first_offset=20)
     for one in partition.records[20:]:
         late.read(one.offset, one.append_time_ms, one.key, one.value)
-    assert (late.is_complete, late.world.view()) == (True, first.session.world.view())
+    assert (late.is_complete, facts(late.world)) == (True, facts(first.session.world))
 
 
 def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
@@ -341,7 +344,7 @@ def test_record_of_a_newer_version_ends_the_session(partition: Partition, pair: 
     first.session.turn()
     assert not claim.is_held
     with pytest.raises(KafkaClientError, match=r"type 99, this build reads up to 14.*this member cannot know"):
-        first.session.answer_to(99, 0)
+        first.session.send(RecordType.LEAVE)
 
 
 def test_channel_that_failed_ends_the_session(partition: Partition, pair: tuple[Process, Process]) -> None:
@@ -361,9 +364,18 @@ def test_session_that_has_failed_holds_nothing(pair: tuple[Process, Process]) ->
     first, _ = pair
     claims = [first.held("r"), first.held("s")]
     seen: list[bool] = []
-    first.session.on_lost = lambda _: seen.extend(claim.is_held for claim in claims)
-    first.session.fail(FencedError("taken over"))
-    assert seen == [False] * 4
+
+    class Look(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            seen.extend(claim.is_held for claim in claims)
+
+    look = Look()
+    session_module.logger.addHandler(look)
+    try:
+        first.session.fail(FencedError("taken over"))
+    finally:
+        session_module.logger.removeHandler(look)
+    assert seen == [False] * 6
 
 
 def test_observer_writes_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
@@ -384,7 +396,7 @@ def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: 
     claim = first.held()
     second.session.send(RecordType.PAUSE_GROUP, duration_ms=10 * T)
     pass_time(partition, 1.4 * T, first, second)
-    assert (claim.is_held, first.lost, first.session.may_claim("r")) == (False, [claim], False)
+    assert (claim.is_held, first.session.may_claim("r")) == (False, False)
     second.session.send(RecordType.RESUME_GROUP)
     pass_time(partition, T, first, second)
     assert first.claim() is not None

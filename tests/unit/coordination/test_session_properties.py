@@ -71,7 +71,7 @@ class Members(RuleBasedStateMachine):
         process = Process(self.partition, client_id, self.numbers, fast_reclaim=fast_reclaim)
         self.running[client_id] = process
         process.session.turn()
-        process.session.join(0)
+        process.send_join()
 
     @rule(client_id=CLIENT_IDS)
     def release(self, client_id: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kmq_spark.core.coordination.fleet_names import fleet_group
 from kmq_spark.core.coordination.records import (
     MAX_ENTRIES,
     MAX_GROUP_CHARS,
@@ -16,6 +15,7 @@ from kmq_spark.core.coordination.records import (
     HeldPosition,
     Record,
     RecordType,
+    fleet_group,
     record_fault,
 )
 from kmq_spark.errors import ConfigError

@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kmq_spark.core.coordination.assign import changes
 from kmq_spark.core.coordination.holds import NEVER_HELD, Holds
+from kmq_spark.core.coordination.leader import changes
 from kmq_spark.core.coordination.records import Record, RecordType
 from tests.examples import examples
 from tests.unit.coordination_sim import Process, Simulation, T
@@ -78,7 +78,7 @@ class Group(RuleBasedStateMachine):
         is_member = process.client_id in process.world.members
         kind = RecordType.HEARTBEAT if is_member else RecordType.JOIN
         self.simulation.send(process, kind, heartbeat_ms=T)
-        if resource and process.world.epoch_of(resource, process.client_id, process.instance) is None:
+        if resource and process.claimed(resource) is None:
             self.claim(process.client_id, resource)
         self.simulation.settle(process)
 
@@ -96,7 +96,7 @@ class Group(RuleBasedStateMachine):
     def release(self, client_id: str, resource: str) -> None:
         """A member stops, and releases what it holds by what it has read."""
         process = self.process(client_id)
-        epoch = process.world.epoch_of(resource, client_id, process.instance)
+        epoch = process.claimed(resource)
         # A member that releases does not act on the resource again under that epoch: it stops before it sends.
         if epoch is not None:
             self.simulation.send(process, RecordType.RELEASE, resource=resource, epoch=epoch)
@@ -179,7 +179,7 @@ def _step(simulation: Simulation, step: str, passed_ms: float) -> bool:
     if step[1:] == "+":
         if process.client_id not in process.world.members:
             simulation.send(process, RecordType.JOIN, heartbeat_ms=T)
-        elif process.world.epoch_of("r", process.client_id, process.instance) is None:
+        elif process.claimed("r") is None:
             simulation.send(process, RecordType.CLAIM, resource="r")
         else:
             simulation.send(process, RecordType.HEARTBEAT)
@@ -291,7 +291,7 @@ def test_epoch_shows_who_came_later_where_a_promise_was_broken() -> None:
     simulation.live(second, 1)
     assert simulation.owners("r") == [(second.instance, 2)]
     simulation.read(first)
-    assert first.world.epoch_of("r", "a", first.instance) is None
+    assert first.claimed("r") is None
 
 
 # The holder's side by itself.
@@ -299,7 +299,7 @@ def test_epoch_shows_who_came_later_where_a_promise_was_broken() -> None:
 
 def test_hold_lasts_from_the_sending_of_the_newest_renewal_that_was_read_back() -> None:
     """Later ones that were sent, and ones that renewed nothing, do not count."""
-    holds = Holds("a", "a1")
+    holds = Holds()
     assert holds.until_ms(T) == NEVER_HELD
     for sequence, at_ms in enumerate([100.0, 200.0, 300.0, 400.0]):
         holds.note_sent(sequence, at_ms)
@@ -319,6 +319,6 @@ def test_hold_is_over_at_its_last_millisecond() -> None:
     simulation.settle(process)
     simulation.claim(process)
     sent_at_ms = process.clock_ahead_ms
-    assert process.holds.epoch_of(process.world, "r", sent_at_ms + T - 1) == 1
-    assert process.holds.epoch_of(process.world, "r", sent_at_ms + T) is None
-    assert process.holds.epoch_of(process.world, "s", sent_at_ms) is None
+    assert process.epoch_of("r", sent_at_ms + T - 1) == 1
+    assert process.epoch_of("r", sent_at_ms + T) is None
+    assert process.epoch_of("s", sent_at_ms) is None

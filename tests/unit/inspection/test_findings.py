@@ -430,7 +430,7 @@ def test_fleet_that_is_well_is_shown() -> None:
 @pytest.mark.parametrize(
     ("changes", "level", "what", "repair"),
     [
-        ({"is_paused": True}, Level.UNHEALTHY, "is paused", "kmq group resume kmq.fleet.production"),
+        ({"is_paused": True}, Level.UNHEALTHY, "is paused", "kmq group pause kmq.fleet.production --end"),
         (
             {"processes": 0, "stale": ("a",)},
             Level.UNHEALTHY,

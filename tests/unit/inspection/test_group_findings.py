@@ -44,7 +44,7 @@ class Group:
         self.add_task("t")
         self.members["a"].held("t")
         claim = self.members["a"].held("r")
-        self.members["a"].session.commit(claim, 7, 0)
+        claim.commit(7)
         self.live(T)
 
     def add_task(self, name: str) -> None:
@@ -108,9 +108,9 @@ def test_group_that_is_well_has_no_problem(group: Group) -> None:
 def test_member_that_is_silent_for_longer_than_2t_is_named(group: Group) -> None:
     """It is named before a record drops it, if it was silent for three seconds or more."""
     world = group.members["b"].session.world
-    world.members["b"].seen_ms = world.clock_ms - 2_500
+    world.members["b"] = world.members["b"]._replace(seen_ms=world.clock_ms - 2_500)
     assert not group.bad()
-    world.members["b"].seen_ms = world.clock_ms - 9_000
+    world.members["b"] = world.members["b"]._replace(seen_ms=world.clock_ms - 9_000)
     finding = one_bad(group, "members")
     assert finding.level is Level.WARNING
     # The check is some time after the last record.
@@ -151,7 +151,7 @@ def test_group_without_tasks_whose_members_have_left_is_only_a_warning() -> None
 
 def test_leader_that_is_silent_assigns_nothing(group: Group) -> None:
     world = group.members["b"].session.world
-    world.members["a"].seen_ms = world.clock_ms - 20_000
+    world.members["a"] = world.members["a"]._replace(seen_ms=world.clock_ms - 20_000)
     found = {finding.check: finding for finding in group.bad()}
     assert found["leader"].level is Level.UNHEALTHY
     assert found["leader"].what.endswith("the leader is silent: a for 20 s")
@@ -169,7 +169,7 @@ def test_task_that_no_member_takes_is_unhealthy(group: Group) -> None:
 
 def test_task_that_a_leader_does_not_assign_points_to_its_log(group: Group) -> None:
     world = group.members["b"].session.world
-    world.tasks["t"].client_id = ""
+    world.tasks["t"] = world.tasks["t"]._replace(client_id="")
     assert one_bad(group, "tasks").repair == "look at the log of the leader, a, for 'cannot lead'"
 
 
@@ -187,8 +187,10 @@ def test_pause_is_named_with_the_command_that_ends_it(group: Group) -> None:
     """With the topic, where it has another name."""
     group.members["b"].session.send(RecordType.PAUSE_GROUP, duration_ms=600_000)
     group.live(T)
-    assert one_bad(group, "pause").repair == "when the reason is over: kmq group resume fleet"
-    assert one_bad(group, "pause", topic=replace(TOPIC, name="c")).repair.endswith("kmq group resume fleet --topic c")
+    assert one_bad(group, "pause").repair == "when the reason is over: kmq group pause fleet --end"
+    assert one_bad(group, "pause", topic=replace(TOPIC, name="c")).repair.endswith(
+        "kmq group pause fleet --end --topic c"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from kmq_spark.metrics.samples import (
     Sample,
     TrackerNumbers,
     dead_reason,
-    group_samples,
     queue_labels,
     samples_of,
 )
@@ -108,23 +107,6 @@ def test_ages_are_absent_where_there_is_nothing() -> None:
     numbers.oldest_ready_at_s, numbers.committed_at_s = 940.0, 990.0
     found = values(numbers)
     assert (found["kmq_oldest_ready_age_seconds",], found["kmq_tracker_last_commit_timestamp_seconds",]) == (60, 990)
-
-
-def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
-    """A resource that is no task is not a queue of the fleet. A member is silent after T, not at T: here only `b`."""
-    view = {
-        "members": {"a": {"seen_ms": 9_000}, "b": {"seen_ms": 7_500}, "c": {"seen_ms": 8_000}},
-        "resources": {"orders": {"holder": "a"}, "emails": {"holder": ""}, "other": {"holder": "b"}},
-        "tasks": {"orders": {}, "emails": {}, "bills": {}},
-        "generation": 41,
-        "clock_ms": 10_000,
-        "heartbeat_ms": 2_000,
-    }
-    found = {sample.name: sample.value for sample in group_samples("production", view, 3)}
-    assert found == {
-        "kmq_group_members": 3, "kmq_group_silent_members": 1, "kmq_group_held": 1, "kmq_group_unheld": 2,
-        "kmq_group_generation": 41, "kmq_group_heartbeat_age_seconds": 2.5, "kmq_group_takeovers_total": 3,
-    }  # fmt: skip
 
 
 def test_every_metric_has_its_name_kind_and_labels() -> None:

@@ -20,7 +20,6 @@ from kmq_spark.core.coordination.records import (
     MAX_PAUSE_MS,
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
-    MAX_SEQUENCE,
     MAX_SNAPSHOT_PARTS,
     MIN_HEARTBEAT_MS,
     Assignment,
@@ -120,7 +119,7 @@ OFFSETS = st.integers(0, MAX_OFFSET)
 HEADS: dict[str, Any] = {
     "client_id": NAMES,
     "instance": NAMES,
-    "sequence": st.integers(0, MAX_SEQUENCE),
+    "sequence": st.integers(0, MAX_OFFSET),
 }
 
 

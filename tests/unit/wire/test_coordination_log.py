@@ -17,7 +17,7 @@ from kmq_spark.wire.coordination import encode_record
 from kmq_spark.wire.coordination_log import GroupLog
 from kmq_spark.wire.coordination_snapshot import decode_world, encode_world, snapshot_parts
 from tests.examples import examples
-from tests.unit.coordination_story import Story, T, draw_record, draw_story
+from tests.unit.coordination_story import Story, T, draw_record, draw_story, facts
 
 GROUP, KEY = "fleet", b"fleet"
 
@@ -48,11 +48,11 @@ def test_world_survives_the_wire(data: st.DataObject) -> None:
     story = draw_story(data)
     value = encode_world(story.world)
     restored = decode_world(value)
-    assert restored.view() == story.world.view()
+    assert facts(restored) == facts(story.world)
     assert encode_world(restored) == value
     story.world = restored
     for sequence in range(10):
-        story.write(draw_record(data, story.model, sequence), T // 2)
+        story.write(draw_record(data, story.world, sequence), T // 2)
 
 
 @settings(max_examples=examples(0.6), deadline=None)
@@ -62,7 +62,7 @@ def test_log_from_the_beginning_gives_the_world(data: st.DataObject) -> None:
     story = draw_story(data)
     log = GroupLog(GROUP)
     read_all(log, story)
-    assert (log.is_complete, log.world.view()) == (True, story.world.view())
+    assert (log.is_complete, facts(log.world)) == (True, facts(story.world))
 
 
 @settings(max_examples=examples(1), deadline=None)
@@ -77,16 +77,16 @@ def test_snapshot_and_the_rest_give_the_world(data: st.DataObject) -> None:
     for sequence, part in enumerate(parts):
         # What others write meanwhile is not in the snapshot. The leader itself writes no other snapshot in between.
         for _ in range(data.draw(st.integers(0, 1))):
-            record = draw_record(data, story.model, sequence)
+            record = draw_record(data, story.world, sequence)
             if record is None or record.type is not RecordType.SNAPSHOT or record.client_id != leader:
                 story.write(record, T // 4)
         story.say(RecordType.SNAPSHOT, leader or "x", instance=instance, snapshot=part)
     for sequence in range(data.draw(st.integers(0, 10))):
-        story.write(draw_record(data, story.model, sequence), T // 4)
+        story.write(draw_record(data, story.world, sequence), T // 4)
     first = data.draw(st.integers(0, as_of))
     log = GroupLog(GROUP, first_offset=first)
     read_all(log, story, first)
-    assert (log.is_complete, log.world.view()) == (True, story.world.view())
+    assert (log.is_complete, facts(log.world)) == (True, facts(story.world))
 
 
 def story_of_two() -> Story:
@@ -117,7 +117,7 @@ def test_world_with_free_resources_and_tasks_survives_the_wire() -> None:
     story = story_of_two()
     story.say(RecordType.LEAVE, "b")
     restored = decode_world(encode_world(story.world))
-    assert restored.view() == story.world.view()
+    assert facts(restored) == facts(story.world)
     assert (restored.resources["r"].position, restored.tasks["t"].client_id) == (7, "")
 
 
@@ -132,11 +132,11 @@ def test_reader_without_a_snapshot_knows_that_it_does_not_know() -> None:
     as_of = write_snapshot(story)
     story.beat("b", after_ms=5)
     read_all(log, story, 7)
-    assert (log.is_complete, log.world.view()) == (True, story.world.view())
+    assert (log.is_complete, facts(log.world)) == (True, facts(story.world))
     # A second reader needs no record below it.
     late = GroupLog(GROUP, first_offset=as_of)
     read_all(late, story, as_of)
-    assert (late.is_complete, late.world.view()) == (True, story.world.view())
+    assert (late.is_complete, facts(late.world)) == (True, facts(story.world))
 
 
 def test_group_that_is_newer_than_the_log_is_accepted_without_a_snapshot() -> None:
@@ -170,7 +170,7 @@ def test_snapshot_that_is_begun_again_is_read() -> None:
         story.say(RecordType.SNAPSHOT, "a", snapshot=part)
     log = GroupLog(GROUP, first_offset=5)
     read_all(log, story, 5)
-    assert (log.is_complete, log.world.view()) == (True, story.world.view())
+    assert (log.is_complete, facts(log.world)) == (True, facts(story.world))
 
 
 @pytest.mark.parametrize("writer", ["b", "z"])
@@ -203,12 +203,12 @@ def test_unreadable_records_are_counted_and_change_nothing_but_the_time() -> Non
     story = story_of_two()
     log = GroupLog(GROUP, topic="kmq.coordination", partition=3)
     read_all(log, story)
-    before = log.world.view()
+    before = facts(log.world)
     hostile: list[bytes | None] = [None, b"", b"\xff" * 20, bytes(2_000_000), b"\x10\x63", b"\x08\x09\x10\x03"]
     for row, value in enumerate(hostile):
         assert not log.read(7 + row, story.at_ms, KEY, value).effects
     log.read(7, story.at_ms, KEY, b"")
-    assert log.world.view() == {**before, "next_offset": 13}
+    assert facts(log.world) == {**before, "next_offset": 13}
     assert (log.ignored[Ignored.UNREADABLE], log.ignored[Ignored.UNSUPPORTED], log.ignored[Ignored.REPEATED]) == (
         4,
         2,
@@ -237,7 +237,7 @@ def test_damaged_snapshot_is_refused_or_a_possible_world(data: st.DataObject) ->
         world = decode_world(bytes(value))
     except (MalformedRecordError, UnsupportedVersionError):
         return
-    assert decode_world(encode_world(world)).view() == world.view()
+    assert facts(decode_world(encode_world(world))) == facts(world)
     log = GroupLog(GROUP)
     log.world = world
     for row, kind in enumerate([RecordType.HEARTBEAT, RecordType.LEAVE]):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.core.coordination.pace import Pace
+from kmq_spark.coordination.consumption import Pace
 
 LIMIT_S = 10
 ENOUGH = 100

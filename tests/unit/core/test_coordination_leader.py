@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.core.coordination.assign import Candidate, changes, sticky_balanced
+from kmq_spark.core.coordination.leader import Candidate, changes, sticky_balanced
 from kmq_spark.core.coordination.records import Assignment, RecordType
 from tests.unit.coordination_story import Story
 

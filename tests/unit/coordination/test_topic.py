@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmq_spark.core.coordination.partition import murmur2, partition_of
+from kmq_spark.coordination.topic import murmur2, partition_of
 
 
 @pytest.mark.parametrize(
