@@ -114,12 +114,8 @@ def _resuming_producer_grants(topics: QueueTopics) -> Iterator[Grant]:
 
 
 def _sink_grants(topics: QueueTopics) -> Iterator[Grant]:
-    """Yield what a Spark sink needs, on the driver and on executors, and `kmq enqueue`."""
-    # DescribeConfigs: `kmq enqueue` reads the largest message of the queue.
-    yield Grant("sink", "topic", topics.queue_topic, ("Write", "Describe", "DescribeConfigs"))
-    yield Grant("sink", "topic", topics.markers_topic, ("Describe", "DescribeConfigs"))
-    # Write: rows that are too large, with `oversize="dead-letter"`.
-    yield Grant("sink", "topic", topics.dead_letter_topic, ("Write", "Describe", "DescribeConfigs"))
+    """Yield what a Spark sink needs, on the driver and on executors."""
+    yield Grant("sink", "topic", topics.queue_topic, ("Write", "Describe"))
     yield Grant("sink", "topic", topics.producers_topic, ("Read", "Write", "Describe", "DescribeConfigs"))
     yield Grant("sink", "transactional-id", topics.sink_transactional_prefix, ("Write", "Describe"), is_prefix=True)
 

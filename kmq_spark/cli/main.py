@@ -13,7 +13,6 @@ from kmq_spark.cli import (
     demo,
     dlq,
     doctor,
-    enqueue,
     failpoints,
     group,
     ledger,
@@ -62,7 +61,6 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(producer.app, name="producer")
 app.add_typer(group.app, name="group")
 app.add_typer(ledger.app, name="ledger")
-app.command("enqueue")(enqueue.enqueue)
 app.command("up")(broker.up)
 app.command("demo")(demo.demo)
 app.add_typer(message.app, name="message")

@@ -24,11 +24,6 @@ def ledger() -> None:
     _run("kmq_spark.cli.ledger")
 
 
-def enqueue() -> None:
-    """Copy rows into a queue: entry point `kmq-enqueue`."""
-    _run("kmq_spark.cli.enqueue")
-
-
 def _run(module: str) -> None:
     try:
         import_module(module).run_submitted()

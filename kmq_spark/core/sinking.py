@@ -149,6 +149,7 @@ def check_repeated(found: SlotPosition, digest: str, rows: int, where: str, *, i
     got = f"{rows} rows" if is_end else f"{rows} rows and more"
     message = (
         f"batch {found.batch} came again with other rows in {where}: {had}; got {got}; make the query deterministic "
-        "(no rand(), no current time, no source that changes), or write its rows to a table first and enqueue from it"
+        "(no rand(), no current time, no source that changes), or write its rows to a table first and send them "
+        "from there"
     )
     raise SinkError(message)

@@ -40,11 +40,10 @@ def producers_problems(facts: ProducersFacts, queue: str, longest_transaction_ms
     """
     if 0 < longest_transaction_ms < BULK_TRANSACTION_TIMEOUT_MS:
         yield Problem(
-            f"the brokers have transaction.max.timeout.ms={longest_transaction_ms}: sinks, `kmq enqueue` and "
+            f"the brokers have transaction.max.timeout.ms={longest_transaction_ms}: sinks and "
             f"`kmq dlq redrive` request {BULK_TRANSACTION_TIMEOUT_MS} and cannot start",
             is_bad=False,
-            repair=f"set transaction.max.timeout.ms={BULK_TRANSACTION_TIMEOUT_MS} or more on the brokers; for a sink, "
-            f"transaction_timeout_ms={longest_transaction_ms} helps too",
+            repair=f"set transaction.max.timeout.ms={BULK_TRANSACTION_TIMEOUT_MS} or more on the brokers",
         )
     name = facts.topic.name
     if not facts.topic.partition_count:

@@ -246,7 +246,7 @@ def _write(
         message = (
             f"batch {batch.number} came again with other rows in sink {settings.sink_id}: slots "
             f"{', '.join(map(str, sorted(missing)))} have committed rows of it, and got none now; make the query "
-            "deterministic, or write its rows to a table first and enqueue from there"
+            "deterministic, or write its rows to a table first and send them from there"
         )
         raise SinkError(message)
     written, skipped, transactions, dead_lettered = (sum(row[name] for row in results) for name in _RESULT_COUNTS)

@@ -1,4 +1,4 @@
-"""The pause before a failed streaming query is started again: of the tracker, of the ledger, of `kmq enqueue`."""
+"""The pause before a failed streaming query is started again: of the tracker, of the ledger."""
 
 from __future__ import annotations
 

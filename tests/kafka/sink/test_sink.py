@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,6 @@ from tests.kafka.operator.test_commands import kmq
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -267,6 +268,27 @@ def test_missing_queue_is_reported_with_the_command(spark: SparkSession, bootstr
 
 def test_empty_frame_writes_nothing(spark: SparkSession, queue: Queue) -> None:
     assert write(numbers(spark, 0), queue).rows == 0
+
+
+def test_files_become_messages_as_the_document_shows(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+    """The code of docs/producers.md: files of JSON, with an explicit schema."""
+    text = (Path(__file__).parents[3] / "docs" / "producers.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "readStream.schema" in block]
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "1.json").write_text(
+        '{"what": "mail", "id": 7, "customer": "anna", "unknown": 1}\n{"id": 8, "customer": "bert"}\n'
+    )
+    for written, own in (
+        ("/data/jobs", f"{tmp_path}/jobs"), ("checkpoints/jobs", f"{tmp_path}/checkpoint"),
+        ("localhost:9092", queue.bootstrap_servers), ('"orders"', repr(queue.name)),
+    ):  # fmt: skip
+        assert written in code
+        code = code.replace(written, own)
+    names: dict[str, Any] = {"spark": spark, "exactly_once_sink": exactly_once_sink}
+    exec(code.replace(".start()", ".start().awaitTermination()"), names)  # noqa: S102  # of the document
+    assert {record.key(): record.value() for record in read_all(queue.bootstrap_servers, queue.name)} == {
+        b"anna": b'{"id":7,"customer":"anna","what":"mail"}', b"bert": b'{"id":8,"customer":"bert"}',
+    }  # fmt: skip
 
 
 def test_frame_that_is_no_batch_of_a_query_is_refused(spark: SparkSession, queue: Queue) -> None:

@@ -8,12 +8,10 @@ import pytest
 
 from kmq_spark.errors import KmqError
 from kmq_spark.sink import write_queue
-from kmq_spark.sink.enqueue import Columns, Enqueuer, Source
 from tests.kafka.secured import SecuredBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -30,26 +28,14 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         yield broker
 
 
-def test_sink_and_enqueue_do_their_work_with_what_kmq_acls_lists(
-    secured: SecuredBroker, spark: SparkSession, tmp_path: Path
-) -> None:
-    """With a row that goes to the dead-letter topic."""
+def test_sink_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker, spark: SparkSession) -> None:
     to: dict[str, Any] = {
         "bootstrap_servers": secured.bootstrap_servers,
         "extra": secured.credentials("sink"),
         "slots": 2,
     }
-    frame = spark.sql("select if(id = 3, repeat('x', 2000000), 'x') as v from range(10)")
-    found = write_queue(frame, QUEUE, sink_id="a", run_id="1", value="v", oversize="dead-letter", **to)
-    assert (found.written, found.dead_lettered) == (10, 1)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "1").write_text("x\n")
-    enqueuer = Enqueuer(
-        spark, Source("text", str(tmp_path / "files")), Columns(value="value"), QUEUE, is_continuous=False,
-        checkpoint_dir=str(tmp_path / "checkpoint"), sink_id="b", **to,
-    )  # fmt: skip
-    enqueuer.run()
-    assert enqueuer.rows == 1
+    frame = spark.sql("select 'x' as v from range(10)")
+    assert write_queue(frame, QUEUE, sink_id="a", run_id="1", value="v", **to).written == 10
 
 
 def test_error_of_a_sink_without_its_rights_names_where_they_are_listed(

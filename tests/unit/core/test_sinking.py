@@ -92,7 +92,7 @@ def test_repeated_batch_with_other_rows_is_refused(
         check_repeated(replace(FOUND, is_whole=is_whole), digest, rows, WHERE, is_end=is_end)
     assert str(caught.value) == (
         f"batch 7 came again with other rows in slot 3 of sink s: {rows_text} make the query deterministic (no rand(), "
-        "no current time, no source that changes), or write its rows to a table first and enqueue from it"
+        "no current time, no source that changes), or write its rows to a table first and send them from there"
     )
 
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-import kmq_spark.cli.enqueue
 import kmq_spark.cli.ledger
 import kmq_spark.cli.tracker
 import kmq_spark.cli.tracker_once
 from kmq_spark.cli.shared.options import Address, settings_from
 from kmq_spark.config import load_settings, plain
-from kmq_spark.sink.enqueue import Source
 from kmq_spark.spark.session import local_checkpoint_settings
 
 if TYPE_CHECKING:
@@ -30,9 +28,9 @@ TEXT = (ROOT / "databricks.yml").read_text(encoding="utf-8")
 BUNDLE: dict[str, Any] = yaml.safe_load(TEXT)
 JOBS: dict[str, dict[str, Any]] = BUNDLE["resources"]["jobs"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TRACKER, ENQUEUE = "kmq_tracker", "kmq_enqueue"
+TRACKER = "kmq_tracker"
 FLEET = ("kmq_fleet_a", "kmq_fleet_b")
-CONTINUOUS = (TRACKER, *FLEET, ENQUEUE)
+CONTINUOUS = (TRACKER, *FLEET)
 SERVERLESS = "kmq_tracker_once"
 ON_CLUSTERS = [job for job in JOBS if job != SERVERLESS]
 
@@ -42,7 +40,6 @@ COMMAND_OF: dict[str, Callable[..., None]] = {
     **dict.fromkeys(FLEET, kmq_spark.cli.tracker.run),
     "kmq_tracker_once": kmq_spark.cli.tracker_once.once,
     "kmq_ledger": kmq_spark.cli.ledger.run,
-    "kmq_enqueue": kmq_spark.cli.enqueue.enqueue,
 }
 
 OPTION_OF_FLAG = {
@@ -69,10 +66,8 @@ def task_of(job: str) -> dict[str, Any]:
 
 
 def flags_of(job: str) -> dict[str, str]:
-    """Return the parameters of a job's task: every one is a flag with a value, but for the queue of `kmq enqueue`."""
+    """Return the parameters of a job's task: every one is a flag with a value."""
     parameters = [resolved(text) for text in task_of(job)["python_wheel_task"]["parameters"]]
-    if job == ENQUEUE:
-        assert not parameters.pop(0).startswith("-")
     return dict(zip(parameters[::2], parameters[1::2], strict=True))
 
 
@@ -131,18 +126,11 @@ def test_serverless_job_has_its_secrets_from_a_file_in_a_volume(tmp_path: Path) 
 def test_flags_of_each_job_are_those_of_its_command(job: str) -> None:
     taken = set(inspect.signature(COMMAND_OF[job]).parameters)
     names = {flag.removeprefix("--").replace("-", "_") for flag in flags_of(job)}
-    assert {"source" if name == "from" else name for name in names} <= taken
-
-
-def test_enqueue_job_names_a_source_and_goes_on_after_a_failure() -> None:
-    """As the tracker's job: without end, and started again; paused until its queue and its source are named."""
-    Source.parse(flags_of(ENQUEUE)["--from"])
-    assert "--trigger" not in flags_of(ENQUEUE)
-    assert JOBS[ENQUEUE]["continuous"]["pause_status"] == "PAUSED"
+    assert names <= taken
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_one_run_of_a_job_at_a_time_and_only_tracker_and_enqueue_run_on(job: str) -> None:
+def test_one_run_of_a_job_at_a_time_and_only_trackers_run_on(job: str) -> None:
     """A second one fences the first."""
     assert JOBS[job]["max_concurrent_runs"] == 1
     assert ("continuous" in JOBS[job]) == (job in CONTINUOUS)
@@ -191,7 +179,7 @@ def test_cluster_has_what_the_package_needs_and_no_spark_of_our_own(job: str) ->
     assert cluster_of(job)["data_security_mode"] == "SINGLE_USER"
 
 
-@pytest.mark.parametrize("entry_point", ["kmq-tracker", "kmq-tracker-once", "kmq-ledger", "kmq-enqueue"])
+@pytest.mark.parametrize("entry_point", ["kmq-tracker", "kmq-tracker-once", "kmq-ledger"])
 def test_task_that_ends_well_returns_and_one_that_fails_raises(
     entry_point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
