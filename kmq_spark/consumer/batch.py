@@ -28,9 +28,9 @@ from confluent_kafka import Message as KafkaMessage
 from kmq_spark.consumer.handler_errors import error_text, one_line
 from kmq_spark.consumer.leases import Settled, Verb
 from kmq_spark.consumer.message import Message
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_TEXT_CHARS
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
-from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

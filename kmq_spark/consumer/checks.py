@@ -11,10 +11,10 @@ import inspect
 from typing import TYPE_CHECKING
 
 from kmq_spark.consumer.started import Limits
+from kmq_spark.core.durations import MIN_LEASE_MS
 from kmq_spark.core.markers import MAX_REDELIVER_AFTER_MS
 from kmq_spark.core.names import is_name, name_error
 from kmq_spark.errors import ConfigError, TopicError
-from kmq_spark.kafka.durations import MIN_LEASE_MS
 from kmq_spark.kafka.topics import partition_count
 
 if TYPE_CHECKING:

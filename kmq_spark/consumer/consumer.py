@@ -33,8 +33,8 @@ from kmq_spark.consumer.poison.admission import AdmissionPolicy
 from kmq_spark.consumer.receiver import Receiver, Result
 from kmq_spark.consumer.transactions.result import ResultTransactions
 from kmq_spark.consumer.worker import MAX_BATCH, Worker
+from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
-from kmq_spark.kafka.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.queue_topics import QueueTopics

@@ -27,7 +27,7 @@ from kmq_spark.consumer.membership import Handlers, Membership
 from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, OffsetCommits
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.settings import client_error
+from kmq_spark.kafka.client_errors import UNREACHABLE, client_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,7 +47,7 @@ SERVE_S = 1.0
 COMMITTED_TIMEOUT_S = 10.0
 """Timeout of a request for the committed offsets of the group."""
 
-_TRANSIENT_ERRORS = frozenset({"_PARTITION_EOF", "_MAX_POLL_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"})
+_TRANSIENT_ERRORS = UNREACHABLE | {"_PARTITION_EOF", "_MAX_POLL_EXCEEDED"}
 """Errors from `consume` that need no action: librdkafka continues, or rejoins the group, by itself."""
 
 

@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 from kmq_spark.errors import KmqError
 from kmq_spark.kafka.queue_rules import RULES_TOPIC, RulesReader
 from kmq_spark.kafka.settings import new_client_id, reader_config
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

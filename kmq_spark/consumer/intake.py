@@ -36,9 +36,9 @@ from kmq_spark.consumer.started import (
     offset_bounds,
 )
 from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.core.ranges import ranges_of_fetched
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.marker_ranges import ranges_of_fetched
 from kmq_spark.kafka.records import sizes_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmq_spark.consumer.callbacks import Callbacks
 from kmq_spark.consumer.coordinator_contact import LOST_S, STATISTICS_MS, CoordinatorContact
-from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

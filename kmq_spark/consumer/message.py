@@ -15,9 +15,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from kmq_spark.consumer.leases import Settled, Verb
+from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.core.markers import MAX_TEXT_CHARS, MessageId
 from kmq_spark.errors import LeaseLostError, UsageError
-from kmq_spark.kafka.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.wire.headers import ORIGIN, PREFIX, expires_at_ms_of, first_sent_ms_of, place_of
 
 if TYPE_CHECKING:

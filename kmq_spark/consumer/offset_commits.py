@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.errors import KmqError
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized

@@ -30,9 +30,9 @@ from kmq_spark.consumer.handler_errors import error_text
 from kmq_spark.consumer.handler_queue import HandlerQueue, Window
 from kmq_spark.consumer.interpreter import short_switch_interval, tuned_gc
 from kmq_spark.consumer.leases import Verb
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ConfigError, KmqError, LeaseLostError, UsageError
 from kmq_spark.failpoints import failpoint, is_armed
-from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

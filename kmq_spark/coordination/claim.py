@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.coordination.records import RecordType
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ClaimLostError, UsageError
-from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ClaimLostError, ConfigError, KmqError, TopicError
-from kmq_spark.kafka.client_errors import client_error
-from kmq_spark.kafka.durations import milliseconds
+from kmq_spark.kafka.client_errors import DENIED, MISSING, client_error
 from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Mode = Literal["at-least-once", "at-most-once"]
 MODES = ("at-least-once", "at-most-once")
 
-_LASTING = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
+_LASTING = MISSING | DENIED
 """Failures of a fetch that do not pass by themselves."""
 
 LOOKS = 10

@@ -34,9 +34,9 @@ from kmq_spark.core.coordination.records import (
     is_group,
     record_fault,
 )
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
 from kmq_spark.kafka import forks
-from kmq_spark.kafka.durations import milliseconds
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
 
 if TYPE_CHECKING:

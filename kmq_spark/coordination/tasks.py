@@ -13,8 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.durations import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmq_spark.core.durations import milliseconds
 from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.errors import ConfigError, TopicError
-from kmq_spark.kafka.durations import milliseconds
 from kmq_spark.kafka.lookups import settings_of
-from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
 from kmq_spark.kafka.settings import admin_config, make_client
-from kmq_spark.kafka.topic_creation import create_topics, require_quorum, shape_of
+from kmq_spark.kafka.topic_rules import alter_command, replication_findings, replication_settings
+from kmq_spark.kafka.topics import create_topics, require_quorum, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

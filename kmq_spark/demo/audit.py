@@ -16,7 +16,7 @@ import numpy as np
 
 from kmq_spark.core.markers import MarkerType, MessageId, Outcome
 from kmq_spark.errors import WireError
-from kmq_spark.kafka.committed import read_committed
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.wire.codec import decode_marker
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS

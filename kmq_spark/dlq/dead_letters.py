@@ -22,10 +22,10 @@ from kmq_spark.dlq.filter import DeadLetterFilter, filter_of, parse_id
 from kmq_spark.dlq.log import DeadLetterLog
 from kmq_spark.dlq.redrive import Redriver, RedriveSummary
 from kmq_spark.errors import ConfigError, TopicError
-from kmq_spark.kafka.bounded_calls import answer_of
+from kmq_spark.kafka.client_errors import answer_of, client_error
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.settings import admin_config, client_error, make_client
-from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, QueueLayout, check_queue, ensure_redrive_topic, partition_count
+from kmq_spark.kafka.settings import admin_config, make_client
+from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, QueueLayout, check_queue, partition_count
 from kmq_spark.wire.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
@@ -205,12 +205,7 @@ def _close_letters(
         closed = log.closed(layout.redrive_partition_count)
         summary.count(_letters_to_close(selection, log, closed, summary, is_purge=to is None))
         return summary
-    redrive_partition_count = ensure_redrive_topic(
-        layout,
-        admin=_admin(reach),
-        bootstrap_servers=reach["bootstrap_servers"],
-        timeout=reach["timeout"],
-    )
+    redrive_partition_count = layout.redrive_partition_count
     redriver = Redriver(
         layout,
         redrive_partition_count,

@@ -20,8 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import TopicError, WireError
-from kmq_spark.kafka.committed import read_committed
-from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.log_reader import LogReader, read_committed
 from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.settings import make_client, new_client_id, reader_config
@@ -66,15 +65,16 @@ class DeadLetterLog:
         Read the redrive topic and return the closed letters (redriven or purged).
 
         Args:
-            redrive_partition_count: Partitions of the redrive topic. 0 where the topic does not exist: then no letter
-                is closed.
+            redrive_partition_count: Partitions of the redrive topic.
 
         Raises:
+            TopicError: The redrive topic does not exist: it is not known which letters are closed.
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
         """
         closed = ClosedRanges()
         if not redrive_partition_count:
-            return closed
+            message = f"topic {self._topics.redrive_topic!r} does not exist; run `kmq queue create {self._topics}`"
+            raise TopicError(message)
         for record in read_committed(
             self._config, self._topics.redrive_topic, range(redrive_partition_count), self._timeout, patience_s=0
         ):

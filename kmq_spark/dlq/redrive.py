@@ -22,7 +22,7 @@ from kmq_spark.core.markers import Outcome
 from kmq_spark.dlq.redrive_records import closing_records, redriven_record
 from kmq_spark.errors import FencedError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.rejected_records import RejectedRecords
+from kmq_spark.kafka.records import RejectedRecords
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, new_client_id, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
 

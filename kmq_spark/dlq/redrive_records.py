@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import FIRST_SENT_MS, GENERATION, ORIGIN, PRODUCER, SEQUENCE, redrive_headers

@@ -15,12 +15,10 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
-from kmq_spark.kafka.bounded_calls import answer_of
-from kmq_spark.kafka.client_errors import client_error, retry_until_answered, unreachable
+from kmq_spark.kafka.client_errors import DENIED, answer_of, client_error, retry_until_answered, unreachable
 from kmq_spark.kafka.lookups import (
     EARLIEST,
     LATEST,
-    NOT_ALLOWED,
     broker_settings,
     offsets_of,
     offsets_retention_ms,
@@ -215,7 +213,7 @@ class Cluster:
             try:
                 places = self._groups[group].committed(wanted, timeout=self._timeout)
             except KafkaException as error:
-                if NOT_ALLOWED in error.args[0].name():
+                if error.args[0].name() in DENIED:
                     return []
                 raise
             return [place for place in places if place.offset >= 0]

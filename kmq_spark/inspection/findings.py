@@ -20,7 +20,7 @@ from kmq_spark.inspection.fleets import fleet_problems, fleet_summary
 from kmq_spark.inspection.liveness import Life, describe, life_of, snapshots_late
 from kmq_spark.inspection.producers import producers_problems, producers_summary
 from kmq_spark.inspection.spans import counted, span
-from kmq_spark.kafka.replication import alter_command, replication_findings
+from kmq_spark.kafka.topic_rules import alter_command, replication_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kmq_spark.inspection.producers import Problem
 from kmq_spark.inspection.spans import counted
-from kmq_spark.kafka.replication import replication_findings
+from kmq_spark.kafka.topic_rules import replication_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,8 +19,8 @@ from kmq_spark.core.coordination.effects import Change
 from kmq_spark.core.coordination.records import FLEET_PREFIX, is_group
 from kmq_spark.errors import KafkaClientError, TopicError
 from kmq_spark.inspection.facts import FleetFacts
+from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
-from kmq_spark.kafka.lookups import NOT_ALLOWED
 from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.wire.coordination_log import GroupLog
 
@@ -184,7 +184,7 @@ def look_at_fleets(cluster: Cluster, queue: str, *, topic: str, now_ms: int, rea
     except TopicError:
         return ()
     except KafkaClientError as error:
-        if NOT_ALLOWED in error.code:
+        if error.code in DENIED:
             return ()
         raise
     return tuple(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmq_spark.inspection.spans import counted, span
-from kmq_spark.kafka.replication import alter_command, replication_findings
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS
+from kmq_spark.kafka.topic_rules import alter_command, replication_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

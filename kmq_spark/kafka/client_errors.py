@@ -1,60 +1,78 @@
 """
-Convert errors of the Kafka client into errors of this package.
+Errors of the Kafka client: the table of their names, our errors for them, and the client's log.
 
-Rule 1: The client's error code, and whether the client calls the error retriable, are attributes of our error.
-Rule 2: The error code selects the advice in the text. The text never contains a value of the client's configuration.
+Rule 1: an error text never contains a value of the client's configuration.
+Rule 2: at most one log line of a kind and client passes in ten seconds: without a limit, a broker that is down causes a
+line every 50 ms. Only these lines contain the reason of a failed connection, so it is kept for the error of the call
+that timed out.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from kmq_spark.errors import FencedError, KafkaClientError, TopicError
-from kmq_spark.kafka.client_log import connection_reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from kmq_spark.errors import KmqError
 
-FENCED_NAMES = frozenset(
+FENCED = frozenset(
     {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING", "FENCED_INSTANCE_ID"}
 )
 """A newer client with the same transactional id or group instance id has taken over, or the broker forgot this one."""
 
-TEMPORARY_NAMES = frozenset(
-    {
-        # Of librdkafka. `_DESTROY_BROKER`: a broker disconnects while a request is in flight; `_NOENT`: a partition has
-        # no leader at that moment.
-        *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RESOLVE", "_WAIT_COORD"),
-        *("_NOENT", "_DESTROY_BROKER", "BROKER_NOT_AVAILABLE"),
-        # All that Kafka's own client repeats (`org.apache.kafka.common.protocol.Errors`), except for a missing topic.
-        *("INVALID_MSG", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REQUEST_TIMED_OUT"),
-        *("REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"),
-        *("NOT_COORDINATOR", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_CONTROLLER"),
-        *("CONCURRENT_TRANSACTIONS", "KAFKA_STORAGE_ERROR", "FETCH_SESSION_ID_NOT_FOUND"),
-        *("INVALID_FETCH_SESSION_EPOCH", "LISTENER_NOT_FOUND", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
-        *("OFFSET_NOT_AVAILABLE", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE"),
-        *("ELECTION_NOT_NEEDED", "UNSTABLE_OFFSET_COMMIT", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID"),
-        *("INCONSISTENT_TOPIC_ID", "SHARE_SESSION_NOT_FOUND", "INVALID_SHARE_SESSION_EPOCH"),
-        "SHARE_SESSION_LIMIT_REACHED",
-    }
-)
+MISSING = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"})
+"""A topic or partition does not exist."""
+
+DENIED = frozenset(f"{what}_AUTHORIZATION_FAILED" for what in ("TOPIC", "GROUP", "TRANSACTIONAL_ID", "CLUSTER"))
+"""This client has no right to do it."""
+
+REFUSED = MISSING | DENIED | {
+    *("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"),
+    *("POLICY_VIOLATION", "RECORD_LIST_TOO_LARGE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
+}  # fmt: skip
+"""The broker refuses a record for good: sent again, it would be refused again."""
+
+TIMED_OUT = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})
+
+UNREACHABLE = TIMED_OUT | {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
+"""The broker did not respond."""
+
+TEMPORARY = UNREACHABLE | {
+    # Of librdkafka. `_DESTROY_BROKER`: a broker disconnects while a request is in flight; `_NOENT`: a partition has no
+    # leader at that moment.
+    *("_QUEUE_FULL", "_WAIT_COORD", "_NOENT", "_DESTROY_BROKER", "BROKER_NOT_AVAILABLE"),
+    # All that Kafka's own client repeats (`org.apache.kafka.common.protocol.Errors`), except for a missing topic.
+    *("INVALID_MSG", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REQUEST_TIMED_OUT"),
+    *("REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"),
+    *("NOT_COORDINATOR", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_CONTROLLER"),
+    *("CONCURRENT_TRANSACTIONS", "KAFKA_STORAGE_ERROR", "FETCH_SESSION_ID_NOT_FOUND"),
+    *("INVALID_FETCH_SESSION_EPOCH", "LISTENER_NOT_FOUND", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
+    *("OFFSET_NOT_AVAILABLE", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE"),
+    *("ELECTION_NOT_NEEDED", "UNSTABLE_OFFSET_COMMIT", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID"),
+    *("INCONSISTENT_TOPIC_ID", "SHARE_SESSION_NOT_FOUND", "INVALID_SHARE_SESSION_EPOCH"),
+    "SHARE_SESSION_LIMIT_REACHED",
+}  # fmt: skip
 """Temporary failures; librdkafka marks none of them as retriable, because it has already repeated what it repeats."""
 
-UNREACHABLE_NAMES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT", "_RESOLVE"})
-"""Failures of a client whose broker did not respond."""
+_GRANT = "grant the access that `kmq acls` lists"
+_REACH = "check that the broker runs, and [kafka] bootstrap_servers and security.protocol"
 
-_MISSING_NAMES = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"})
-
-_ADVICE = {
-    "_TRANSPORT": "check that the broker runs, and [kafka] bootstrap_servers and security.protocol",
-    "_ALL_BROKERS_DOWN": "check that the broker runs, and [kafka] bootstrap_servers and security.protocol",
+ADVICE = {
+    **dict.fromkeys(DENIED, _GRANT),
+    "_TRANSPORT": _REACH,
+    "_ALL_BROKERS_DOWN": _REACH,
     "_NOENT": "check that the brokers run: a partition has no leader",
     "_RESOLVE": "check the host names in [kafka] bootstrap_servers",
     "_TIMED_OUT": "check that the broker runs, and [kafka] bootstrap_servers",
@@ -63,15 +81,9 @@ _ADVICE = {
     "_AUTHENTICATION": "check sasl.* and ssl.* in [kafka.extra]",
     "_SSL": "check ssl.* in [kafka.extra]",
     "MSG_SIZE_TOO_LARGE": "send a smaller message, or a reference to content that is stored elsewhere",
-    "TOPIC_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
-    "GROUP_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
-    "CLUSTER_AUTHORIZATION_FAILED": "grant the access that `kmq acls` lists",
-    "INVALID_TRANSACTION_TIMEOUT": "lower transaction_timeout_ms, or raise transaction.max.timeout.ms of the brokers",
+    "INVALID_TRANSACTION_TIMEOUT": "raise transaction.max.timeout.ms of the brokers",
     "NOT_ENOUGH_REPLICAS": "wait until the replicas are back in sync",
 }
-
-_CONNECT_FAILURES = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_AUTHENTICATION", "_SSL"})
 
 _CONCERNS_LISTENER = re.compile(r"SSL|SASL|certificate|listener|[Aa]uthentication")
 _LISTENER_ADVICE = (
@@ -82,34 +94,30 @@ _OTHER_ADVICE = "see the client's log lines of `kmq_spark.kafka.client`"
 
 _RETRY_PAUSE_S = 0.1
 
+ANSWER_MARGIN_S = 5.0
+"""How long after its own time-out an answer of the admin client is waited for."""
+
 Answer = TypeVar("Answer")
 
 
 def client_error(cause: KafkaException | KafkaError, operation: str) -> KmqError:
     """
-    Return our error for an error of the Kafka client.
+    Return our error for an error of the Kafka client; raise it `from` the cause.
 
-    Args:
-        cause: The exception or error of the client.
-        operation: The operation that failed, in the form of our messages: `cannot send to orders`.
-
-    Returns:
-        `FencedError` if a newer client has fenced this one, `TopicError` if a topic or partition does not exist,
-        `KafkaClientError` otherwise. Raise it `from` the cause.
+    *operation* is what failed, in the form of our messages: `cannot send to orders`.
     """
     error = cause.args[0] if isinstance(cause, KafkaException) else cause
     if not isinstance(error, KafkaError):
         return KafkaClientError(f"{operation}: {error}; {_OTHER_ADVICE}")
     name = error.name()
-    if name in FENCED_NAMES:
+    if name in FENCED:
         return FencedError(f"{operation}: fenced by a newer client ({name}); stop this one")
-    if name in _MISSING_NAMES:
+    if name in MISSING:
         return TopicError(f"{operation}: {error.str()} ({name}); create the queue with `kmq queue create`")
-    advice = _ADVICE.get(name, _OTHER_ADVICE)
     return KafkaClientError(
-        f"{operation}: {error.str()} ({name}); {advice}",
+        f"{operation}: {error.str()} ({name}); {ADVICE.get(name, _OTHER_ADVICE)}",
         code=name,
-        retriable=error.retriable() or name in TEMPORARY_NAMES,
+        retriable=error.retriable() or name in TEMPORARY,
     )
 
 
@@ -118,22 +126,18 @@ def unreachable(cause: KafkaException, client: Any, bootstrap_servers: str) -> K
     Return our error for a broker that did not respond, with librdkafka's own reason if there is one.
 
     The failed call itself reports only a time-out. Whether the broker is down, requires TLS or refuses the password is
-    in the client's log only. `poll` delivers these log lines.
-
-    Args:
-        cause: The exception of the call.
-        client: Producer or admin client (they have no common type). Not polled if it is a consumer: `poll` would
-            consume a message.
-        bootstrap_servers: Comma-separated `host:port`.
+    in the client's log only. `poll` delivers these log lines; a consumer is not polled, because it would consume a
+    message.
     """
     if isinstance(client, (Producer, AdminClient)):
         client.poll(0)
     operation = f"cannot reach broker at {bootstrap_servers}"
     error = client_error(cause, operation)
     reason = connection_reasons.of(bootstrap_servers)
-    if not isinstance(error, KafkaClientError) or error.code not in _CONNECT_FAILURES or not reason:
+    is_connecting = isinstance(error, KafkaClientError) and error.code in UNREACHABLE | {"_AUTHENTICATION", "_SSL"}
+    if not isinstance(error, KafkaClientError) or not is_connecting or not reason:
         return error
-    advice = _LISTENER_ADVICE if _CONCERNS_LISTENER.search(reason) else _ADVICE[error.code]
+    advice = _LISTENER_ADVICE if _CONCERNS_LISTENER.search(reason) else ADVICE.get(error.code, _OTHER_ADVICE)
     message = f"{operation}: {reason} ({error.code}); {advice}"
     return KafkaClientError(message, code=error.code, retriable=error.retriable)
 
@@ -148,22 +152,25 @@ def has_old_leader_epoch(error: BaseException | None) -> bool:
     return isinstance(error, KafkaException) and error.args[0].name() == "FENCED_LEADER_EPOCH"
 
 
-def advice_on(code: str) -> str | None:
-    """Return the advice for a librdkafka error name; None if there is none."""
-    return _ADVICE.get(code)
+def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
+    """
+    Return an answer of the admin client, whose request has a time-out of *timeout_s*.
+
+    A process whose client thread is stuck never gets an answer (seen: a consumer without `close` that Python's garbage
+    collector destroyed in this thread).
+
+    Raises:
+        KafkaException: The request failed, or there is no answer (`_TIMED_OUT`).
+    """
+    try:
+        return future.result(timeout_s + ANSWER_MARGIN_S)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001  # librdkafka's public name
 
 
 def retry_until_answered(call: Callable[[], Answer], operation: str, timeout_s: float) -> Answer:
     """
     Repeat a call while the broker returns a retriable error, for example while a coordinator moves or a broker starts.
-
-    Args:
-        call: A call of the client that changes nothing.
-        operation: The operation that may fail, in the form of our messages.
-        timeout_s: Seconds after which a retriable error is raised too.
-
-    Returns:
-        The result of the call.
 
     Raises:
         KmqError: The error is not retriable, or the time is over.
@@ -177,3 +184,96 @@ def retry_until_answered(call: Callable[[], Answer], operation: str, timeout_s: 
             if not failure.retriable or time.monotonic() > deadline_s:
                 raise failure from error
             time.sleep(_RETRY_PAUSE_S)
+
+
+MIN_INTERVAL_S = 10.0
+"""Time between two lines of one kind. It still shows that a problem lasts, and when it ended."""
+
+MAX_KINDS = 1_000
+"""Maximum number of kinds that are remembered. Above it all are forgotten, so some lines pass twice."""
+
+
+HARMLESS = {"GETPID": "retrying", "CONFWARN": "will be ignored by this"}
+"""
+librdkafka facilities, and the words that make a line of them harmless: a coordinator that starts, and a setting of
+consumers alone in `extra`, which configures the producers of a consumer too.
+"""
+
+
+class ClientLogLimit(logging.Filter):
+    """Let one line per kind pass in `MIN_INTERVAL_S`. A kind is a level, a librdkafka facility and a client name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line passes. A line that passes contains how many lines before it were suppressed."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        words = HARMLESS.get(str(args[0])) if args else None
+        if words is not None and words in str(args[-1]) and record.levelno > logging.DEBUG:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            return client_logger.isEnabledFor(logging.DEBUG)
+        kind = (record.levelno, record.msg, *args[:2])
+        now = time.monotonic()
+        with self._lock:
+            last_at, suppressed = self._seen.get(kind, (-MIN_INTERVAL_S, 0))
+            if now - last_at < MIN_INTERVAL_S:
+                self._seen[kind] = (last_at, suppressed + 1)
+                return False
+            if len(self._seen) >= MAX_KINDS:
+                self._seen.clear()
+            self._seen[kind] = (now, 0)
+        if suppressed:
+            record.msg = f"{record.msg} ({suppressed} similar lines suppressed)"
+        return True
+
+
+MAX_REASONS, REASON_AGE_S = 20, 60.0
+"""Number of reasons kept per address, and how long each is valid, seconds."""
+
+_ADDRESS = re.compile(r"\]: (?:\w+://)?([^/\s]+)/\w+: (.*?)(?: \(after \d+ms.*)?$", re.DOTALL)
+
+
+class ConnectionReasons(logging.Filter):
+    """Keep the reasons of failed connections by broker address. Every line passes this filter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._kept: dict[str, deque[tuple[float, str]]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Store the reason if the line reports a failed connection."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        # The arguments are librdkafka's facility, client and text. The text is "[thrd:…]: sasl_ssl://host:port/id:
+        # reason (after 3ms in …)".
+        found = _ADDRESS.search(str(args[2])) if len(args) > 2 and args[0] == "FAIL" else None  # noqa: PLR2004  # above
+        if found is not None:
+            with self._lock:
+                if len(self._kept) >= MAX_KINDS:
+                    self._kept.clear()
+                self._kept.setdefault(found[1], deque(maxlen=MAX_REASONS)).append((time.monotonic(), found[2]))
+        return True
+
+    def of(self, bootstrap_servers: str) -> str:
+        """Return why the latest connection to these addresses failed; empty if none failed."""
+        since = time.monotonic() - REASON_AGE_S
+        with self._lock:
+            reasons = [
+                reason
+                for address in bootstrap_servers.split(",")
+                for at, reason in self._kept.get(address.strip().rpartition("://")[2], ())
+                if at >= since
+            ]
+        # If the broker closes the connection, librdkafka only guesses the reason, and not every time.
+        specific = [reason for reason in reasons if not reason.startswith("Disconnected")]
+        return (specific or reasons or [""])[-1]
+
+
+connection_reasons = ConnectionReasons()
+
+client_logger = logging.getLogger("kmq_spark.kafka.client")
+client_logger.addFilter(connection_reasons)  # first: it must also see the lines that the rate limit suppresses
+client_logger.addFilter(ClientLogLimit())

@@ -1,10 +1,12 @@
 """
-Read a topic from given positions to its present end, once or repeatedly: audits, the command line, tests.
+Read a topic from given positions to its present end, or what is committed in it up to its high watermark.
 
-Rule 1: `read_committed`: records of aborted transactions are not returned.
-Rule 2: The reader joins no consumer group and commits nothing.
-Rule 3: A position also moves past the control records of transactions, so that nothing is read twice.
-Rule 4: The time-out counts the wait for the broker only, and not what the caller does between two records.
+Rule 1: `read_committed`: records of aborted transactions are not returned. No consumer group is joined, nothing is
+committed.
+Rule 2: a position also moves past the control records of transactions, so that nothing is read twice.
+Rule 3: a time-out counts the wait for the broker only, and not what the caller does between two records.
+
+Source: KIP-98, "read_committed" and the last stable offset.
 """
 
 from __future__ import annotations
@@ -15,32 +17,33 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.client_errors import MISSING, client_error
+from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from confluent_kafka import Message
 
+    from kmq_spark.kafka.lookups import Bounds
+
 READ_AT_ONCE = 1_000
+
+LSO_WAIT_S = 60.0
+"""How long an open transaction is waited for; the broker aborts it after its time-out."""
+
+PAUSE_S = 0.02
+
+TIMEOUT_S = 15.0
+
+_PERMANENT = MISSING - {"_UNKNOWN_PARTITION"} | {"TOPIC_AUTHORIZATION_FAILED"}
 
 
 class LogReader:
-    """
-    Reads one topic and keeps its own positions.
-
-    Args:
-        config: librdkafka settings of a reader, see `settings.reader_config`.
-        topic: Topic to read.
-        timeout: A read fails if no record arrives for this time.
-
-    Attributes:
-        positions: Next offset to read, by partition.
-    """
+    """Reads one topic; `positions` has the next offset to read, by partition. Nothing is sent before the first read."""
 
     def __init__(self, config: Mapping[str, Any], topic: str, timeout: float) -> None:
-        """Create the client; it sends nothing before the first read."""
         self._consumer = make_client(
             Consumer, {**config, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
         )
@@ -59,13 +62,9 @@ class LogReader:
 
     def read(self, starts: Mapping[int, int]) -> Generator[Message]:
         """
-        Yield every committed record from these offsets to the end of their partitions.
+        Yield every committed record from these offsets to the end of their partitions; the partitions are mixed.
 
-        Args:
-            starts: First offset by partition. If retention removed it, reading starts at the beginning of the log.
-
-        Yields:
-            Records, in order within a partition; the partitions are mixed.
+        If retention removed an offset, reading starts at the beginning of the log.
 
         Raises:
             KafkaClientError: No record arrived in time, or this client may not read the topic.
@@ -106,12 +105,71 @@ class LogReader:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's public name for it
             unread.discard(-1 if partition is None else partition)
             self.positions[partition or 0] = offset or 0
-        elif not error.retriable() and error.code() in _PERMANENT:
+        elif not error.retriable() and error.name() in _PERMANENT:
             raise KafkaException(error)
         # Other errors are temporary. If not, the time-out above reports them.
         return False
 
 
-_PERMANENT = frozenset(
-    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001  # as above
-)
+def read_committed(
+    config: Mapping[str, Any],
+    topic: str,
+    partitions: Iterable[int],
+    timeout: float = TIMEOUT_S,
+    *,
+    starts: Mapping[int, int] | None = None,
+    patience_s: float | None = None,
+) -> Iterator[Message]:
+    """
+    Yield every record of a topic that is committed by now, and perhaps some of what is committed later.
+
+    The end is the high watermark at the start, not the last stable offset: what is committed behind an open transaction
+    of another producer would be missed. Its end is waited for. With *patience_s*, what lies behind it after that time
+    is left out; without, that is an error.
+
+    Raises:
+        KmqError: The topic does not exist or may not be read, the broker cannot be reached in time, or an open
+            transaction was not ended in time.
+    """
+    # Asked before reading: what is committed by now lies below it.
+    bounds = all_bounds_of(config, topic, partitions, timeout)
+    positions = {number: _start_of(each, (starts or {}).get(number, 0)) for number, each in bounds.items()}
+    reader = LogReader(config, topic, timeout)
+    until_s = time.monotonic() + (max(LSO_WAIT_S, timeout) if patience_s is None else patience_s)
+    try:
+        while left := {number: at for number, at in positions.items() if at < bounds[number].end}:
+            yield from reader.read(left)
+            has_moved = any(reader.positions[number] > at for number, at in left.items())
+            positions |= {number: reader.positions[number] for number in left}
+            if has_moved:
+                continue
+            if time.monotonic() > until_s and patience_s is not None:
+                return
+            if time.monotonic() > until_s:
+                number, at = min(left.items())
+                message = (
+                    f"cannot read {topic} to its end: got offset {at} of {bounds[number].end} in partition {number}, "
+                    "a transaction is open; wait until the broker has aborted it, or find it with "
+                    "`kafka-transactions.sh find-hanging`"
+                )
+                raise KafkaClientError(message, code="_TIMED_OUT", retriable=True)
+            time.sleep(PAUSE_S)
+    finally:
+        reader.close()
+
+
+def all_bounds_of(
+    config: Mapping[str, Any], topic: str, partitions: Iterable[int], timeout: float
+) -> dict[int, Bounds]:
+    """Return first offset and high watermark of each partition."""
+    # With `read_committed` the end would be the last stable offset.
+    client = make_client(Consumer, {**config, "isolation.level": "read_uncommitted"})
+    try:
+        return {number: bounds_of(client, TopicPartition(topic, number), timeout) for number in partitions}
+    finally:
+        client.close()
+
+
+def _start_of(bounds: Bounds, wanted: int) -> int:
+    """Return where to begin: an offset past the end belongs to a topic that was deleted and created again."""
+    return max(wanted, bounds.first) if wanted <= bounds.end else bounds.first

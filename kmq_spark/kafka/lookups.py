@@ -1,8 +1,4 @@
-"""
-Request the offsets, ids and settings of topics from the broker.
-
-Rule 1: A broker that does not respond is an error. What this client may not read is left out.
-"""
+"""Ask the broker for offsets, ids and settings of topics. What this client may not read is left out."""
 
 from __future__ import annotations
 
@@ -13,8 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
-from kmq_spark.kafka.bounded_calls import answer_of
-from kmq_spark.kafka.client_errors import client_error, has_old_leader_epoch, retry_until_answered
+from kmq_spark.kafka.client_errors import (
+    DENIED,
+    answer_of,
+    client_error,
+    has_old_leader_epoch,
+    retry_until_answered,
+)
 from kmq_spark.kafka.settings import admin_config, make_client
 
 if TYPE_CHECKING:
@@ -30,18 +31,9 @@ PROBE_S = 1.0
 
 PROBE_PAUSE_S = 0.2
 
-NOT_ALLOWED = "AUTHORIZATION_FAILED"
-"""Part of the name of every authorization error."""
-
 
 class Bounds(NamedTuple):
-    """
-    Bounds of a partition's log.
-
-    Attributes:
-        first: Its first offset.
-        end: Offset after its last record, as the client sees it: with `read_committed`, the last stable offset.
-    """
+    """First offset of a partition, and its end as the client sees it: with `read_committed`, the last stable offset."""
 
     first: int
     end: int
@@ -52,11 +44,6 @@ def bounds_of(client: Consumer, place: TopicPartition, timeout_s: float) -> Boun
     Return the bounds of a partition. Wait for its leader if it has none at the moment.
 
     Not by the admin client: its requests may abort the process while a broker goes away (librdkafka issue 4605).
-
-    Args:
-        client: Any consumer.
-        place: Topic and partition.
-        timeout_s: Maximum time for the response, seconds.
 
     Raises:
         TopicError: The topic or the partition does not exist.
@@ -105,11 +92,7 @@ def ends_now(client: Consumer, topic: str, partitions: Iterable[int], timeout_s:
     """
     Return the ends of partitions, as `bounds_now`, with one request for each broker.
 
-    Args:
-        client: Any consumer.
-        topic: Topic.
-        partitions: Partitions of the topic. One whose end cannot be read is left out: ask `bounds_of` why.
-        timeout_s: Maximum time for the response, seconds.
+    A partition whose end cannot be read is left out: ask `bounds_of` why.
 
     Raises:
         KafkaException: The broker does not respond in time, or any other temporary error.
@@ -139,13 +122,7 @@ def offsets_of(
     """
     Return one offset of each partition: the first, the end, or the first from an instant on.
 
-    Args:
-        admin: Admin client.
-        topic: Topic.
-        partitions: Partitions of the topic.
-        spec: Which offset.
-        timeout_s: Maximum time for the response, seconds.
-        with_open_transactions: If true, the end is the high watermark. If false, it is the last stable offset.
+    The end is the last stable offset, or the high watermark if *with_open_transactions*.
 
     Raises:
         KafkaClientError: The broker cannot be reached in time.
@@ -171,11 +148,6 @@ def topic_id_of(admin: AdminClient, topic: str, timeout_s: float) -> str:
     """
     Return the id of a topic; empty if unknown. A topic that was deleted and created again has another id.
 
-    Args:
-        admin: Admin client.
-        topic: Topic.
-        timeout_s: Maximum time for the response, seconds.
-
     Raises:
         KmqError: The broker cannot be reached in time, or the topic does not exist.
     """
@@ -195,11 +167,7 @@ def settings_of(
     """
     Return the settings of topics. A topic whose settings this client may not read is left out.
 
-    Args:
-        admin: Admin client.
-        topics: Names of the topics.
-        timeout_s: Maximum time for the response, seconds.
-        skip_errors: Whether to leave out a topic for every other error too that is not retriable.
+    With *skip_errors*, a topic is left out for every other error too that is not retriable.
 
     Raises:
         KafkaClientError: The broker cannot be reached in time.
@@ -213,7 +181,7 @@ def settings_of(
             entries = answer_of(future, timeout_s)
         except KafkaException as error:
             failure = client_error(error, f"cannot read the settings of topic {resource.name}")
-            if NOT_ALLOWED in error.args[0].name() or (skip_errors and not failure.retriable):
+            if error.args[0].name() in DENIED or (skip_errors and not failure.retriable):
                 continue
             raise failure from error
         found[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
@@ -229,17 +197,7 @@ def wait_for_broker(
     timeout: float,
     extra: Mapping[str, str] | None = None,
 ) -> None:
-    """
-    Wait for a given time, or until an unreachable broker responds again.
-
-    Args:
-        stopping: Ends the wait when set.
-        longest_s: Maximum wait, seconds.
-        is_unreachable: Whether the broker is already known to be unreachable.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for one probe.
-        extra: librdkafka settings.
-    """
+    """Wait for *longest_s*, or until an unreachable broker responds again, or *stopping* is set."""
     deadline_s = time.monotonic() + longest_s
     if longest_s <= 0:
         return
@@ -258,14 +216,7 @@ def wait_for_broker(
 
 
 def broker_settings(admin: AdminClient, brokers: Iterable[int], timeout_s: float) -> dict[str, str]:
-    """
-    Return the settings of a broker, by name; empty if this client may not read them.
-
-    Args:
-        admin: Admin client.
-        brokers: Ids of the brokers; the lowest one is queried.
-        timeout_s: Maximum time for the response, seconds.
-    """
+    """Return the settings of the broker with the lowest id, by name; empty if this client may not read them."""
     wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in sorted(brokers)[:1]]
     futures: dict[Any, Any] = admin.describe_configs(wanted, request_timeout=timeout_s) if wanted else {}
     for future in futures.values():
@@ -278,11 +229,6 @@ def broker_settings(admin: AdminClient, brokers: Iterable[int], timeout_s: float
 
 
 def offsets_retention_ms(settings: Mapping[str, str]) -> int | None:
-    """
-    Return how long the offsets of a group without members are kept, milliseconds; None if unknown.
-
-    Args:
-        settings: See `broker_settings`.
-    """
+    """Return how long the offsets of a group without members are kept, milliseconds; None if unknown."""
     minutes = settings.get("offsets.retention.minutes")
     return None if minutes is None else int(minutes) * 60_000

@@ -1,14 +1,10 @@
 """
 Read single messages from a topic by their offsets: the payloads of messages that are redelivered.
 
-Rule 1: `read_committed`, without a consumer group; nothing is committed.
-Rule 2: Offsets close to each other are read sequentially. The reader seeks to distant ones.
-Rule 3: A message that no longer exists is reported as None. The reader never waits for it and never returns its
-neighbour instead.
-Rule 4: A message is gone if its offset is below the beginning of the log, in a gap of the log, or at or past the high
-watermark. The reader waits for a message that is only hidden by an open transaction.
-Rule 5: A read that fails is repeated once with a new client: a tracker that starts again is away for longer.
-Rule 6: The broker is asked for an end only if a wanted offset is at or past the last known one: ends only grow. Where
+Rule 1: every wanted message is reported exactly once. One that no longer exists (below the beginning of the log, in a
+gap, at or past the high watermark) is reported as None, and never its neighbour instead. The reader waits for a message
+that is only hidden by an open transaction.
+Rule 2: the broker is asked for an end only if a wanted offset is at or past the last known one: ends only grow. Where
 this is no longer true (retention, a new topic of the same name), a fetch fails, and then the bounds are read.
 
 Source: kmq redelivers whatever record it finds after a seek; this module differs in that.
@@ -18,21 +14,19 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.client_errors import retry_until_answered
+from kmq_spark.kafka.client_errors import client_error, retry_until_answered
 from kmq_spark.kafka.lookups import Bounds, bounds_now, ends_now
-from kmq_spark.kafka.payload_run import WantedOffsets
-from kmq_spark.kafka.settings import client_error, make_client
+from kmq_spark.kafka.settings import make_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from kmq_spark.kafka.payload_run import PayloadSlice
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +61,89 @@ class Payload(NamedTuple):
     message: Message | None
 
 
-class PayloadReader:
-    """
-    Reads messages of one topic by (partition, offset).
+class PayloadSlice(NamedTuple):
+    """Consecutive results: a slice of the wanted offsets of one partition, from the index *first* on."""
 
-    Args:
-        config: librdkafka settings of a consumer.
-        topic: Topic to read.
-        timeout: A read fails if no message arrives for this time.
-    """
+    partition: int
+    first: int
+    messages: list[Message | None]
+    """None for a message that is gone."""
+    is_past_end: bool = False
+    """Whether the offsets are at or past the end of the topic, so that there never was such a message."""
+
+
+class WantedOffsets:
+    """The wanted offsets of one partition (ascending, without repeats, not empty), and how far they were read."""
+
+    def __init__(self, topic: str, partition: int, offsets: Sequence[int]) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offsets = list(offsets)
+        self.cursor = 0
+        """Index of the first offset that was not reported yet."""
+        self.read_to = self.offsets[0]
+        """First offset that was not read."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every wanted offset was reported."""
+        return self.cursor >= len(self.offsets)
+
+    @property
+    def left(self) -> int:
+        """Number of wanted offsets that were not reported yet."""
+        return len(self.offsets) - self.cursor
+
+    def position(self) -> TopicPartition:
+        """Return the position at which to continue reading."""
+        return TopicPartition(self.topic, self.partition, self.offsets[self.cursor])
+
+    def add(self, records: list[Message]) -> Iterator[PayloadSlice]:
+        """
+        Add the next records of the log, not empty, and yield what is now known: at most one slice.
+
+        Compaction, deletion and aborted transactions leave gaps in the log. A wanted offset in a gap is gone.
+        """
+        if self.is_done:
+            return
+        offsets = cast("list[int]", list(map(Message.offset, records)))
+        self.read_to = max(self.read_to, offsets[-1] + 1)
+        wanted, first, found = self.offsets, self.cursor, cast("list[Message | None]", [])
+        if wanted[first : first + len(offsets)] == offsets:  # a thousand records cost one comparison of two lists
+            found += records
+        else:
+            cursor, end = first, len(wanted)
+            for offset, record in zip(offsets, records, strict=True):
+                while cursor < end and wanted[cursor] < offset:  # in a gap: gone
+                    found.append(None)
+                    cursor += 1
+                if cursor < end and wanted[cursor] == offset:
+                    found.append(record)
+                    cursor += 1
+        if found:
+            self.cursor += len(found)
+            yield PayloadSlice(self.partition, first, found)
+
+    def drop_below(self, offset: int) -> Iterator[PayloadSlice]:
+        """Report the wanted offsets below an offset as gone."""
+        first = self.cursor
+        self.cursor = bisect_left(self.offsets, offset, lo=first)
+        if self.cursor > first:
+            yield PayloadSlice(self.partition, first, [None] * (self.cursor - first))
+
+    def drop_from(self, end: int) -> Iterator[PayloadSlice]:
+        """Report the wanted offsets at or past the end of the topic as gone: a marker may contain any offset."""
+        known = bisect_left(self.offsets, end, lo=self.cursor)
+        beyond = len(self.offsets) - known
+        del self.offsets[known:]
+        if beyond:
+            yield PayloadSlice(self.partition, known, [None] * beyond, is_past_end=True)
+
+
+class PayloadReader:
+    """Reads messages of one topic by (partition, offset). Nothing is sent before the first read."""
 
     def __init__(self, config: Mapping[str, str | int | float | bool], topic: str, timeout: float) -> None:
-        """Create the client; it sends nothing before the first read."""
         self._config = dict(config)
         self._consumer = self._new_client()
         self._uncommitted: Consumer | None = None
@@ -94,14 +159,9 @@ class PayloadReader:
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Payload]:
         """
-        Yield every wanted message once.
+        Yield every wanted message once; offsets by partition, ascending, without repeats.
 
-        Args:
-            wanted: Offsets by partition, ascending, without repeats.
-
-        Yields:
-            Payloads. The partitions are mixed; within a partition they are ascending, except that offsets past its end
-            come first.
+        Partitions are mixed; within a partition payloads are ascending, but offsets past its end come first.
 
         Raises:
             KafkaClientError: As `read_slices`.
@@ -114,15 +174,9 @@ class PayloadReader:
         """
         Yield every wanted message once, in bulk: a million messages must not cost one Python step each.
 
-        Args:
-            wanted: Offsets by partition, ascending, without repeats.
-
-        Yields:
-            Slices of the wanted messages, as they arrive.
-
         Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived for `timeout`, for example because all
-                remaining messages are hidden by an open transaction; twice.
+            KafkaClientError: The broker cannot be reached, or nothing arrived in time, twice: for example because all
+                remaining messages are hidden by an open transaction.
         """
         pending = {
             partition: WantedOffsets(self._topic, partition, offsets)

@@ -23,8 +23,9 @@ from kmq_spark.core.backoff import Backoff, BackoffKind
 from kmq_spark.core.markers import Marker, MarkerType
 from kmq_spark.core.policy import QueueRules
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError
+from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
-from kmq_spark.kafka.lookups import NOT_ALLOWED, bounds_of
+from kmq_spark.kafka.lookups import bounds_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import (
@@ -236,7 +237,7 @@ class RulesReader:
                     self._store(record)
                 self._next = reader.positions[0]
         except (TopicError, KafkaClientError) as error:
-            self.is_unauthorized = isinstance(error, KafkaClientError) and NOT_ALLOWED in error.code
+            self.is_unauthorized = isinstance(error, KafkaClientError) and error.code in DENIED
             self.has_topic = False
             if self.is_unauthorized or isinstance(error, TopicError):
                 return self._newest()

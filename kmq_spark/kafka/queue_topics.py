@@ -1,10 +1,8 @@
 """
 The names of a queue's topics, consumer groups and transactional ids, all derived from the name of the queue.
 
-Rule 1: Two queues never share a name.
-
-Source: system.md §2. In kafka-mq-go the group's name does not depend on the queue, so two of its queues share one
-group.
+Two queues never share a name. In kafka-mq-go the group's name does not depend on the queue, so two of its queues share
+one group.
 """
 
 from __future__ import annotations
@@ -101,9 +99,6 @@ class QueueTopics:
         """
         Return the consumer group of one logical queue.
 
-        Args:
-            logical_queue: Name of the logical queue.
-
         Raises:
             ConfigError: The name is not allowed.
         """
@@ -127,10 +122,7 @@ class QueueTopics:
 
     @property
     def producers_topic(self) -> str:
-        """
-        The topic of the positions of producers that have an id. It belongs to the queue and is the same for all its
-        groups.
-        """
+        """The topic of the positions of resuming producers; the same for all subscriptions of the queue."""
         return f"{self.queue}.producers"
 
     def producer_transactional_id(self, producer_id: str) -> str:

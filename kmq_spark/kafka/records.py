@@ -1,10 +1,13 @@
-"""Records to produce; headers and sizes of consumed records."""
+"""Records to produce; sizes of consumed records; which records of a transaction the broker rejected as too large."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Message
+
+from kmq_spark.wire.headers import header_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     from kmq_spark.wire.headers import Headers
 
 _KEY = Message.key
+
+MAX_REJECTIONS = 2
+"""Rejections after which the payload is left out, so that nothing remains that the broker could reject."""
 
 
 class OutgoingRecord(NamedTuple):
@@ -30,22 +36,44 @@ def headers_of(message: Message) -> Headers:
 
 
 def sizes_of(records: Sequence[Message], headers: Sequence[Any]) -> list[int]:
-    """
-    Return the size of each record: the bytes of its value, key and headers.
-
-    Args:
-        records: Consumed records.
-        headers: Headers of each record, None for none. Empty if no record has headers.
-    """
+    """Return the size of each record: the bytes of its value, key and headers (empty if no record has headers)."""
     sizes = list(map(len, records))
     # Keys and headers are added only if any record has them, because this code runs for each message.
     if any(map(_KEY, records)):
         keys: Iterable[Any] = map(_KEY, records)
         sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
     if any(headers):
-        sizes = [size + _header_bytes(each) for size, each in zip(sizes, headers, strict=True)]
+        sizes = [size + header_bytes(each) for size, each in zip(sizes, headers, strict=True)]
     return sizes
 
 
-def _header_bytes(headers: Sequence[tuple[str, bytes | None]] | None) -> int:
-    return sum([len(name) + len(value or b"") for name, value in headers or ()])
+class RejectedRecords:
+    """
+    The rejections in one transaction, over all its attempts.
+
+    A message that was rejected once becomes a dead letter, one that was rejected twice a dead letter without payload.
+    A message at least as large as a rejected one counts as rejected without an attempt: librdkafka reports about three
+    rejections per attempt, and a batch may contain thousands of such messages.
+    """
+
+    def __init__(self) -> None:
+        self._by_index: Counter[int] = Counter()
+        self._smallest_bytes: dict[int, int] = {}
+        self.total_count = 0
+
+    def rejection_count(self, index: int, size_bytes: int) -> int:
+        """Return how often a message was rejected, or would be: 2 by the dead-letter topic too."""
+        count = self._by_index[index]
+        while count < MAX_REJECTIONS and size_bytes >= self._smallest_bytes.get(count, size_bytes + 1):
+            count += 1
+        return count
+
+    def note_unknown(self) -> None:
+        """Record that the broker rejected one of several messages that share a callback: the next attempt finds it."""
+        self.total_count += 1
+
+    def note(self, index: int, size_bytes: int, before: int) -> None:
+        """Record that the broker rejected a message that had been rejected *before* times."""
+        self._by_index[index] = before + 1
+        self._smallest_bytes[before] = min(size_bytes, self._smallest_bytes.get(before, size_bytes))
+        self.total_count += 1

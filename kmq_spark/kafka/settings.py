@@ -1,8 +1,8 @@
 """
 Build the librdkafka settings of each client. Every value that differs from the default has its reason here.
 
-Rule 1: Settings on which the guarantees depend cannot be overridden. All others can (`[kafka.extra]`).
-Rule 2: Settings come only from the operator, never from a message, a queue name or a row.
+Rule 1: settings on which the guarantees depend cannot be overridden. All others can (`[kafka.extra]`).
+Rule 2: settings come only from the operator, never from a message, a queue name or a row.
 
 Source: librdkafka CONFIGURATION.md; KIP-98 (idempotence), KIP-429 (cooperative rebalancing).
 """
@@ -20,31 +20,18 @@ from confluent_kafka import KafkaException
 
 from kmq_spark.client_properties import JAVA_ONLY_HINTS, is_java_only
 from kmq_spark.errors import ConfigError
-from kmq_spark.kafka.client_errors import client_error
-from kmq_spark.kafka.client_log import client_logger
+from kmq_spark.kafka.client_errors import client_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "admin_config",
-    "client_error",
-    "consumer_config",
-    "make_client",
-    "marker_producer_config",
-    "new_client_id",
-    "producer_config",
-    "reader_config",
-    "transactional_producer_config",
-]
-
 Client = TypeVar("Client")
 
 MAX_MESSAGE_BYTES = 1_048_576
+"""Default for the largest message (key, value, headers) of a producer; about Kafka's own default."""
 
 BULK_TRANSACTION_TIMEOUT_MS = 60_000
 """Time-out of the large transactions of sinks and redrives. Brokers accept 15 minutes by default."""
-"""Default for the largest message (key, value, headers) of a producer; about Kafka's own default."""
 
 REQUIRED_VALUES: dict[str, tuple[str, ...]] = {
     # A retried batch must not be duplicated or reordered.
@@ -87,9 +74,6 @@ def check_extra(extra: Mapping[str, str]) -> None:
     """
     Reject settings that would break a guarantee.
 
-    Args:
-        extra: librdkafka settings by their own names.
-
     Raises:
         ConfigError: kmq-spark sets this setting itself, the value breaks a guarantee, the key is one of the Java
             client, or the setting loads code.
@@ -130,7 +114,7 @@ def _base_of_client(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     return {
         "bootstrap.servers": bootstrap_servers,
         "client.id": client_id,
-        # stdlib logging instead of lines on stderr; see client_log.py.
+        # stdlib logging instead of lines on stderr; see client_errors.py.
         "logger": client_logger,
         # Do not log that the broker closed an idle connection: this is normal.
         "log.connection.close": False,
@@ -174,13 +158,6 @@ def producer_config(
     """
     Return the settings of a producer of messages.
 
-    Args:
-        bootstrap_servers: Comma-separated `host:port`.
-        client_id: Name in the broker's log and quotas; empty for a generated one.
-        extra: librdkafka settings that override ours.
-        max_message_bytes: Largest message: key, value and headers together.
-        delivery_timeout_ms: How long a message may wait for the broker before its delivery fails.
-
     Raises:
         ConfigError: *extra* would break a guarantee.
     """
@@ -204,12 +181,8 @@ def marker_producer_config(
     """
     Return the settings of a consumer's producer of markers.
 
-    Args:
-        bootstrap_servers: Comma-separated `host:port`.
-        client_id: Name in the broker's log and quotas; empty for a generated one.
-        extra: librdkafka settings that override ours.
-        delivery_timeout_ms: How long a marker may wait for the broker before its delivery fails. This is also the
-            START's time-out: a retry must not write a START long after its messages were given up.
+    *delivery_timeout_ms* is also the START's time-out: a retry must not write a START long after its messages were
+    given up.
 
     Raises:
         ConfigError: *extra* would break a guarantee.
@@ -320,13 +293,6 @@ def consumer_config(
     """
     Return the settings of a queue's consumer.
 
-    Args:
-        bootstrap_servers: Comma-separated `host:port`.
-        group: Consumer group.
-        client_id: Name in the broker's log and quotas; empty for a generated one.
-        extra: librdkafka settings that override ours.
-        group_protocol: A key of `GROUP_PROTOCOLS`.
-
     Raises:
         ConfigError: *extra* would break a guarantee, or *group_protocol* is unknown.
     """
@@ -352,10 +318,6 @@ def consumer_config(
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:
     """
     Create a client. If librdkafka rejects a setting, name it in the error.
-
-    Args:
-        kind: `Producer`, `Consumer` or `AdminClient`.
-        config: Settings of the client.
 
     Raises:
         ConfigError: librdkafka does not know a setting, or rejects its value.

@@ -1,15 +1,15 @@
 """
 The required settings of a queue's topics: those for their creation, and a check of existing ones.
 
-Rule 1: There is no client in this module: it takes names, counts and settings, and returns settings and findings.
-Rule 2: Each finding names its repair.
+Rule 1: no client in this module: names, counts and settings in, settings and findings out.
+Rule 2: each finding names its repair.
+
+Source: Kafka's documentation of `min.insync.replicas` and `unclean.leader.election.enable`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from kmq_spark.kafka.replication import alter_command, replication_findings, replication_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,6 @@ How much larger the dead-letter topic's limit is than the queue topic's: a dead 
 headers.
 """
 
-
 POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
 """Some 80,000 position records; a producer reads them within a second at its start."""
 
@@ -33,15 +32,7 @@ POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
 def wanted_settings(
     topics: QueueTopics, replication_factor: int, retention_ms: int, queue_bytes: int
 ) -> dict[str, dict[str, str]]:
-    """
-    Return the settings of a queue's topics, by topic.
-
-    Args:
-        topics: Names of the queue.
-        replication_factor: Replicas of each partition; -1 for the broker's default.
-        retention_ms: Retention of messages and markers, milliseconds.
-        queue_bytes: `max.message.bytes` of the queue topic.
-    """
+    """Return the settings of a queue's topics, by topic; *queue_bytes* is `max.message.bytes` of the queue topic."""
     # The append time of the markers is the only clock. With append times on the messages, lateness is measured on the
     # same clock.
     common = {
@@ -73,12 +64,7 @@ def wanted_settings(
 
 
 def producers_settings(replication_factor: int) -> dict[str, str]:
-    """
-    Return the settings of the topic of the producers' positions.
-
-    Args:
-        replication_factor: Replicas of its partition; -1 for the broker's default.
-    """
+    """Return the settings of the topic of the producers' positions."""
     return {
         "cleanup.policy": "compact",
         # Compaction does not touch the newest segment, and a producer reads all of it at its start.
@@ -89,10 +75,7 @@ def producers_settings(replication_factor: int) -> dict[str, str]:
 
 
 def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterator[str]:
-    """
-    Yield topics that are missing and partition counts that differ. *counts* is partitions by topic, without missing
-    topics.
-    """
+    """Yield topics that are missing and partition counts that differ; *counts* has no missing topics."""
     for name in topics.all_topics:
         if name not in counts:
             yield f"topic {name!r} does not exist; run `kmq queue create {topics}`"
@@ -120,14 +103,7 @@ def config_warnings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]
 def config_findings(
     topics: QueueTopics, configs: Mapping[str, Mapping[str, str]], replicas: Mapping[str, int]
 ) -> Iterator[str]:
-    """
-    Yield the settings that are wrong.
-
-    Args:
-        topics: Names of the queue.
-        configs: Settings by topic; a topic without an entry is not checked.
-        replicas: Replicas of a partition by topic.
-    """
+    """Yield the settings that are wrong. A topic without an entry in *configs* is not checked."""
     required = {
         topics.queue_topic: {"cleanup.policy": "delete"},
         topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
@@ -141,3 +117,41 @@ def config_findings(
                 yield f"topic {name!r} has {key}={got}, must be {value}; run `{alter_command(name, key, value)}`"
         for what, repair in replication_findings(name, configs.get(name, {}), replicas.get(name, 0)):
             yield f"topic {name!r} {what}; run `{repair}`"
+
+
+REPLICAS_OF_A_QUORUM, QUORUM = 3, 2
+"""With three replicas or more, two must have a record before it counts as written."""
+
+
+def replication_settings(replicas: int) -> dict[str, str]:
+    """Return the settings on which a topic's durability depends; *replicas* is -1 if not known yet."""
+    # With three replicas, two must have a record before it counts as written: with Kafka's default of one, a START that
+    # only one broker has may be lost with that broker. With fewer replicas, the loss of a broker would stop the queue.
+    quorum = {"min.insync.replicas": str(QUORUM)} if replicas >= REPLICAS_OF_A_QUORUM else {}
+    # An out-of-sync replica must not become the leader: it lacks acknowledged records.
+    return {"unclean.leader.election.enable": "false", **quorum}
+
+
+def replication_findings(name: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
+    """
+    Yield each setting with which the loss of a broker may lose acknowledged records, with the command that repairs it.
+
+    Missing settings are not checked, nor is a single replica, because no setting helps.
+    """
+    in_sync = int(settings.get("min.insync.replicas", QUORUM))
+    if replicas >= REPLICAS_OF_A_QUORUM and in_sync < QUORUM:
+        what = (
+            f"has min.insync.replicas={in_sync} with {replicas} replicas, must be at least {QUORUM}: a record that "
+            "only one broker has is acknowledged, and lost with that broker"
+        )
+        yield what, alter_command(name, "min.insync.replicas", str(QUORUM))
+    if replicas > 1 and settings.get("unclean.leader.election.enable", "false") != "false":
+        what = (
+            "has unclean.leader.election.enable=true, must be false: a replica that lacks records may become the leader"
+        )
+        yield what, alter_command(name, "unclean.leader.election.enable", "false")
+
+
+def alter_command(name: str, key: str, value: str) -> str:
+    """Return the command that changes a setting of a topic."""
+    return f"kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config {key}={value}"

@@ -1,14 +1,9 @@
 """
 Create and check the topics of a queue.
 
-Rule 1: All names are derived from the queue's name, also those of groups, so that names of two queues never collide.
-Rule 2: Creation is idempotent and never changes an existing topic. The check reports every finding, each with its
+Rule 1: creation is idempotent and never changes an existing topic. The check reports every finding, each with its
 repair.
-Rule 3: A client without the right DescribeConfigs gets the part of the check that needs only the existence of the
-topics.
-
-Source: system.md §2. In kafka-mq-go the group's name does not depend on the queue, so two of its queues share one
-group.
+Rule 2: a client without the right DescribeConfigs gets the part of the check that needs only the existence of topics.
 """
 
 from __future__ import annotations
@@ -18,28 +13,38 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
-from kmq_spark.errors import ConfigError, KafkaClientError, TopicError
+from kmq_spark.core.durations import seconds
+from kmq_spark.errors import ConfigError, TopicError
+from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.client_errors import DENIED, answer_of, client_error, unreachable
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, make_client
-from kmq_spark.kafka.topic_creation import TopicShape, create_topics, require_quorum, shape_of
 from kmq_spark.kafka.topic_rules import (
     HEADER_ROOM_BYTES,
     config_findings,
     config_warnings,
     partition_findings,
-    producers_settings,
+    replication_settings,
     wanted_settings,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
-
+    from datetime import timedelta
 
 _RESERVED = re.compile(
     r"\.(?:(?:tracker|redrive|outcomes|consumer|producer|producers|sink|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)"
@@ -52,8 +57,7 @@ Example: the consumers of a queue `orders.tracker` would be in the consumer grou
 
 logger = logging.getLogger(__name__)
 
-
-SEVEN_DAYS_MS = 7 * 24 * 60 * 60 * 1000
+SEVEN_DAYS_S = 7 * 24 * 60 * 60
 
 DEFAULT_TIMEOUT = 15.0
 
@@ -70,8 +74,7 @@ class QueueLayout:
         topics: Names of the queue.
         partition_count: Partitions of the queue topic and of the markers topic.
         dead_letter_partition_count: Partitions of the dead-letter topic.
-        redrive_partition_count: Partitions of the redrive topic; 0 if it does not exist yet: the first redrive creates
-            it.
+        redrive_partition_count: Partitions of the redrive topic; 0 if it does not exist.
         max_message_bytes: The queue topic's `max.message.bytes`; 0 if this client may not read it.
         retention_ms: The markers topic's `retention.ms`, -1 for no limit; 0 if this client may not read it.
     """
@@ -90,9 +93,9 @@ def create_queue(
     bootstrap_servers: str,
     partitions: int = 4,
     replication_factor: int = -1,
-    retention_ms: int = SEVEN_DAYS_MS,
+    retention: float | timedelta = SEVEN_DAYS_S,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
     is_exact: bool = False,
 ) -> QueueLayout:
@@ -100,15 +103,16 @@ def create_queue(
     Create the topics of a queue that do not exist, and check all of them.
 
     Args:
-        queue: Name of the queue, or `queue@group` for the topics of one of its groups. The queue topic is shared: if it
-            exists, the topics of a group take their partition count and largest message from it.
+        queue: Name of the queue, or `queue@subscription` for the topics of one of its subscriptions. The queue topic
+            is shared: if it exists, the topics of a subscription take their partition count and largest message from
+            it.
         bootstrap_servers: Comma-separated `host:port`.
         partitions: Partitions of each topic, 1 to 32,768.
         replication_factor: Replicas of each partition; -1 for the broker's default.
-        retention_ms: Retention of messages and markers, milliseconds; must be longer than the longest lease plus the
-            longest outage. Dead letters are kept without limit.
+        retention: Retention of messages and markers, seconds or a timedelta; must be longer than the longest lease plus
+            the longest outage. Dead letters are kept without limit.
         max_message_bytes: Largest message that a producer may send.
-        timeout: Maximum time for each call to the broker.
+        timeout: Timeout of each request to the broker, seconds or a timedelta.
         extra: librdkafka settings.
         is_exact: Whether it is an error if the queue topic exists with another number of partitions.
 
@@ -121,6 +125,7 @@ def create_queue(
         KafkaClientError: The broker cannot be reached or rejects the request.
     """
     topics = QueueTopics.parse(queue)
+    timeout = seconds("timeout", timeout)
     if not 1 <= partitions <= 32_768:  # noqa: PLR2004  # MAX_QUEUE_PARTITION + 1, said in the message
         message = f"partitions is out of bounds: got {partitions!r}, 1 to 32768; correct --partitions"
         raise ConfigError(message)
@@ -134,6 +139,7 @@ def create_queue(
         partitions = known[topics.queue_topic].partitions
         shared = settings_of(admin, [topics.queue_topic], timeout).get(topics.queue_topic, {})
         queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
+    retention_ms = round(seconds("retention", retention) * 1000)
     configs = wanted_settings(topics, replication_factor, retention_ms, queue_bytes)
     counts = dict.fromkeys(configs, partitions) | {topics.producers_topic: 1}
     if topics.dead_letter_topic in known:
@@ -161,18 +167,16 @@ def check_queue(
     queue: str,
     *,
     bootstrap_servers: str,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
     extra: Mapping[str, str] | None = None,
 ) -> QueueLayout:
     """
     Check that a queue's topics exist and have the settings that the queue needs.
 
-    The redrive topic may be missing: old queues were created without it, and the first redrive creates it.
-
     Args:
-        queue: Name of the queue, or `queue@group`.
+        queue: Name of the queue, or `queue@subscription`.
         bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for each call to the broker.
+        timeout: Timeout of each request to the broker, seconds or a timedelta.
         extra: librdkafka settings.
 
     Returns:
@@ -184,6 +188,7 @@ def check_queue(
         KafkaClientError: The broker cannot be reached.
     """
     topics = QueueTopics.parse(queue)
+    timeout = seconds("timeout", timeout)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     shapes = _shapes(admin, topics, bootstrap_servers, timeout)
     counts = {name: shape.partitions for name, shape in shapes.items()}
@@ -205,65 +210,74 @@ def check_queue(
     )
 
 
-def ensure_redrive_topic(layout: QueueLayout, *, admin: AdminClient, bootstrap_servers: str, timeout: float) -> int:
-    """
-    Create the redrive topic if the queue is older than redrive topics and has none; return its partition count.
+class TopicShape(NamedTuple):
+    """Size of a topic: its partitions, and the replicas of its first partition; both 0 if it does not exist."""
 
-    Args:
-        layout: The layout of the queue, from `check_queue`.
-        admin: Admin client.
-        bootstrap_servers: For error messages only.
-        timeout: Maximum time for each call to the broker.
+    partitions: int
+    replicas: int
+
+
+def shape_of(client: Any, topic: str, bootstrap_servers: str, timeout: float) -> TopicShape:  # noqa: ANN401  # below
+    """
+    Return the size of a topic, asked with any client that has `list_topics`: they have no common type.
 
     Raises:
-        TopicError: The topic does not exist and this client may not create it, or the broker does not list it in time.
-        KafkaClientError: The broker cannot be reached or rejects the request.
+        KafkaClientError: The broker cannot be reached.
     """
-    if layout.redrive_partition_count:
-        return layout.redrive_partition_count
-    name = layout.topics.redrive_topic
-    settings = wanted_settings(layout.topics, -1, SEVEN_DAYS_MS, 0)[name]
-    new = NewTopic(name, layout.dead_letter_partition_count, -1, config=settings)
-    return _ensure_topic(layout.topics, new, admin, bootstrap_servers, timeout)
-
-
-def ensure_producers_topic(topics: QueueTopics, *, admin: AdminClient, bootstrap_servers: str, timeout: float) -> None:
-    """
-    Create the topic of the producers' positions if the queue is older than such topics and has none.
-
-    The arguments and errors are those of `ensure_redrive_topic`, with the names of the queue.
-    """
-    new = NewTopic(topics.producers_topic, 1, -1, config=producers_settings(-1))
-    _ensure_topic(topics, new, admin, bootstrap_servers, timeout)
-
-
-def _ensure_topic(
-    topics: QueueTopics, new: NewTopic, admin: AdminClient, bootstrap_servers: str, timeout: float
-) -> int:
-    """Create a topic of an existing queue if it does not exist; return its partition count."""
-    name = new.topic
-    if count := partition_count(admin, name, bootstrap_servers, timeout):
-        return count
     try:
-        create_topics(admin, [new], timeout)
-    except KafkaClientError as error:
-        if not error.code.endswith("_AUTHORIZATION_FAILED"):
-            raise
-        message = (
-            f"topic {name!r} does not exist or this user may not describe it, and may not create it ({error.code}); "
-            f"grant the access that `kmq acls {topics.queue} --print` lists, or run `kmq queue create {topics}` "
-            "as a user with the right to create topics"
+        metadata = client.list_topics(topic, timeout=timeout).topics.get(topic)
+    except KafkaException as error:
+        raise unreachable(error, client, bootstrap_servers) from error
+    if metadata is None or metadata.error is not None or not metadata.partitions:
+        return TopicShape(0, 0)
+    return TopicShape(len(metadata.partitions), len(metadata.partitions[min(metadata.partitions)].replicas))
+
+
+def create_topics(admin: AdminClient, missing: Sequence[NewTopic], timeout: float) -> None:
+    """
+    Create topics. One that another process creates at the same time is no error: the caller checks it afterwards.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time, or refuses.
+    """
+    futures = admin.create_topics(list(missing), operation_timeout=timeout, request_timeout=timeout)
+    for name, future in futures.items():
+        try:
+            answer_of(future, timeout)
+        except KafkaException as error:
+            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                raise client_error(error, f"cannot create topic {name}") from error
+        failpoint("queue.topic-created")
+
+
+def require_quorum(admin: AdminClient, made: Mapping[str, TopicShape], timeout: float) -> None:
+    """
+    Set `min.insync.replicas` of topics that the caller has created with the broker's default number of replicas.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time, or refuses.
+    """
+    key = "min.insync.replicas"
+    wanted = {name: replication_settings(shape.replicas).get(key) for name, shape in made.items()}
+    resources = [
+        ConfigResource(
+            ResourceType.TOPIC,
+            name,
+            incremental_configs=[ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)],
         )
-        raise TopicError(message) from error
-    made = _wait_until_known(admin, topics, {name}, bootstrap_servers, timeout)
-    if name not in made:
-        message = (
-            f"topic {name!r} was created, but the broker does not list it within {timeout:g} s; "
-            "check the broker, or grant Describe on it as `kmq acls` lists"
-        )
-        raise TopicError(message)
-    require_quorum(admin, {name: made[name]}, timeout)
-    return made[name].partitions
+        for name, value in wanted.items()
+        if value is not None
+    ]
+    if not resources:
+        return
+    futures = admin.incremental_alter_configs(resources, request_timeout=timeout)
+    for resource, future in futures.items():
+        try:
+            answer_of(future, timeout)
+        except KafkaException as error:
+            # The check that follows reports the setting and the command, for a user with the right to change it.
+            if error.args[0].name() not in DENIED:
+                raise client_error(error, f"cannot set {key} of topic {resource.name}") from error
 
 
 def ensure_compacted_topic(
@@ -271,13 +285,6 @@ def ensure_compacted_topic(
 ) -> None:
     """
     Create a compacted topic with one partition if it does not exist.
-
-    Args:
-        name: Name of the topic.
-        replication_factor: Replicas; -1 for the broker's default.
-        admin: Admin client.
-        bootstrap_servers: For error messages only.
-        timeout: Maximum time for each call to the broker.
 
     Raises:
         KafkaClientError: The broker cannot be reached or rejects the request.
@@ -293,12 +300,6 @@ def ensure_compacted_topic(
 def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout: float) -> int:  # noqa: ANN401  # below
     """
     Return the number of partitions of a topic; 0 if it does not exist.
-
-    Args:
-        client: Any client with `list_topics`: producer, consumer and admin client have no common type.
-        topic: Name of the topic.
-        bootstrap_servers: For error messages only.
-        timeout: Maximum time for the call.
 
     Raises:
         KafkaClientError: The broker cannot be reached.

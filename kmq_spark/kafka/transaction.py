@@ -1,17 +1,12 @@
 """
 Run work in Kafka transactions with one transactional id, and separate temporary errors from the end of a producer.
 
-Rule 1: There is one transaction at a time. The work may run again after an abort, so it must change nothing outside the
-transaction.
-Rule 2: A retriable error of librdkafka repeats the call. An abortable error aborts the transaction and repeats the
+Rule 1: the work may run again after an abort, so it must change nothing outside the transaction.
+Rule 2: a retriable error of librdkafka repeats the call. An abortable error aborts the transaction and repeats the
 work. Every other error ends this producer. Its last transaction may or may not be committed, so the next producer must
-read the log to its end before it decides anything.
-Rule 3: A time-out aborts the transaction and ends this producer too. After a broker was suspended, librdkafka may never
-find the transaction coordinator again (seen with 2.16: every further attempt timed out). A new producer finds it.
-Rule 4: A fenced producer never sends again.
-Rule 5: Every wait is bounded by `timeout`, so that a tracker can be stopped while its broker is down. An abort is
-bounded by `ABORT_WAIT_S`, and adding offsets by `OFFSETS_WAIT_S`: a new producer with the same transactional id aborts
-the transaction too.
+read the log to its end before it decides anything. A time-out ends the producer too: after a broker was suspended,
+librdkafka may never find the transaction coordinator again (seen with 2.16), while a new producer finds it.
+Rule 3: every wait is bounded, so that a tracker can be stopped while its broker is down.
 
 Source: librdkafka INTRODUCTION.md, "Transactional Producer"; KIP-447; KIP-588, which explains why a time-out looks like
 fencing; librdkafka issues 5456 and 5511 about calls that may never return.
@@ -21,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,13 +26,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.bounded_calls import call_in_thread, start_abort
-from kmq_spark.kafka.client_errors import FENCED_NAMES, TEMPORARY_NAMES, advice_on
+from kmq_spark.kafka.client_errors import ADVICE, FENCED, TEMPORARY, TIMED_OUT
 from kmq_spark.kafka.settings import make_client
-from kmq_spark.retries import retry_pause_s
+from kmq_spark.pauses import retry_pause_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from confluent_kafka import Message, TopicPartition
 
@@ -68,43 +64,30 @@ CONNECT_WAIT_S = 1.0
 
 _CONNECTING_TOPIC = "__transaction_state"
 """Topic of the request that waits for a connection. The broker itself writes it for each transaction."""
-
-_TIMEOUT_NAMES = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})
+ABORT_SLICE_S = 0.2
 
 
 class _AbortableError(Exception):
-    """
-    The transaction must be aborted. The producer remains usable, except after a time-out.
-
-    Attributes:
-        code: Name of the client's error.
-    """
+    """The transaction must be aborted. The producer remains usable, except after a time-out."""
 
     def __init__(self, error: KafkaError) -> None:
-        """Take the text of the client's error."""
         super().__init__(f"{error.name()}: {error.str()}")
         self.code = error.name()
 
 
 class TransactionalProducer:
-    """
-    A producer that writes only in transactions.
-
-    Args:
-        config: librdkafka settings of a producer, with `transactional.id`.
-        timeout: Maximum time for each call to the broker.
-        role: Which program writes: `tracker`, `consumer`, `redrive`. Used in error texts. Only the role `tracker` has
-            failpoints here.
-
-    Raises:
-        ConfigError: librdkafka rejects a setting.
-        KafkaClientError: The broker cannot be reached, or rejects the transactional id.
-    """
+    """A producer that writes only in transactions; *role* names its program in texts, `tracker` has failpoints."""
 
     def __init__(
         self, config: Mapping[str, str | int | float | bool], timeout: float, *, role: str = "tracker"
     ) -> None:
-        """Connect, and fence every older producer with the same transactional id."""
+        """
+        Connect, and fence every older producer with the same transactional id.
+
+        Raises:
+            ConfigError: librdkafka rejects a setting.
+            KafkaClientError: The broker cannot be reached in time, or rejects the transactional id.
+        """
         self._role = role
         self._timeout = timeout
         self._name = str(config["transactional.id"])
@@ -143,9 +126,7 @@ class TransactionalProducer:
         """
         Add a record to the open transaction. Only the *work* of `run` may call this.
 
-        Args:
-            record: Record to write.
-            on_delivery: Called with the delivery report, in this thread, before `run` returns.
+        *on_delivery* gets the delivery report, in this thread, before `run` returns.
 
         Raises:
             KafkaException: The client rejects the record; `run` handles this error.
@@ -160,10 +141,10 @@ class TransactionalProducer:
         """
         Add many records to the open transaction. Only the *work* of `run` may call this.
 
-        Args:
-            records: Records to write, each with the callback for its delivery report, which is called in this thread,
-                before `run` returns; None for no report, see `send_unreported`. Neighbours best share a callback: a
-                new one costs more than a record. The next record is requested only after the client took the last one.
+        Each record comes with the callback for its delivery report, which is called in this thread before `run`
+        returns; None for no report, which takes the GIL from the thread that sends. A record without one that fails
+        still aborts the transaction, at the commit. Neighbours best share a callback: a new one costs more than a
+        record. The next record is requested only after the client took the last one.
 
         Raises:
             KafkaException: The client rejects a record; `run` handles this error.
@@ -183,27 +164,6 @@ class TransactionalProducer:
                 self._producer.poll(0)
                 if self._failed is not None:
                     raise KafkaException(self._failed)
-
-    def send_unreported(self, records: Iterable[Record]) -> None:
-        """
-        Add many records to the open transaction, without delivery reports. Only the *work* of `run` may call this.
-
-        A delivery report takes the GIL from the thread that sends. A record that fails still aborts the transaction, at
-        the commit; it is then not known which record it was.
-
-        Args:
-            records: Records to write.
-
-        Raises:
-            KafkaException: The client rejects a record; `run` handles this error.
-        """
-        produce = self._producer.produce
-        for record in records:
-            topic, partition, key, value, headers = record
-            try:
-                produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]  # as below
-            except (BufferError, KafkaException):
-                self._produce(record, None)
 
     def _produce(self, record: Record, report: OnDelivery | None) -> None:
         topic, partition, key, value, headers = record
@@ -226,8 +186,8 @@ class TransactionalProducer:
     def run(
         self,
         work: Callable[[], None],
-        positions: list[TopicPartition],
-        group_metadata: object,
+        positions: Sequence[TopicPartition] = (),
+        group_metadata: object = None,
         progress: Callable[[], int] = lambda: 0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -236,19 +196,18 @@ class TransactionalProducer:
 
         Args:
             work: Sends records; called again after an abort. A record that fails aborts the transaction.
-            positions: Offsets to commit with the transaction; may be empty.
+            positions: Offsets to commit with the transaction.
             group_metadata: Metadata of the group of these offsets, from `Consumer.consumer_group_metadata`.
             progress: Returns a number that grows when the work has learned something from an aborted attempt. Such
                 attempts are not counted, because the next one differs.
             check: Called when all records are durable, right before the commit. It raises if the transaction must not
                 be committed.
 
-        Any other exception of *work* and *check* aborts the transaction and is raised to the caller.
-
         Raises:
             FencedError: A newer producer with this transactional id exists, or the broker aborted this transaction.
             KafkaClientError: The transaction failed; its outcome may be unknown. After a time-out it is aborted, and
                 the error is retriable: a new producer can run the same work.
+            Exception: What *work* or *check* raised; the transaction is aborted.
         """
         if self._final_error is not None:
             # Without this, another caller of this producer would get the error of an open transaction. Raise the error
@@ -287,7 +246,7 @@ class TransactionalProducer:
     def _attempt_or_abort(
         self,
         work: Callable[[], None],
-        positions: list[TopicPartition],
+        positions: Sequence[TopicPartition],
         group: object,
         check: Callable[[], None],
     ) -> None:
@@ -300,7 +259,7 @@ class TransactionalProducer:
                 self._attempt(work, positions, group, check)
             except _AbortableError as error:
                 self._abort()
-                if error.code not in _TIMEOUT_NAMES:
+                if error.code not in TIMED_OUT:
                     raise
                 message = (
                     f"cannot commit a transaction of {self._name}: {error}; nothing was written; check the broker, "
@@ -314,7 +273,7 @@ class TransactionalProducer:
     def _attempt(
         self,
         work: Callable[[], None],
-        positions: list[TopicPartition],
+        positions: Sequence[TopicPartition],
         group: object,
         check: Callable[[], None],
     ) -> None:
@@ -345,7 +304,7 @@ class TransactionalProducer:
             raise
         self._tracker_failpoint("tracker.committed")
 
-    def _add_offsets(self, positions: list[TopicPartition], group: object) -> None:
+    def _add_offsets(self, positions: Sequence[TopicPartition], group: object) -> None:
         """
         Add offsets to the transaction. Abandon the producer if the call does not return.
 
@@ -355,7 +314,7 @@ class TransactionalProducer:
         """
         answer = call_in_thread(
             "kmq-transaction-offsets",
-            partial(self._producer.send_offsets_to_transaction, positions, group, self._timeout),
+            partial(self._producer.send_offsets_to_transaction, list(positions), group, self._timeout),
         )
         wait_s = min(self._timeout, OFFSETS_WAIT_S)
         try:
@@ -443,7 +402,7 @@ class TransactionalProducer:
     def _raise_translated(self, error: KafkaException, operation: str, *, produced: bool = False) -> None:
         """Raise our error for *error*. With *produced*, a record was rejected, and an abort is enough to recover."""
         kafka_error = error.args[0]
-        if kafka_error.name() in FENCED_NAMES:
+        if kafka_error.name() in FENCED:
             message = (
                 f"cannot {operation} as {self._name}: {kafka_error.str()}; "
                 f"a newer {self._role} has taken over, stop this one"
@@ -452,8 +411,59 @@ class TransactionalProducer:
         if kafka_error.txn_requires_abort() or (produced and not kafka_error.fatal()):
             raise _AbortableError(kafka_error) from error
         code = kafka_error.name()
-        advice = advice_on(code) or "check the broker at its bootstrap servers"
+        advice = ADVICE.get(code) or "check the broker at its bootstrap servers"
         message = f"cannot {operation} as {self._name}: {kafka_error.str()} ({code}); {advice}"
         # The error is fatal for this producer, not for the queue: a new producer starts from the log.
-        is_temporary = kafka_error.fatal() or kafka_error.retriable() or code in TEMPORARY_NAMES
+        is_temporary = kafka_error.fatal() or kafka_error.retriable() or code in TEMPORARY
         raise KafkaClientError(message, code=code, retriable=is_temporary) from error
+
+
+def call_in_thread(name: str, call: Callable[[], object]) -> Future[None]:
+    """
+    Run a call of librdkafka that may never return in a daemon thread, and return a future of it.
+
+    A call that never returns blocks its own thread only: librdkafka issues 5456 and 5511.
+    """
+    answer: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except KafkaException as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(None)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+def start_abort(producer: Producer, wait_s: float) -> Future[None]:
+    """
+    Abort the open transaction. Return when it is aborted or when the time is over: a future, which may not be done.
+
+    An abort also waits for requests that have no response yet, up to their time-out.
+    """
+    deadline_s = time.monotonic() + wait_s
+
+    def call() -> None:
+        while True:
+            try:
+                # Call it in short slices: librdkafka waits for the delivery reports of the records that it purges, and
+                # only the `poll` of the caller's thread takes them.
+                producer.abort_transaction(ABORT_SLICE_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.fatal() or not cause.retriable() or time.monotonic() > deadline_s:
+                    raise
+            else:
+                return
+
+    answer = call_in_thread("kmq-transaction-abort", call)
+    while not answer.done() and time.monotonic() < deadline_s:
+        try:
+            producer.poll(POLL_S)
+        except KafkaException:
+            # A fatal error of the client, for example that it is fenced. The abort reports it too.
+            wait([answer], POLL_S)
+    return answer

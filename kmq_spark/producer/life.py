@@ -21,8 +21,10 @@ from kmq_spark.core.markers import MessageId
 from kmq_spark.core.producing import Outcome, ProducerState, next_life, outcome_of
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
+from kmq_spark.kafka.client_errors import REFUSED
 from kmq_spark.kafka.transaction import TransactionalProducer
-from kmq_spark.wire.headers import GENERATION, PRODUCER, SEQUENCE
+from kmq_spark.wire.headers import GENERATION, PRODUCER, RECORD_BYTES, SEQUENCE
+from kmq_spark.wire.headers import size_of as bytes_of
 from kmq_spark.wire.position import EncodedPosition, decode_position
 
 if TYPE_CHECKING:
@@ -51,19 +53,6 @@ CLAIM_WAIT_S = 2.0
 
 LOOK_EVERY_S = 0.2
 RETRY_PAUSE_S = 0.5
-
-RECORD_BYTES = 64
-"""What a record takes beside key, value and headers, at most."""
-
-_PERMANENT = frozenset(
-    {
-        *("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"),
-        *("POLICY_VIOLATION", "RECORD_LIST_TOO_LARGE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
-        *("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
-        *("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
-    }
-)
-"""Refusals of a message that writing it again does not change."""
 
 
 class _RefusedError(Exception):
@@ -330,7 +319,7 @@ class _Work:
             try:
                 produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
             except (BufferError, KafkaException):
-                transactions.send_unreported([(topic, partition, key, value, headers)])
+                transactions.send_all([((topic, partition, key, value, headers), None)])
 
     def _records(self) -> Iterator[Record]:
         numbered = self._numbered()
@@ -345,7 +334,7 @@ class _Work:
     def _on_report(self, number: int, error: KafkaError | None, record: KafkaMessage) -> None:
         if error is None:
             self._places[number] = MessageId(record.partition() or 0, record.offset() or 0)
-        elif self._refused is None and error.name() in _PERMANENT:
+        elif self._refused is None and error.name() in REFUSED:
             self._refused = _RefusedError(number, error.name(), error.str())
 
 
@@ -360,5 +349,4 @@ def call_back(on_delivery: OnDelivery, place: MessageId | None, error: KmqError 
 def size_of(item: Item) -> int:
     """Return the approximate size of a message, bytes."""
     value, key, _, headers, _ = item
-    header_bytes = sum([len(name) + len(text or b"") for name, text in headers or ()])
-    return RECORD_BYTES + len(value or b"") + len(key or b"") + header_bytes
+    return RECORD_BYTES + bytes_of(key, value, headers)

@@ -17,12 +17,12 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.producing import ProducerState
 from kmq_spark.errors import TopicError, WireError
-from kmq_spark.kafka.committed import read_committed
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.records import OutgoingRecord
-from kmq_spark.kafka.replication import alter_command
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
-from kmq_spark.kafka.topics import ensure_producers_topic, partition_count
+from kmq_spark.kafka.topic_rules import alter_command
+from kmq_spark.kafka.topics import partition_count
 from kmq_spark.wire.position import decode_state, encode_state
 
 if TYPE_CHECKING:
@@ -77,19 +77,19 @@ class PositionLog:
 
     def ensure(self) -> None:
         """
-        Make the topic where it is missing (the queue is older than it), and check its settings where we may.
+        Check that the topic exists, and its settings where we may.
 
         Raises:
-            TopicError: The queue does not exist; or the topic is missing and we may not make it; or it deletes records.
+            TopicError: The queue or the topic does not exist, or the topic deletes records.
             KafkaClientError: The broker cannot be reached or refuses.
         """
         queue = self._topics.queue_topic
         if not partition_count(self.admin, queue, self._bootstrap_servers, self._timeout):
             message = f"queue {queue!r} has no topic {queue!r}; run `kmq queue create {queue}`"
             raise TopicError(message)
-        ensure_producers_topic(
-            self._topics, admin=self.admin, bootstrap_servers=self._bootstrap_servers, timeout=self._timeout
-        )
+        if not self.exists():
+            message = f"topic {self.topic!r} does not exist; run `kmq queue create {queue}`"
+            raise TopicError(message)
         found = settings_of(self.admin, [self.topic], self._timeout, skip_errors=True).get(self.topic, {})
         if (policy := found.get("cleanup.policy", "compact")) != "compact":
             message = (

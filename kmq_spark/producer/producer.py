@@ -22,9 +22,10 @@ from confluent_kafka import KafkaException, Producer
 from kmq_spark.core.markers import MessageId
 from kmq_spark.core.producing import check_own_id
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
+from kmq_spark.kafka.client_errors import client_error
 from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, client_error, make_client, producer_config
+from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, make_client, producer_config
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.producer.retention import KnownRetentions
 from kmq_spark.producer.send_options import option_headers, wait_ms

@@ -16,8 +16,9 @@ from kmq_spark.core.producing import ProducerState, check_producer_id, slot_of
 from kmq_spark.core.sequences import SequenceAudit, SequenceReport
 from kmq_spark.errors import KafkaClientError, KmqError, TopicError
 from kmq_spark.inspection.facts import ProducersFacts
-from kmq_spark.kafka.committed import all_bounds_of, read_committed
-from kmq_spark.kafka.lookups import LATEST, NOT_ALLOWED, offsets_of
+from kmq_spark.kafka.client_errors import DENIED
+from kmq_spark.kafka.log_reader import all_bounds_of, read_committed
+from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config, transactional_producer_config
 from kmq_spark.kafka.topics import DEFAULT_TIMEOUT, partition_count
@@ -108,7 +109,7 @@ def look_at_producers(
     try:
         found = PositionLog(topics, **reach).all(PATIENCE_S)
     except KafkaClientError as error:
-        if NOT_ALLOWED in error.code:
+        if error.code in DENIED:
             return None
         raise
     (stable,) = cluster.offsets(topic.name, [PARTITION], LATEST).values()

@@ -23,9 +23,10 @@ from kmq_spark.core.producing import MAX_COUNT, ProducerState, SourcePosition
 from kmq_spark.errors import ConfigError, KafkaClientError, KmqError, TopicError, UsageError
 from kmq_spark.kafka.settings import new_client_id, transactional_producer_config
 from kmq_spark.kafka.topics import partition_count
-from kmq_spark.producer.life import RECORD_BYTES, Life, call_back, size_of
+from kmq_spark.producer.life import Life, call_back, size_of
 from kmq_spark.producer.metrics import serve_producer
 from kmq_spark.producer.position_log import PositionLog
+from kmq_spark.wire.headers import RECORD_BYTES
 from kmq_spark.wire.position import NO_POSITION, EncodedPosition, encode_position
 
 if TYPE_CHECKING:

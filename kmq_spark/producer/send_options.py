@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta
 
+from kmq_spark.core.durations import milliseconds, rounded_up_ms
 from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.core.names import is_name, name_error
 from kmq_spark.errors import ConfigError
-from kmq_spark.kafka.durations import milliseconds, rounded_up_ms
 from kmq_spark.wire.headers import DELAY_MS, NOT_BEFORE_MS, QUEUE, TTL_MS
 
 

@@ -28,7 +28,6 @@ from kmq_spark.errors import ConfigError, SinkError, TopicError
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from kmq_spark.kafka.topics import partition_count
-from kmq_spark.producer.life import RECORD_BYTES
 from kmq_spark.producer.position_log import PositionLog
 from kmq_spark.sink.settings import (
     BYTES_PER_TRANSACTION,
@@ -41,7 +40,7 @@ from kmq_spark.sink.settings import (
     SinkSettings,
 )
 from kmq_spark.sink.slot_writer import Row, SinkPlan, SlotResult, write_slot
-from kmq_spark.wire.headers import PREFIX
+from kmq_spark.wire.headers import PREFIX, RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

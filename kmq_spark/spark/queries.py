@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.base import StreamingQueryException
 
 from kmq_spark.errors import FencedError, KmqError
-from kmq_spark.retries import retry_pause_s
+from kmq_spark.pauses import retry_pause_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmq_spark.retries import retry_pause_s
+from kmq_spark.pauses import retry_pause_s
 
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 30.0

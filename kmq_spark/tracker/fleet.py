@@ -41,8 +41,7 @@ from kmq_spark.coordination.topic import create_coordination_topic
 from kmq_spark.core.coordination.effects import Change
 from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
-from kmq_spark.rate_limit import RateLimit
-from kmq_spark.retries import retry_pause_s
+from kmq_spark.pauses import RateLimit, retry_pause_s
 from kmq_spark.tracker.tracked_queue import TrackedQueue
 
 if TYPE_CHECKING:

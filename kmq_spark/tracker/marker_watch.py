@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kmq_spark.core.next_due import next_due_at_ms
 from kmq_spark.errors import KafkaClientError, WireError
 from kmq_spark.kafka.settings import make_client
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 from kmq_spark.tracker.ticker import TOLERATED_BEHIND_MS
 from kmq_spark.wire.codec import decode_marker
 

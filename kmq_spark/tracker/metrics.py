@@ -21,7 +21,7 @@ from kmq_spark.inspection.liveness import HEARTBEAT_LATE_MS
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.metrics.exposition import MetricsServer
 from kmq_spark.metrics.samples import TrackerNumbers, queue_labels, samples_of
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:

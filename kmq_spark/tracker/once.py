@@ -23,7 +23,7 @@ from kmq_spark.core.clock import ClockStart
 from kmq_spark.core.fold import PartitionState, fold
 from kmq_spark.core.outcome import PartitionOutcome
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.committed import read_committed
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.tracker.parts import rules_of, sender_of, ticker_of

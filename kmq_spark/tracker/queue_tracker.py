@@ -27,10 +27,10 @@ from pyspark.errors.exceptions.base import StreamingQueryException
 from kmq_spark.config import plain
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, TopicError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.client_errors import UNREACHABLE_NAMES
+from kmq_spark.kafka.client_errors import UNREACHABLE
 from kmq_spark.kafka.lookups import wait_for_broker
 from kmq_spark.kafka.topics import check_queue
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 from kmq_spark.spark.callbacks import Callback
 from kmq_spark.spark.queries import is_stop_timeout, one_line
 from kmq_spark.spark.restarts import FIRST_BACKOFF_S, restart_backoff_s
@@ -222,7 +222,7 @@ class QueueTracker:
         )  # fmt: skip
         self._stopping.wait(FIRST_BACKOFF_S)
         # End the backoff as soon as the broker is back, so that redelivery does not wait longer.
-        is_unreachable = isinstance(error, KafkaClientError) and error.code in UNREACHABLE_NAMES
+        is_unreachable = isinstance(error, KafkaClientError) and error.code in UNREACHABLE
         wait_for_broker(
             self._stopping,
             backoff_s - FIRST_BACKOFF_S,

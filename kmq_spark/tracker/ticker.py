@@ -30,7 +30,7 @@ from kmq_spark.core.clock import LONGEST_STEP_MS
 from kmq_spark.errors import KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.settings import make_client
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import TICK
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kmq_spark.core.markers import MessageId
-from kmq_spark.wire.headers import death_of
+from kmq_spark.wire.headers import death_of, size_of
 
 if TYPE_CHECKING:
     from kmq_spark.wire.headers import Death, Headers
@@ -59,8 +59,7 @@ class DeadLetter:
     @property
     def size(self) -> int:
         """Size of key, value and headers in bytes."""
-        header_bytes = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + header_bytes
+        return size_of(self.key, self.value, self.headers)
 
 
 def dead_letter_of(

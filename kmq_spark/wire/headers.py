@@ -73,6 +73,9 @@ DLQ_MESSAGE = "__dlq.errors.message"
 MAX_ATTEMPTS_KEPT = 20
 """Largest number of append times in `ATTEMPTS_MS`: enough to see a pattern, and bounded if deliveries are unlimited."""
 
+RECORD_BYTES = 64
+"""What a record takes beside key, value and headers, at most."""
+
 _MAX_DIGITS = 19
 
 _LARGEST_SEQUENCE = 2**62
@@ -178,6 +181,16 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
         attempts_ms=tuple(_numbers(known.get(ATTEMPTS_MS))),
         queue=text_of(known, QUEUE),
     )
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+    """Return the size of a message: the bytes of its key, value and headers."""
+    return len(key or b"") + len(value or b"") + header_bytes(headers)
+
+
+def header_bytes(headers: Iterable[tuple[str, bytes | None]] | None) -> int:
+    """Return the size of headers: the bytes of their names and values."""
+    return sum([len(name) + len(value or b"") for name, value in headers or ()])
 
 
 def by_name(headers: Iterable[tuple[str, bytes | None]] | None) -> dict[str, bytes | None]:

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.kafka.committed import read_committed
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.producer.producer import QueueProducer

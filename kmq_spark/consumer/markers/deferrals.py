@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kmq_spark.core.markers import Marker, MarkerType
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.core.ranges import cut_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

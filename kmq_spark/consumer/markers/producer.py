@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmq_spark.errors import KafkaClientError, KmqError
-from kmq_spark.kafka.settings import client_error, make_client
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.kafka.client_errors import client_error
+from kmq_spark.kafka.settings import make_client
+from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from kmq_spark.consumer.leases import Verb
 from kmq_spark.consumer.markers.keep_alive import Renewal, renewals
 from kmq_spark.core.markers import Marker, MarkerType, Outcome, Release
+from kmq_spark.core.ranges import cut_ranges, join_ranges
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.marker_ranges import cut_ranges, join_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,6 +20,8 @@ from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.topics import partition_count
 from kmq_spark.producer.producer import checked_headers
 from kmq_spark.producer.send_options import option_headers, wait_ms
+from kmq_spark.wire.headers import RECORD_BYTES
+from kmq_spark.wire.headers import size_of as bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +38,6 @@ MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
 
 MAX_TRANSACTION_RECORDS = 50_000
 """Maximum number of results: half of the capacity of librdkafka's buffer."""
-
-_RECORD_BYTES = 64
-"""Upper bound of the bytes of a record besides key, value and headers."""
 
 
 class KnownTopics:
@@ -197,8 +196,7 @@ class Transaction:
 
 def size_of(record: OutgoingRecord) -> int:
     """Return the approximate size of a record in bytes."""
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return _RECORD_BYTES + len(record.key or b"") + len(record.value or b"") + headers
+    return RECORD_BYTES + bytes_of(record.key, record.value, record.headers)
 
 
 def _encoded(name: str, value: bytes | str | None) -> bytes | None:

@@ -29,9 +29,10 @@ from confluent_kafka import KafkaException
 from kmq_spark.consumer.transactions.outcome import is_committed
 from kmq_spark.consumer.transactions.record import KnownTopics, Transaction, size_of
 from kmq_spark.core.markers import Marker, MarkerType
+from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError, LeaseLostError, TransactionError, UsageError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.kafka.client_errors import REFUSED
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
@@ -273,7 +274,7 @@ class ResultTransactions:
                 commit.record_position(error, sent)
 
         def check_rejection(error: KafkaError | None) -> None:
-            if error is not None and commit.rejected is None and error.name() in _REJECTION_CODES:
+            if error is not None and commit.rejected is None and error.name() in REFUSED:
                 commit.rejected = error
                 commit.rejected_record = f"a result of {size_of(record)} bytes for {record.topic!r}"
 
@@ -361,13 +362,6 @@ class ResultTransactions:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
-
-
-_REJECTION_CODES = frozenset(
-    {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "INVALID_TIMESTAMP", "TOPIC_AUTHORIZATION_FAILED",
-     "POLICY_VIOLATION", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"}
-)  # fmt: skip
-"""Names of errors that a retry of the same result would cause again."""
 
 
 def transaction_timeout_ms(lease_ms: int) -> int:

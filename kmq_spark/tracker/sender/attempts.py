@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.core.policy import Rules
     from kmq_spark.kafka.queue_topics import QueueTopics
-    from kmq_spark.kafka.rejected_records import RejectedRecords
+    from kmq_spark.kafka.records import RejectedRecords
     from kmq_spark.kafka.transaction import OnDelivery, Record
     from kmq_spark.tracker.sender.due_decisions import DueRun
     from kmq_spark.wire.headers import CommonHeaders

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.kafka.payload_run import PayloadSlice
+    from kmq_spark.kafka.payloads import PayloadSlice
     from kmq_spark.tracker.sender.limits import SenderLimits
 
 _HEADERS = Message.headers

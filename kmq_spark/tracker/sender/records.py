@@ -18,7 +18,7 @@ import numpy as np
 from kmq_spark.core.in_flight import spread
 from kmq_spark.core.markers import Marker, MarkerType, Outcome
 from kmq_spark.core.policy import exhausted_reason, is_exhausted, with_last_error
-from kmq_spark.kafka.marker_ranges import cut_ranges
+from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.kafka.records import OutgoingRecord, headers_of
 from kmq_spark.wire.codec import encode_marker
 from kmq_spark.wire.headers import (

@@ -26,8 +26,7 @@ from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.kafka.positions import NO_ANSWER, ResumePoint, TrackerPositions
-from kmq_spark.kafka.records import OutgoingRecord
-from kmq_spark.kafka.rejected_records import RejectedRecords
+from kmq_spark.kafka.records import OutgoingRecord, RejectedRecords
 from kmq_spark.kafka.settings import (
     admin_config,
     make_client,
@@ -35,7 +34,7 @@ from kmq_spark.kafka.settings import (
     reader_config,
     transactional_producer_config,
 )
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 from kmq_spark.tracker.producer import TrackerProducer
 from kmq_spark.tracker.rules import TrackerRules
 from kmq_spark.tracker.sender.attempts import Attempt

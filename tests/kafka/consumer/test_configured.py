@@ -8,7 +8,7 @@ import pytest
 
 from kmq_spark import consumer_from, create_queue, load_settings, producer_from, run_worker
 from kmq_spark.consumer.message import Message
-from kmq_spark.kafka.committed import read_committed
+from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.settings import reader_config
 from kmq_spark.wire.codec import decode_marker
 from tests.limits import COMES_S

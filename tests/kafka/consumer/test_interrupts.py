@@ -31,7 +31,7 @@ FILES = {
         "consumer/batch", "consumer/callbacks", "consumer/fetcher", "consumer/handler_queue", "consumer/intake",
         "consumer/leases", "consumer/message", "consumer/offset_commits", "consumer/receiver", "consumer/started",
         "consumer/markers/deferrals", "consumer/markers/producer", "consumer/markers/starts",
-        "consumer/poison/admission", "consumer/poison/suspects", "kafka/marker_ranges", "kafka/transaction",
+        "consumer/poison/admission", "consumer/poison/suspects", "core/ranges", "kafka/transaction",
     )
 }  # fmt: skip
 """Modules of receiving; the worker's are its own test's."""

@@ -248,17 +248,6 @@ def test_second_redrive_at_the_same_time_fences_the_first(letters: Letters, smal
     assert letters.back() == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_queue_made_before_there_was_a_redrive_topic_gets_one(letters: Letters) -> None:
-    admin = AdminClient({"bootstrap.servers": letters.bootstrap_servers})
-    for future in admin.delete_topics([letters.topics.redrive_topic]).values():
-        future.result(10)
-    letters.bury(b"a")
-    assert check_queue(letters.name, bootstrap_servers=letters.bootstrap_servers).redrive_partition_count == 0
-    assert letters.open_values() == [b"a"]
-    assert letters.redrive(everything=True).done == 1
-    assert check_queue(letters.name, bootstrap_servers=letters.bootstrap_servers).redrive_partition_count == 2
-
-
 def test_redrive_topic_of_another_dead_letter_topic_is_refused(letters: Letters) -> None:
     """Else the letters of the new one would pass for done."""
     letters.bury(b"a", b"b")

@@ -9,9 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka import committed
-from kmq_spark.kafka.committed import read_committed
-from kmq_spark.kafka.log_reader import LogReader
+from kmq_spark.kafka.log_reader import LogReader, read_committed
 from kmq_spark.kafka.settings import reader_config
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def test_what_lies_behind_an_open_transaction_is_left_out_or_waited_for(
     producer.flush(30)
     queue.send("b")
     assert committed_values(queue, patience_s=0) == [b"a"]
-    monkeypatch.setattr(committed, "LSO_WAIT_S", 0.0)
+    monkeypatch.setattr("kmq_spark.kafka.log_reader.LSO_WAIT_S", 0.0)
     with pytest.raises(KafkaClientError, match=r"got offset 1 of 3 in partition 0, a transaction is open"):
         committed_values(queue)
     producer.commit_transaction(30)

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.kafka.bounded_calls import start_abort
+from kmq_spark.kafka.transaction import start_abort
 
 if TYPE_CHECKING:
     from kmq_spark.local.broker import EmbeddedBroker

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from kmq_spark.core.markers import MessageId
 from kmq_spark.core.producing import ProducerState
@@ -311,15 +310,6 @@ def test_producer_without_an_id_has_no_position(queue: Queue) -> None:
 def test_missing_queue_is_reported_with_the_command(bootstrap_servers: str) -> None:
     with pytest.raises(TopicError, match="run `kmq queue create not-there`"):
         QueueProducer("not-there", bootstrap_servers=bootstrap_servers, producer_id="p")
-
-
-def test_queue_of_an_earlier_release_gets_its_topic_of_positions(queue: Queue) -> None:
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    for future in admin.delete_topics([f"{queue.name}.producers"]).values():
-        future.result()
-    with producer_of(queue) as producer:
-        producer.send("a", position=1)
-    assert newest_state(queue).position == 1
 
 
 def test_closed_producer_refuses_to_send(queue: Queue) -> None:

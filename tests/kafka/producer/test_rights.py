@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from kmq_spark.errors import KmqError, TopicError
+from kmq_spark.errors import KmqError
 from kmq_spark.producer.producer import QueueProducer
 from tests.kafka.secured import SecuredBroker
 
@@ -52,17 +52,6 @@ def test_producer_with_an_id_does_its_work_with_what_kmq_acls_lists(secured: Sec
 def test_error_of_a_producer_without_the_rights_for_an_id_names_where_they_are_listed(secured: SecuredBroker) -> None:
     with pytest.raises(KmqError, match="kmq acls orders --print"):
         producer_of(secured, "producer")
-
-
-def test_missing_topic_of_positions_that_we_may_not_make_is_reported_with_the_command(secured: SecuredBroker) -> None:
-    """A queue of an earlier release."""
-    secured.grant("older", "creator", PART)
-    made = secured.kmq("creator", "queue", "create", "older", "--partitions", "1")
-    assert made.exit_code == 0, made.output
-    for future in secured.admin.delete_topics(["older.producers"]).values():
-        future.result(20)
-    with pytest.raises(TopicError, match=r"'older\.producers' does not exist .* run `kmq queue create older`"):
-        producer_of(secured, queue="older")
 
 
 def test_producer_cannot_fence_other_parts_of_the_queue(secured: SecuredBroker) -> None:

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 from py4j.java_gateway import is_instance_of
 
-from kmq_spark.kafka.client_errors import TEMPORARY_NAMES
+from kmq_spark.kafka.client_errors import TEMPORARY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,4 +31,4 @@ def test_every_error_that_kafkas_own_client_repeats_is_temporary(spark: SparkSes
     }
     known = {name for name in found if not name.startswith("ERR_")}  # librdkafka has no names for the others
     assert len(known) > 25
-    assert known - TEMPORARY_NAMES == {MISSING_TOPIC}
+    assert known - TEMPORARY == {MISSING_TOPIC}

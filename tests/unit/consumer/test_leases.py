@@ -15,8 +15,8 @@ from kmq_spark.consumer.leases import ENDED, Lease, LeaseTable, Outbox, Settled,
 from kmq_spark.consumer.markers.keep_alive import renewals
 from kmq_spark.consumer.message import Message
 from kmq_spark.core.markers import MAX_MESSAGES_PER_MARKER, MessageId, OffsetRange
+from kmq_spark.core.ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges
 from kmq_spark.errors import ConfigError, LeaseLostError, UsageError
-from kmq_spark.kafka.marker_ranges import MAX_RANGES_PER_MARKER, cut_ranges, join_ranges
 
 HOUR_S = 3_600.0
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from kmq_spark.consumer import offset_commits
 from kmq_spark.consumer.offset_commits import OffsetCommits
-from kmq_spark.rate_limit import RateLimit
+from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
     import pytest

@@ -1,14 +1,21 @@
-"""The reader of payloads on a scripted client: what a replica that lags may answer, and how often it asks."""
+"""Payloads: each wanted offset is reported once, for any gaps in the log, and whatever a replica that lags answers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmq_spark.errors import KafkaClientError
-from kmq_spark.kafka.payloads import PayloadReader
+from kmq_spark.kafka.payloads import PayloadReader, WantedOffsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kmq_spark.kafka.payloads import PayloadSlice
 
 EOF = KafkaError(KafkaError._PARTITION_EOF)  # librdkafka's public name for it
 
@@ -93,3 +100,49 @@ def test_end_that_the_broker_refuses_to_tell_is_asked_for_in_another_way(client:
     """After it was suspended, a broker has a newer leader epoch than the client names. That is not an error."""
     client.refusal = KafkaError(KafkaError.FENCED_LEADER_EPOCH)
     assert [each.message for each in PayloadReader({}, "orders", 1).read({0: [4]})] == [None]
+
+
+SMALL = st.integers(0, 60)
+
+
+def record(offset: int) -> Message:
+    """Return a record as the client gives it."""
+    return Message(topic="orders", partition=0, offset=offset, value=b"%d" % offset)
+
+
+def reported(wanted: list[int], slices: Iterable[PayloadSlice]) -> list[tuple[int, int | None]]:
+    """Return the reports: each wanted offset, and the offset of its record or None if it is gone."""
+    return [
+        (wanted[index], None if message is None else message.offset())
+        for found in slices
+        for index, message in enumerate(found.messages, found.first)
+    ]
+
+
+@given(st.sets(SMALL, min_size=1), st.sets(SMALL), st.lists(SMALL), st.integers(0, 61))
+def test_every_wanted_offset_is_reported_once_and_with_its_own_record(
+    wanted_set: set[int], log_set: set[int], cuts: list[int], end: int
+) -> None:
+    """In whatever pieces the log comes, read again from anywhere in between, as after a seek."""
+    wanted, log = sorted(wanted_set), sorted(each for each in log_set if each < end)
+    offsets = WantedOffsets("orders", 0, wanted)
+    slices = list(offsets.drop_from(end))
+    begin = 0
+    for cut in cuts:
+        piece = [each for each in log if begin <= each < cut]
+        if piece:
+            slices += offsets.add([record(each) for each in piece])
+            begin = max(0, cut - 3)
+    rest = [each for each in log if each >= begin]
+    if rest:
+        slices += offsets.add([record(each) for each in rest])
+    slices += offsets.drop_below(end)
+    assert sorted(reported(wanted, slices)) == [(each, each if each in log else None) for each in wanted]
+    assert offsets.is_done
+    assert offsets.left == 0
+
+
+def test_log_without_gaps_gives_one_slice() -> None:
+    offsets = WantedOffsets("orders", 0, list(range(10, 1_000)))
+    (found,) = offsets.add([record(each) for each in range(10, 900)])
+    assert (found.first, len(found.messages), offsets.read_to, offsets.position().offset) == (0, 890, 900, 900)

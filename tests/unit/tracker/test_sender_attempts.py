@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kmq_spark.core.markers import Outcome
 from kmq_spark.core.policy import Rules
 from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.rejected_records import RejectedRecords
+from kmq_spark.kafka.records import RejectedRecords
 from kmq_spark.tracker.sender.attempts import BLOCK, SMALL_BYTES, Attempt
 from kmq_spark.tracker.sender.due_decisions import DueRun
 from kmq_spark.wire.codec import decode_marker

@@ -1,7 +1,7 @@
 """
 Split offsets into the ranges of as few markers as possible, nearly always one.
 
-Rule 1: A marker stays below 100 KiB and within the limits of a reader, for any number of offsets.
+Rule 1: a marker stays below 100 KiB and within the limits of a reader, for any number of offsets.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ MAX_RANGES_PER_MARKER = 5_000
 
 
 def ranges_of_fetched(offsets: Sequence[int]) -> Iterable[tuple[OffsetRange, ...]]:
-    """
-    Return the ranges of each marker that covers offsets that were just fetched.
-
-    Args:
-        offsets: Message offsets of one queue partition, ascending, not empty.
-    """
+    """Return the ranges of each marker that covers offsets that were just fetched: ascending, not empty."""
     first, count = offsets[0], len(offsets)
     # The common case has no gap: one range, and no search.
     if offsets[-1] - first + 1 == count <= MAX_MESSAGES_PER_MARKER:
@@ -37,15 +32,7 @@ def ranges_of_fetched(offsets: Sequence[int]) -> Iterable[tuple[OffsetRange, ...
 
 
 def join_ranges(ranges: Iterable[OffsetRange]) -> Iterator[tuple[OffsetRange, ...]]:
-    """
-    Yield the ranges of each marker that covers ranges of one queue partition, without a step for each offset.
-
-    Args:
-        ranges: In any order; they may overlap. Each covers at least one offset.
-
-    Yields:
-        As `cut_ranges`.
-    """
+    """Yield what `cut_ranges` yields, for ranges in any order that may overlap, without a step for each offset."""
     joined: list[list[int]] = []  # first offset, and the one after the last
     for first, count in sorted(ranges):
         if joined and first <= joined[-1][1]:
@@ -70,14 +57,10 @@ def join_ranges(ranges: Iterable[OffsetRange]) -> Iterator[tuple[OffsetRange, ..
 
 def cut_ranges(offsets: Sequence[int] | npt.NDArray[np.int64]) -> Iterator[tuple[OffsetRange, ...]]:
     """
-    Yield the ranges of each marker that covers the offsets.
+    Yield the ranges of each marker that covers the offsets, which may be in any order and repeated.
 
-    Args:
-        offsets: Message offsets of one queue partition, in any order; repeats are allowed.
-
-    Yields:
-        Ascending ranges that do not overlap, at most `MAX_RANGES_PER_MARKER` ranges and `MAX_MESSAGES_PER_MARKER`
-        messages per marker. Yields nothing if there are no offsets.
+    The ranges ascend and do not overlap: at most `MAX_RANGES_PER_MARKER` ranges and `MAX_MESSAGES_PER_MARKER` messages
+    per marker.
     """
     column = np.asarray(offsets, dtype=np.int64)
     # Fetched offsets are ascending; acknowledged offsets are in the order in which the handlers finished. `np.unique`

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kmq_spark.core.durations import milliseconds, seconds
 from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.errors import ConfigError
-from kmq_spark.kafka.durations import milliseconds
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_longest_of_all_has_no_number_in_the_message() -> None:
     assert milliseconds("ttl", timedelta(days=365), most_ms=MAX_DUE_AT_MS) == 31_536_000_000
     with pytest.raises(ConfigError, match="ttl is out of bounds: got -1, at least 0 seconds"):
         milliseconds("ttl", -1, most_ms=MAX_DUE_AT_MS)
+
+
+def test_time_out_is_a_number_of_seconds_or_a_timedelta() -> None:
+    assert (seconds("timeout", 2), seconds("timeout", timedelta(milliseconds=500))) == (2, 0.5)
+    for wrong in (0, -1, True, math.nan, math.inf, None):
+        with pytest.raises(ConfigError, match=r"timeout is out of bounds: got .*; expected more than 0 seconds"):
+            seconds("timeout", wrong)  # type: ignore[arg-type]  # mistakes
