@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak checker-selftest mutation check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak checker-selftest check format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -59,11 +59,6 @@ soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what
 checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
 	@$(BIN)/python -m tests.unit.fault_seeds
 
-# mutmut keeps earlier results and runs only functions that changed, even where tests changed: so delete them first.
-mutation: .venv/.dev ## change core and wire one operator at a time: a test must fail; ONLY=core.fold for one module
-	@$(if $(ONLY),,rm -rf mutants)
-	@$(BIN)/mutmut run $(if $(ONLY),'kmq_spark.$(ONLY).*') && $(BIN)/python -m tests.mutation
-
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "kmq: some files are not formatted; run make format" >&2; exit 1; }
@@ -78,7 +73,7 @@ lock: ## resolve the dependencies anew, inside the bounds of pyproject.toml
 	@requirements/lock.sh
 
 clean: ## remove .venv and what the tools left; the caches stay
-	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov mutants
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp a kind of installation: a second call compares dates and is done.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 from tests.crossings import watch
 from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, longest_first, write_groups
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 # A shared machine may be slow for a moment: time is measured in benchmarks, not here.
 settings.register_profile("kmq", deadline=None)
-# For `make mutation`: few examples, always the same, and not made smaller once one has failed.
-settings.register_profile(
-    "mutation", deadline=None, max_examples=15, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
-)
 settings.load_profile("kmq")
 
 # For every JVM of Spark, ours and those of processes that tests start: within a test none earns back what the second
