@@ -6,14 +6,12 @@ import logging
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
-from tests.crossings import watch
 from tests.workers import GROUPS_FILE, GroupScheduling, last_resort, longest_first, write_groups
 
 if TYPE_CHECKING:
@@ -85,12 +83,6 @@ def _groups_file(config: pytest.Config) -> Path:
         config.stash[_groups] = tempfile.TemporaryDirectory(prefix="kmq-tests-")
         config.add_cleanup(config.stash[_groups].cleanup)
     return Path(config.stash[_groups].name) / "groups.json"
-
-
-@pytest.fixture(autouse=True)
-def _crash_points_fire(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Look that the crash points that a test says it crosses have fired."""
-    yield from watch(request.node, tmp_path_factory.getbasetemp() / f"fired-{time.time_ns()}")
 
 
 @pytest.fixture(autouse=True)

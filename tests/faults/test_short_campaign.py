@@ -39,7 +39,6 @@ def run(campaign: Campaign, scenario: Scenario, injections: int) -> None:
 
 
 @IN_PROCESS
-@pytest.mark.crosses(*on_consumers.CONSUMER_POINTS)
 def test_consumer_killed_at_every_step(campaign: Campaign) -> None:
     """Whatever a consumer was doing: its messages come again once, after their lease."""
     run(campaign, on_consumers.killed, len(on_consumers.CONSUMER_POINTS))
@@ -72,7 +71,6 @@ def test_interrupts_in_a_receive_loop(campaign: Campaign) -> None:
 @IN_PROCESS
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.crosses(*on_trackers.TRACKER_POINTS)
 def test_tracker_killed_at_every_step(campaign: Campaign) -> None:
     """Whatever the tracker was doing: each message is redelivered once, and nothing is lost."""
     run(campaign, on_trackers.killed, len(on_trackers.TRACKER_POINTS) + 1)

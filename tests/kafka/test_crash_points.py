@@ -64,7 +64,6 @@ def settings_of(queue: Queue) -> Settings:
     return load_settings(None, {"kafka": kafka, "queue": {"max_deliveries": 0}})
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize(
     ("point", "what"), [("consumer.renewal-sent", "renews"), ("consumer.extension-sent", "extends")]
 )
@@ -84,7 +83,6 @@ def test_consumer_killed_as_it_renews_leaves_its_messages_to_the_tracker(queue: 
     assert len(seen(queue)) == 2 + started
 
 
-@pytest.mark.crosses("consumer.revoked")
 def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(queue: Queue) -> None:
     """The next one gets what comes after it, and nothing that was started before."""
     queue.send("a", "b", "c")
@@ -97,7 +95,6 @@ def test_consumer_killed_as_it_gives_partitions_up_has_committed_its_position(qu
         assert [each.value for each in receive_all(consumer, len(rest))] == rest
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize("point", ["producer.sent", "producer.position-sent", "producer.committed"])
 def test_producer_killed_around_its_commit_sends_each_message_once(queue: Queue, point: str) -> None:
     """Its next life continues behind the committed position, whatever the last one had sent."""
@@ -106,7 +103,6 @@ def test_producer_killed_around_its_commit_sends_each_message_once(queue: Queue,
     assert seen(queue) == [str(number).encode() for number in range(1, 11)]
 
 
-@pytest.mark.crosses("tracker.aborting")
 def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: str) -> None:
     """A message that the broker refuses with our headers: the open transaction is aborted by the next tracker."""
     name = f"aborting-{time.time_ns()}"
@@ -127,7 +123,6 @@ def test_tracker_killed_before_it_aborts_sends_nothing_twice(bootstrap_servers: 
     assert [record.value() for record in read_all(bootstrap_servers, f"{name}.dlq")] == [large]
 
 
-@pytest.mark.crosses("queue.topic-created")
 def test_queue_that_was_half_made_is_made_whole(bootstrap_servers: str) -> None:
     """`kmq queue create` dies behind the first topic; run again it makes what is missing."""
     name = f"half-{time.time_ns()}"

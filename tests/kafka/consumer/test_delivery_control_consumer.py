@@ -324,7 +324,6 @@ def run_program(queue: Queue, start_new: Callable[..., subprocess.Popen[str]], *
     return out
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize(
     "point",
     [

@@ -58,7 +58,6 @@ def worker(stage: Stage, results: str, number: int, point: str) -> Iterator[subp
         process.communicate()
 
 
-@pytest.mark.crosses(*POINTS)
 def test_each_message_has_its_result_exactly_once_whatever_dies_around_the_commit(stage: Stage, results: str) -> None:
     """Three workers: `kill -9` when everything was sent, when everything was durable, and right after the commit."""
     names = sorted(f"m{number}".encode() for number in range(12))

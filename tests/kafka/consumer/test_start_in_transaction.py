@@ -97,7 +97,6 @@ def test_position_after_skipped_messages_is_committed_in_a_transaction(queue: Qu
 
 
 @pytest.mark.slow
-@pytest.mark.crosses
 @pytest.mark.parametrize("point", ["consumer.start-tx-sent", "consumer.start-tx-before-commit"])
 def test_crash_between_start_and_commit_repeats_nothing(queue: Queue, point: str) -> None:
     """Neither was committed: the next consumer starts each message once, and no tracker sees the first START."""

@@ -194,7 +194,6 @@ def test_purged_letters_are_ended_and_removed_below_the_lowest_open_one(letters:
     assert letters.open_values() == [b"d"]
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize(
     "point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:-1]), POINTS[-1]]
 )

@@ -42,7 +42,6 @@ def copy_of(
         stage.close()
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize("point", PRODUCER_POINTS)
 def test_producer_killed_at_a_crash_point_loses_and_repeats_nothing(
     copy_of: Callable[..., CopyStage], point: str

@@ -56,7 +56,6 @@ def every_row_once(queue: Queue) -> bool:
     return sorted(counts) == list(range(ROWS)) and set(counts.values()) == {1}
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize("point", [name for name in FAILPOINTS if name.startswith("sink.")])
 def test_task_whose_worker_dies_at_a_crash_point_is_run_again_and_every_row_is_written_once(
     queue: Queue, tmp_path: Path, point: str

@@ -75,7 +75,6 @@ def test_message_that_is_held_is_left_alone(queue: Queue) -> None:
     assert seen(queue) == [b"held"]
 
 
-@pytest.mark.crosses
 @pytest.mark.parametrize("point", [pytest.param("tracker.batch", marks=pytest.mark.slow), "tracker.delivered"])
 def test_kill_in_the_middle_sends_nothing_twice_and_loses_nothing(queue: Queue, point: str) -> None:
     queue.send("a", "b")

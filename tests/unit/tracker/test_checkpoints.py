@@ -50,7 +50,6 @@ RENAMING = (
 )
 
 
-@pytest.mark.crosses("tracker.checkpoint-renamed")
 def test_tracker_that_dies_behind_the_renaming_begins_with_an_empty_checkpoint(tmp_path: Path) -> None:
     """Nothing of the old folder is left at its place, and the next start renames nothing more."""
     folder = tmp_path / "orders"
