@@ -15,7 +15,7 @@ Rule 6: a segment (`core.segments`) stands for all of its messages: they have th
 table. Only the jitter of a backoff differs between them, so a segment whose deadline has jitter becomes one row a
 message.
 
-`testing/model.py` implements the same rules with a dict, one message at a time. Property tests compare the two.
+`faults/oracle.py` implements the same rules with a dict, one message at a time. Property tests compare the two.
 Source: kafka-mq-go `queue/redelivery/markersqueue.go`, `AddMarker`.
 """
 

@@ -8,6 +8,5 @@ and no Spark.
 from __future__ import annotations
 
 from kmq_spark.testing.builders import end, keep_alive, log, marker_record, rules, start, tick, unreadable
-from kmq_spark.testing.model import ModelTracker
 
-__all__ = ["ModelTracker", "end", "keep_alive", "log", "marker_record", "rules", "start", "tick", "unreadable"]
+__all__ = ["end", "keep_alive", "log", "marker_record", "rules", "start", "tick", "unreadable"]

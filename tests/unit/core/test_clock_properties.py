@@ -19,8 +19,9 @@ from kmq_spark.core.clock import LONGEST_STEP_MS, ClockStart
 from kmq_spark.core.fold import Decision, LoggedMarker, PartitionState, Rules, fold
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.kafka.positions import Position
-from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick
+from kmq_spark.testing import end, keep_alive, log, start, tick
 from tests.examples import examples
+from tests.model import ModelTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

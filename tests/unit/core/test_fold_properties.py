@@ -21,10 +21,11 @@ from kmq_spark.core.fold import Decision, DecisionAction, FoldResult, LoggedMark
 from kmq_spark.core.in_flight import KEY_BITS
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, Outcome, Release
 from kmq_spark.core.policy import QueueRules
-from kmq_spark.testing import ModelTracker, end, keep_alive, log, start, tick, unreadable
+from kmq_spark.testing import end, keep_alive, log, start, tick, unreadable
 from kmq_spark.testing import rules as rules_marker
 from kmq_spark.wire.codec import decode_marker, encode_marker
 from tests.examples import examples
+from tests.model import ModelTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,7 +172,7 @@ def test_packed_fold_is_the_model(
     on_their_way = {
         (key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in state.unconfirmed.columns.messages().key.tolist()
     }
-    assert on_their_way == model.unconfirmed.keys()
+    assert on_their_way == model.decided.keys()
     columns = state.in_flight.columns.messages()
     ids = [(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET) for key in columns.key.tolist()]
     values = zip(
@@ -179,7 +180,7 @@ def test_packed_fold_is_the_model(
     )
     leases = model.in_flight.items()
     assert dict(zip(ids, values, strict=True)) == {
-        message_id: (lease.deadline_at_ms, lease.delivery_count, lease.given_back) for message_id, lease in leases
+        message_id: (lease.deadline_ms, lease.count, lease.is_given_back) for message_id, lease in leases
     }
     reasons = {(key >> KEY_BITS, key & MAX_MESSAGE_OFFSET): text for key, text in state.in_flight.reasons().items()}
     assert reasons == {message_id: lease.reason for message_id, lease in leases if lease.reason}

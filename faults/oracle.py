@@ -1,0 +1,285 @@
+"""
+The tracker's rules, one message at a time: the campaign judges markers logs by them, property tests the fold.
+
+Rule 1: no code of the fold. It shares the types of the wire with the product and nothing else.
+Rule 2: slow and simple. Where this and `kmq_spark.core.fold` differ, this one is easier to read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kmq_spark.core.backoff import BackoffKind
+from kmq_spark.core.markers import Marker, MarkerType, MessageId, Outcome, Release
+from kmq_spark.core.policy import QueueRules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from kmq_spark.core.events import LoggedMarker
+
+LONGEST_STEP_MS = 1_000
+"""While the broker's clock is behind, a longer gap between two records does not count as time."""
+
+ERROR_CHARS = 300
+BY_TRACKER = frozenset({Outcome.REDELIVERED, Outcome.DEAD_LETTERED})
+"""Outcomes that only a tracker writes."""
+
+NO_RULES = QueueRules(version=1, max_deliveries=0)
+
+
+@dataclass(slots=True)
+class Lease:
+    """
+    A message in flight.
+
+    Attributes:
+        start: Marker offset of its last START.
+        deadline_ms: By the clock of the log.
+        count: Deliveries so far.
+        marker: Marker offset of what set the deadline.
+        at_ms: Append time of that marker.
+        held_ms: From then on: lease and backoff.
+        due_at_ms: Not before this instant of the broker's clock; 0 for none.
+        is_given_back: A consumer has said how the delivery ended.
+        is_rejected: It waits for its dead letter.
+        reason: What the handler raised, or why it was rejected.
+    """
+
+    start: int
+    deadline_ms: int
+    count: int
+    marker: int = 0
+    at_ms: int = 0
+    held_ms: int = 0
+    due_at_ms: int = 0
+    is_given_back: bool = False
+    is_rejected: bool = False
+    reason: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the lease alone ended the delivery."""
+        return not (self.is_given_back or self.is_rejected)
+
+
+class Decided(NamedTuple):
+    """What a TICK decides about a message: its lease, the TICK, the rules in force there, and what follows."""
+
+    message: MessageId
+    lease: Lease
+    tick: int
+    tick_ms: int
+    rules: QueueRules
+    deadline_ms: int
+    is_dead: bool
+    reason: str
+
+
+class Oracle:
+    """
+    One markers partition.
+
+    Args:
+        rules: In force before the first RULES marker.
+        decide_from: TICKs below this marker offset decide nothing.
+        most: Largest number of messages that a TICK decides.
+        decides: Whether a due message is decided at a TICK. In the log of a real tracker it is not where that
+            tracker ended before it could carry the decision out.
+    """
+
+    def __init__(
+        self,
+        rules: QueueRules | None = None,
+        *,
+        decide_from: int = 0,
+        most: int = 10_000,
+        decides: Callable[[MessageId, int], bool] = lambda _message, _tick: True,
+    ) -> None:
+        self.rules = rules or NO_RULES
+        self.in_flight: dict[MessageId, Lease] = {}
+        self.decided: dict[MessageId, Lease] = {}
+        self.counts: Counter[str] = Counter()
+        self.counts_of: dict[MessageId, Counter[str]] = {}
+        self.clock_ms = self.appended_at_ms = self.next_offset = 0
+        self.decide_from, self._most, self._decides = decide_from, most, decides
+        self._decided_at = -1
+        self._earliest_ms: float = math.inf
+
+    @property
+    def behind_ms(self) -> int:
+        """How far the broker's clock is behind that of the log."""
+        return self.clock_ms - self.appended_at_ms
+
+    def read(self, log: Iterable[LoggedMarker]) -> list[Decided]:
+        """Read markers in the order of the log; return what their TICKs decide."""
+        return [decided for logged in log for decided in self.take(logged)]
+
+    def take(self, logged: LoggedMarker) -> list[Decided]:
+        """Read the next record; return what it decides, which only a TICK does."""
+        offset, at_ms, marker = logged
+        if offset < self.next_offset:
+            self.counts["repeated"] += 1
+            return []
+        self.next_offset = offset + 1
+        self._pass_time(at_ms)
+        if marker is None:
+            self.counts["unreadable"] += 1
+        elif marker.type is MarkerType.RULES:
+            self.rules = marker.rules or self.rules
+        elif marker.type is MarkerType.TICK:
+            return self._tick(offset)
+        else:
+            for message in covered(marker):
+                self._one(message, offset, marker)
+        return []
+
+    def _pass_time(self, at_ms: int) -> None:
+        if at_ms < 0:
+            return  # a record without append time
+        passed_ms = at_ms - self.appended_at_ms
+        step_ms = passed_ms if 0 <= passed_ms <= LONGEST_STEP_MS else 0
+        self.clock_ms, self.appended_at_ms = max(self.clock_ms + step_ms, at_ms), at_ms
+
+    def _count(self, message: MessageId, name: str) -> None:
+        self.counts[name] += 1
+        if message in self.counts_of:
+            self.counts_of[message][name] += 1
+
+    def _one(self, message: MessageId, offset: int, marker: Marker) -> None:
+        if message in self.decided:
+            self._on_its_way(message, marker)
+        elif marker.type is MarkerType.START:
+            self._start(message, offset, marker)
+        elif marker.type is MarkerType.KEEPALIVE:
+            self._keep_alive(message, offset, marker)
+        else:
+            self._end(message, marker)
+
+    def _on_its_way(self, message: MessageId, marker: Marker) -> None:
+        """Read about a decided message: only the END of the decision counts."""
+        if marker.type is MarkerType.START:
+            self._count(message, "renewed")
+        elif marker.type is MarkerType.KEEPALIVE:
+            self._count(message, "keepalive_unknown")
+        else:
+            self._count(message, "end_confirmed" if marker.outcome in BY_TRACKER else "end_unknown")
+            if marker.outcome in BY_TRACKER or marker.outcome is Outcome.EXPIRED:
+                del self.decided[message]
+
+    def _start(self, message: MessageId, offset: int, marker: Marker) -> None:
+        self._count(message, "renewed" if message in self.in_flight else "started")
+        count, is_deferral = max(1, marker.delivery_count), marker.never_handed_out
+        lease = self.in_flight[message] = Lease(offset, 0, count - is_deferral, is_given_back=is_deferral)
+        rest_ms = 0 if is_deferral else self._backoff_ms(message, count)
+        self._hold(lease, offset, marker.redeliver_after_ms, rest_ms, marker.due_at_ms)
+
+    def _hold(self, lease: Lease, offset: int, after_ms: int, rest_ms: int = 0, due_at_ms: int = 0) -> None:
+        """Set a deadline: a lease or a delay, not before an instant of the broker's clock, and then the backoff."""
+        lease.marker, lease.at_ms, lease.held_ms = offset, self.appended_at_ms, after_ms + rest_ms
+        lease.due_at_ms = due_at_ms + rest_ms if due_at_ms else 0
+        lease.deadline_ms = max(self.clock_ms + lease.held_ms, lease.due_at_ms + self.behind_ms if due_at_ms else 0)
+        self._earliest_ms = min(self._earliest_ms, lease.deadline_ms)
+
+    def _keep_alive(self, message: MessageId, offset: int, marker: Marker) -> None:
+        lease = self.in_flight.get(message)
+        if lease is None or lease.is_rejected:
+            self._count(message, "keepalive_unknown")
+            return
+        self._count(message, "kept_alive")
+        after_ms, rest_ms = marker.redeliver_after_ms, 0
+        is_failed = marker.release is Release.FAILED and not marker.never_handed_out
+        if marker.never_handed_out:
+            lease.count = max(0, lease.count - 1)
+        elif marker.release is not Release.GIVEN_BACK:
+            rest_ms = self._backoff_ms(message, lease.count)
+        lease.reason = marker.reason[:ERROR_CHARS] if is_failed else ""
+        if is_failed and self._is_last(lease.count):
+            after_ms = rest_ms = 0  # due at once: it becomes a dead letter
+        # A delivery that was given back remains so until the next START.
+        lease.is_given_back |= marker.never_handed_out or marker.release is not Release.RENEWED
+        self._hold(lease, offset, after_ms, rest_ms)
+
+    def _end(self, message: MessageId, marker: Marker) -> None:
+        lease, is_by_tracker = self.in_flight.get(message), marker.outcome in BY_TRACKER
+        is_expired = marker.outcome is Outcome.EXPIRED
+        is_dropped = is_expired and not self.rules.dead_letters_expired
+        if lease is None:
+            self._count(message, "end_confirmed" if is_by_tracker else "end_unknown")
+        elif lease.is_rejected and not is_by_tracker and not is_dropped:
+            self._count(message, "end_unknown")
+        elif marker.outcome is Outcome.REJECTED or (is_expired and not is_dropped):
+            self._count(message, "rejected")
+            lease.is_rejected, lease.reason = True, marker.reason or ("expired" if is_expired else "")
+            self._hold(lease, self.next_offset - 1, 0)
+            lease.deadline_ms = self._earliest_ms = -1
+        else:
+            self._count(message, marker.outcome.name.lower())
+            del self.in_flight[message]
+
+    def _is_last(self, count: int) -> bool:
+        return 0 < self.rules.max_deliveries <= count
+
+    def _tick(self, offset: int) -> list[Decided]:
+        self.counts["ticks"] += 1
+        if offset < self.decide_from:
+            return []
+        if self._decided_at < self.decide_from:
+            # An earlier tracker decided these. All of its ENDs have been read, so they were not carried out.
+            self.counts["started"] += len(self.decided)
+            self.in_flight |= self.decided
+            self._earliest_ms = min([self._earliest_ms, *(lease.deadline_ms for lease in self.decided.values())])
+            self.decided = {}
+        if self._earliest_ms >= self.clock_ms:
+            return []
+        due = sorted(
+            (lease.deadline_ms, message)
+            for message, lease in self.in_flight.items()
+            if lease.deadline_ms < self.clock_ms
+        )
+        found = [self._decide(message, offset) for _, message in due[: self._most] if self._decides(message, offset)]
+        self._earliest_ms = min((lease.deadline_ms for lease in self.in_flight.values()), default=math.inf)
+        return found
+
+    def _decide(self, message: MessageId, tick: int) -> Decided:
+        lease = self.decided[message] = self.in_flight.pop(message)
+        self._decided_at = tick
+        is_dead, reason = lease.is_rejected or self._is_last(lease.count), lease.reason
+        if lease.is_rejected:
+            reason = reason or "rejected"
+        elif is_dead:
+            limit = f"delivery limit reached: {lease.count} of {self.rules.max_deliveries}"
+            reason = f"{limit}; last error: {reason}" if reason else limit
+        self._count(message, "dead_lettered" if is_dead else "redelivered")
+        # By the broker's clock, as consumers see it.
+        deadline_ms = -1 if lease.is_rejected else lease.deadline_ms - self.behind_ms
+        return Decided(message, lease, tick, self.appended_at_ms, self.rules, deadline_ms, is_dead, reason)
+
+    def _backoff_ms(self, message: MessageId, count: int) -> int:
+        backoff, count = self.rules.backoff, max(1, count)
+        grown_ms = {
+            BackoffKind.NONE: 0,
+            BackoffKind.CONSTANT: backoff.initial_ms,
+            BackoffKind.LINEAR: backoff.initial_ms * count,
+            BackoffKind.EXPONENTIAL: backoff.initial_ms << min(count - 1, 62),
+        }
+        delay_ms = min(grown_ms[backoff.kind], backoff.max_ms)
+        share = (_splitmix64(_splitmix64(message.queue_partition << 48 | message.message_offset) + count) >> 11) / 2**53
+        return math.ceil(delay_ms - delay_ms * backoff.jitter * share)
+
+
+def covered(marker: Marker) -> Iterator[MessageId]:
+    """Yield the messages that a marker is about."""
+    for first, count in marker.ranges:
+        for message_offset in range(first, first + count):
+            yield MessageId(marker.queue_partition, message_offset)
+
+
+def _splitmix64(value: int) -> int:
+    value = (value + 0x9E37_79B9_7F4A_7C15) % 2**64
+    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) % 2**64
+    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) % 2**64
+    return value ^ (value >> 31)
