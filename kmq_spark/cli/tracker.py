@@ -13,12 +13,13 @@ import typer
 from kmq_spark import __version__
 from kmq_spark.cli.shared.common import command, print_json, run_alone, set_up_logs
 from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, Timeout, settings_from
-from kmq_spark.errors import ConfigError
+from kmq_spark.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kmq_spark.config import Settings
+    from kmq_spark.metrics.samples import Sample
     from kmq_spark.tracker.service import TrackerService
 
 logger = logging.getLogger(__name__)
@@ -191,23 +192,28 @@ def _run_trackers(spark: SparkSession, settings: Settings, signals: StopOnSignal
 
 def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, *, events: bool) -> None:
     from kmq_spark.tracker.fleet import TrackerFleet
-    from kmq_spark.tracker.fleet_metrics import FleetMetrics, serving_fleet_metrics
+    from kmq_spark.tracker.metrics import fleet_samples, serving_metrics
     from kmq_spark.tracker.queue_tracker import QueueTracker
     from kmq_spark.tracker.standby import check_jvm, warm_up
 
-    metrics = FleetMetrics(settings.tracker.fleet, settings)
-
     def make_tracker(queue: str) -> QueueTracker:
         tracker = QueueTracker(spark, queue, settings)
-        if settings.metrics.port:
+        if metrics is not None:
             metrics.add(tracker)
         return tracker
 
     def tell(event: str, queue: str) -> None:
-        if event == "stopped":
+        if event == "stopped" and metrics is not None:
             metrics.remove(queue)
         if events:
             print_json({"event": event, "member": service.member, **({"queue": queue} if queue else {})})
+
+    def group_samples() -> list[Sample]:
+        try:
+            return fleet_samples(service.name, service.view())
+        except UsageError:
+            # It has not joined yet, or has left.
+            return []
 
     service = TrackerFleet(
         settings.tracker.fleet,
@@ -220,7 +226,7 @@ def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, 
     signals.attach(service)
     # Before it joins: the fleet gives no queue to a process that is not ready.
     any(warm_up(spark, queue, settings) for queue in settings.tracker.queues)
-    with serving_fleet_metrics(metrics, settings, service.view, lambda: service.takeovers):
+    with serving_metrics([], settings, group_samples) as metrics:
         service.run()
     if events:
         print_json({"event": "ended", "member": service.member})

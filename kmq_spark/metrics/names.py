@@ -41,7 +41,6 @@ Name = Literal[
     "kmq_group_unheld",
     "kmq_group_generation",
     "kmq_group_heartbeat_age_seconds",
-    "kmq_group_takeovers_total",
 ]
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -150,9 +149,6 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_group_heartbeat_age_seconds": Metric(
         "gauge", ("group",), "Age of the oldest heartbeat of a member, by the group's clock; a member is dropped at 2T."
-    ),
-    "kmq_group_takeovers_total": Metric(
-        "counter", ("group",), "Queues that this process took over from one that died or was suspended."
     ),
 }
 

@@ -3,24 +3,10 @@ Run one process of a tracker fleet: track the queues that the fleet's group assi
 
 Rule 1: coordination decides which process starts a tracker. Exactly once rests on the fencing of the tracker's
 transactional producer alone: two trackers of one queue at a time send nothing twice.
-Rule 2: a tracker is started when the queue is assigned to this process and its claim was granted.
-Rule 3: a tracker is stopped when the log shows that the queue is removed, paused, or held by a process to which it is
-not assigned. It is not stopped because its claim is over: if no process can reach the coordination topic, all go on
+Rule 2: a tracker is not stopped because its claim is over: if no process can reach the coordination topic, all go on
 with what they track, and a process that takes a queue over fences its former tracker.
-Rule 4: a queue that is assigned to another process is handed over: its claim is released, and its tracker goes on until
-the successor fences it or is ready. If none does, it is stopped after `HAND_OVER_S`. A tracker that is stopped for
-another reason ends before its claim is released; if it hangs, the claim is released after `HAND_OVER_S`.
-Rule 5: a process hands its queues over one after the other, because trackers that start at the same time slow each
-other: the next one when the log shows that the successor's tracker of the last one is ready, or after `STARTING_S`. A
-process that ends waits less where its time is short. Until its turn comes, a queue is tracked as before. A process
-shows that its tracker of a queue is ready by the position of the queue, which is then the epoch of its claim.
-Rule 6: a queue is handed over after a batch of its tracker, not during one, and the tracker then gives way to its
-successor: this one would fence it in the next batch, whose work would be in vain. A batch that lasts longer than
-`BATCH_END_S` is not waited for.
-Rule 7: a tracker that starts needs the processor more than the others: all trackers of a process in which one starts
-give way until it is ready, and so do those of the process that handed its queue over.
-Rule 8: a process whose JVM is gone leaves the group before its trackers have ended, so that the others take its queues
-over at once: they fence what is still open.
+Rule 3: a queue that goes to another process is handed over: its claim is released, and its tracker goes on until the
+successor fences it or is ready. So redelivery is away only while the successor's query starts.
 """
 
 from __future__ import annotations
@@ -33,33 +19,35 @@ import re
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kmq_spark.config import TRACKED_NAME_PATTERN
 from kmq_spark.coordination.coordinator import Coordinator
 from kmq_spark.coordination.topic import create_coordination_topic
-from kmq_spark.core.coordination.effects import Change
 from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.pauses import RateLimit, retry_pause_s
-from kmq_spark.tracker.tracked_queue import TrackedQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kmq_spark.config import Settings
     from kmq_spark.coordination.claim import Claim
     from kmq_spark.coordination.coordinator import GroupView
-    from kmq_spark.core.coordination.effects import Effect
-    from kmq_spark.tracker.tracked_queue import FleetTracker
 
 logger = logging.getLogger(__name__)
+
+STARTING_S = 10.0
+"""Longest time for which other trackers give way to one that starts, and the next hand-over waits for it, seconds."""
+
+GIVE_WAY_S = 1.5
+"""Longest pause after a batch of a tracker while another one of its process starts, seconds."""
 
 HAND_OVER_S = 15.0
 """Longest time that a tracker goes on after a hand-over, and that one which was stopped may take to end, seconds."""
 
 DRAIN_HAND_OVERS_S = 12.0
-"""Time in which a process that ends hands all its queues over, seconds; with many, the waits are shorter."""
+"""Time in which a process that ends hands all its queues over, seconds."""
 
 DRAIN_S = 25.0
 """How long a clean stop waits for successors, seconds; below Kubernetes' grace period of 30 s."""
@@ -70,24 +58,6 @@ Longest time to join, seconds. Where all members died and retention removed thei
 after 65 s of silence.
 """
 
-GIVE_WAY_S = 1.5
-"""Longest pause after a batch of a tracker while one of its process starts, seconds."""
-
-HANDED_OVER_GIVE_WAY_S = 4.0
-"""
-Longest pause after a batch of a tracker whose queue was handed over, seconds. Its successor needs about one second to
-fence it; where none comes, redelivery goes on after this pause.
-"""
-
-BATCH_END_S = 3.0
-"""For how long a hand-over waits for the end of the tracker's batch, seconds."""
-
-HANDING_OVER_GIVE_WAY_S = 0.7
-"""
-Longest pause in the process that handed a queue over, seconds. Shorter: the queue that it hands over next is not
-redelivered from its last batch here until its new tracker is ready.
-"""
-
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 FENCED_RETRY_S = 10.0
 """Pause before a tracker is started again that was fenced from outside the fleet, seconds."""
@@ -96,6 +66,92 @@ _LOOK_S = 0.05
 _CHECK_S = 1.0
 _WARN_INTERVAL_S = 10.0
 _IS_QUEUE = re.compile(TRACKED_NAME_PATTERN)
+
+
+class FleetTracker(Protocol):
+    """The part of a tracker that the fleet uses; see `QueueTracker`."""
+
+    gives_way_s: float
+
+    def run(self) -> None:
+        """Track until `stop`; raise a `KmqError` where that is not possible."""
+
+    def stop(self) -> None:
+        """Request that `run` ends."""
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the markers of before the start are read; return whether they are."""
+
+
+class _Tracked:
+    """A queue that this process tracks: its claim, its tracker, and the thread that runs it."""
+
+    def __init__(self, queue: str, claim: Claim, tracker: FleetTracker) -> None:
+        self.queue, self.claim, self.tracker = queue, claim, tracker
+        self.error: Exception | None = None
+        self.is_ready = False
+        self.began_s = time.monotonic()
+        self.leaving_since_s: float | None = None
+        """When it was handed over or stopped."""
+        self._is_released = self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"kmq-tracker-{queue}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the tracker has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether others give way to it: until its first batch, for `STARTING_S` at most."""
+        return not self.is_ready and time.monotonic() < self.began_s + STARTING_S
+
+    @property
+    def left_for_s(self) -> float:
+        """Time since the hand-over or the stop, seconds; 0 before."""
+        return 0.0 if self.leaving_since_s is None else time.monotonic() - self.leaving_since_s
+
+    def is_succeeded(self, view: GroupView) -> bool:
+        """Return whether the log shows that a later tracker of the queue is ready: `TrackerFleet._report_ready`."""
+        claim = view.resources.get(self.queue)
+        return claim is not None and claim.position is not None and claim.position > self.claim.epoch
+
+    def hand_over(self, successor: str) -> None:
+        """Release the claim; the tracker goes on."""
+        self.leaving_since_s = time.monotonic()
+        logger.info(
+            "handing %s over to %s", self.queue, successor,
+            extra={"action": "fleet_hands_over", "queue": self.queue},
+        )  # fmt: skip
+        self.release()
+
+    def stop(self, reason: str) -> None:
+        """Ask the tracker to end, once."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.leaving_since_s = self.leaving_since_s or time.monotonic()
+            logger.info(
+                "stopping the tracker of %s: %s", self.queue, reason,
+                extra={"action": "fleet_stops", "queue": self.queue},
+            )  # fmt: skip
+            self.tracker.stop()
+
+    def release(self) -> None:
+        """Release the claim, once."""
+        if not self._is_released:
+            self._is_released = True
+            self.claim.release()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the tracker."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self.tracker.run()
+        except Exception as error:  # noqa: BLE001  # the fleet's thread logs it and decides what follows
+            self.error = error
 
 
 class TrackerFleet:
@@ -109,9 +165,6 @@ class TrackerFleet:
         check_engine: Called about every second; raises a `KmqError` if this process can run no tracker any more.
         version: Version of this program, shown by `kmq tracker fleet`.
         on_event: Called with an event (`joined`, `tracking`, `ready`, `stopped`) and a queue, empty for `joined`.
-
-    Attributes:
-        takeovers: How many queues this process took over from a process that did not release them.
 
     Raises:
         ConfigError: A name or a setting is not allowed.
@@ -127,19 +180,16 @@ class TrackerFleet:
         version: str = "",
         on_event: Callable[[str, str], None] = lambda _kind, _queue: None,
     ) -> None:
-        """Check the settings; `run` connects."""
-        self.name, self.takeovers = name, 0
+        self.name = name
         self._settings, self._make_tracker = settings, make_tracker
         self._check_engine, self._on_event = check_engine, on_event
-        self._running: dict[str, TrackedQueue] = {}
+        self._running: dict[str, _Tracked] = {}
         self._not_before_s: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        self._lapsed: set[str] = set()
         self._foreign: set[str] = set()
         self._stopping = threading.Event()
-        self._last_handed_over: TrackedQueue | None = None
-        self._handed_over_s = float("-inf")
-        self._hand_over_until_s = float("inf")
+        self._handed_over: _Tracked | None = None
+        self._next_hand_over_s = STARTING_S
         self._checked_s = float("-inf")
         self._warning_limit = RateLimit(_WARN_INTERVAL_S)
         tracker = settings.tracker
@@ -148,7 +198,6 @@ class TrackerFleet:
             client_id=tracker.fleet_member,
             heartbeat=tracker.fleet_heartbeat_ms / 1000,
             metadata=json.dumps(_metadata(version)).encode(),
-            on_change=self._note,
             topic=tracker.coordination_topic,
             **settings.kafka.reach(),
         )
@@ -158,18 +207,8 @@ class TrackerFleet:
         """Client id of this process in the fleet."""
         return self._coordinator.client_id
 
-    @property
-    def queues(self) -> list[str]:
-        """Queues that this process tracks now."""
-        return sorted(self._running)
-
-    def tracker(self, queue: str) -> FleetTracker | None:
-        """Return the tracker of a queue in this process; None where another process tracks it."""
-        tracking = self._running.get(queue)
-        return None if tracking is None else tracking.tracker
-
     def view(self) -> GroupView:
-        """Return the world of the fleet's group; see `Coordinator.view`."""
+        """Return the fleet's group; see `Coordinator.view`."""
         return self._coordinator.view()
 
     def stop(self) -> None:
@@ -192,12 +231,12 @@ class TrackerFleet:
         # A former process of this name is a member until 2T have passed.
         self._coordinator.join(JOIN_S + 3 * tracker.fleet_heartbeat_ms / 1000)
         try:
-            known = self._coordinator.view().tasks
+            known = self.view().tasks
             for queue in tracker.queues:
                 if queue not in known:
                     self._coordinator.add_task(queue)
             logger.info(
-                "%s joined fleet %s with %d members", self.member, self.name, len(self._coordinator.view().members),
+                "%s joined fleet %s with %d members", self.member, self.name, len(self.view().members),
                 extra={"action": "fleet_joined"},
             )  # fmt: skip
             self._on_event("joined", "")
@@ -217,99 +256,67 @@ class TrackerFleet:
             try:
                 self._check_engine()
             except KmqError:
-                self._coordinator.close()  # rule 8
+                # Leave before the trackers have ended, so that the others take the queues over at once: they fence what
+                # is still open.
+                self._coordinator.close()
                 raise
-        view = self._coordinator.view()
-        for queue, tracking in list(self._running.items()):
-            if successor := self._successor(view, queue):
-                self._hand_over(tracking, successor, view)
-            elif reason := self._reason_to_stop(view, queue, is_draining=is_draining):
-                tracking.stop(reason)
-            elif tracking.leaving_since_s is not None:
-                tracking.stop("it comes back to this process, which starts it again")
-            else:
-                tracking.end_turn()
-            is_leaving = tracking.is_running and tracking.leaving_since_s is not None
-            if is_leaving and _has_ready_successor(tracking, view):
-                tracking.stop("its successor is ready")
-            self._look_after(queue, tracking)
+        view = self.view()
+        for tracked in list(self._running.values()):
+            if tracked.is_running:
+                self._follow(tracked, view, is_draining=is_draining)
+            self._look_after(tracked)
         if not is_draining:
             self._begin_assigned()
-        self._give_way(view)
+        # A start needs the processor more than batches do.
+        is_one_starting = any(tracked.is_starting for tracked in self._running.values())
+        for tracked in self._running.values():
+            tracked.tracker.gives_way_s = GIVE_WAY_S if is_one_starting else 0.0
 
-    def _give_way(self, view: GroupView) -> None:
-        """Let the trackers pause that rules 6 and 7 name."""
-        is_one_starting = any(tracking.is_starting for tracking in self._running.values())
-        is_handing_over = self._is_successor_starting(view)
-        for tracking in self._running.values():
-            if tracking.leaving_since_s is not None:
-                tracking.tracker.gives_way_s = HANDED_OVER_GIVE_WAY_S
-            elif is_one_starting or tracking.has_turn:
-                tracking.tracker.gives_way_s = GIVE_WAY_S
-            else:
-                tracking.tracker.gives_way_s = HANDING_OVER_GIVE_WAY_S if is_handing_over else 0.0
-
-    def _hand_over(self, tracking: TrackedQueue, successor: str, view: GroupView) -> None:
-        """Hand a queue over when its turn has come; see rules 5 and 6."""
-        if tracking.leaving_since_s is not None:
-            return
-        if self._is_turn(view):
-            tracking.begin_turn()
-        else:
-            tracking.end_turn()
-        # Where the claim is over already, the successor does not wait either.
-        if not tracking.claim.is_held or tracking.is_batch_over(min(BATCH_END_S, self._share_s())):
-            self._last_handed_over, self._handed_over_s = tracking, time.monotonic()
-            tracking.hand_over(successor)
+    def _follow(self, tracked: _Tracked, view: GroupView, *, is_draining: bool) -> None:
+        """Hand a queue over, or stop its tracker, where the log wants it."""
+        task, holder = view.tasks.get(tracked.queue), view.holder(tracked.queue)
+        if task is None:
+            tracked.stop("the queue was removed from the fleet")
+        elif view.paused_until_ms:
+            tracked.stop("the fleet is paused")
+        elif task.client_id not in {"", self.member}:
+            # Where the claim is over already, the successor does not wait either.
+            if tracked.leaving_since_s is None and (self._is_turn(view) or not tracked.claim.is_held):
+                self._handed_over = tracked
+                tracked.hand_over(task.client_id)
+            elif tracked.leaving_since_s is not None and tracked.is_succeeded(view):
+                tracked.stop("its successor is ready")
+        elif is_draining and not task.client_id:
+            tracked.stop("this process ends and no other one is there")
+        elif holder not in {"", self.member}:
+            tracked.stop(f"{holder} holds the queue")
+        elif tracked.leaving_since_s is not None:
+            tracked.stop("it comes back to this process, which starts it again")
 
     def _is_turn(self, view: GroupView) -> bool:
-        """Return whether the next queue may be handed over."""
-        return not self._is_successor_starting(view) or time.monotonic() - self._handed_over_s >= self._share_s()
+        """
+        Return whether the next queue may be handed over.
 
-    def _share_s(self) -> float:
-        """Return the time for the next hand-over, seconds; infinity where this process does not end."""
-        waiting = sum(tracking.leaving_since_s is None for tracking in self._running.values())
-        return (self._hand_over_until_s - self._handed_over_s) / waiting
+        Trackers that start at the same time slow each other, so the new tracker of the last one is waited for.
+        """
+        last = self._handed_over
+        return last is None or last.is_succeeded(view) or last.left_for_s >= self._next_hand_over_s
 
-    def _is_successor_starting(self, view: GroupView) -> bool:
-        """Return whether the queue that was handed over last waits for its new tracker."""
-        last = self._last_handed_over
-        return last is not None and last.is_successor_awaited and not _has_ready_successor(last, view)
-
-    def _successor(self, view: GroupView, queue: str) -> str:
-        """Return the other member to which a queue is assigned, empty for none."""
-        task = view.tasks.get(queue)
-        is_elsewhere = task is not None and task.client_id != self.member and not view.paused_until_ms
-        return task.client_id if task is not None and is_elsewhere else ""
-
-    def _reason_to_stop(self, view: GroupView, queue: str, *, is_draining: bool) -> str:
-        """Return why a tracker must stop, empty if it must not; see rule 3."""
-        task, claim = view.tasks.get(queue), view.resources.get(queue)
-        if task is None:
-            return "the queue was removed from the fleet"
-        if view.paused_until_ms:
-            return "the fleet is paused"
-        if is_draining and task.client_id != self.member:
-            return "this process ends and no other one is there"
-        if claim is not None and claim.holder not in {"", self.member}:
-            return f"{claim.holder} holds the queue"
-        return ""
-
-    def _look_after(self, queue: str, tracking: TrackedQueue) -> None:
+    def _look_after(self, tracked: _Tracked) -> None:
         """Release the claim of a tracker that has ended, and stop one that no successor has fenced in time."""
-        if not tracking.is_running:
-            del self._running[queue]
-            tracking.release()
-            self._note_end(queue, tracking)
-            self._on_event("stopped", queue)
-        elif tracking.left_for_s > HAND_OVER_S:
-            tracking.release()
-            tracking.stop("no successor has fenced it")
+        if not tracked.is_running:
+            del self._running[tracked.queue]
+            tracked.release()
+            self._note_end(tracked)
+            self._on_event("stopped", tracked.queue)
+        elif tracked.left_for_s > HAND_OVER_S:
+            tracked.release()
+            tracked.stop("no successor has fenced it")
 
-    def _note_end(self, queue: str, tracking: TrackedQueue) -> None:
+    def _note_end(self, tracked: _Tracked) -> None:
         """Log why a tracker has ended, and set when it may be started again here."""
-        error = tracking.error
-        if error is None or tracking.leaving_since_s is not None:
+        queue, error = tracked.queue, tracked.error
+        if error is None or tracked.leaving_since_s is not None:
             self._failures.pop(queue, None)
             logger.info("tracker of %s ended", queue, extra={"action": "ended", "queue": queue})
             return
@@ -331,11 +338,11 @@ class TrackerFleet:
         # A queue that went elsewhere and comes back does not wait for what happened before.
         self._not_before_s = {queue: at_s for queue, at_s in self._not_before_s.items() if queue in assigned}
         for queue in assigned:
-            tracking = self._running.get(queue)
+            tracked = self._running.get(queue)
             is_waiting = time.monotonic() < self._not_before_s.get(queue, 0.0)
             if not self._is_queue(queue) or is_waiting:
                 continue
-            if tracking is not None and (tracking.leaving_since_s is not None or tracking.claim.is_held):
+            if tracked is not None and (tracked.leaving_since_s is not None or tracked.claim.is_held):
                 continue
             try:
                 # None while its last owner holds it.
@@ -345,34 +352,32 @@ class TrackerFleet:
                 return
             if claim is None:
                 continue
-            if tracking is not None:
+            if tracked is not None:
                 # The claim had lapsed while this process could not read the log, and no other process took the queue.
-                tracking.claim = claim
+                tracked.claim = claim
                 continue
             self._begin(queue, claim)
 
     def _begin(self, queue: str, claim: Claim) -> None:
-        if queue in self._lapsed:
-            self._lapsed.discard(queue)
-            self.takeovers += 1
         logger.info(
             "starting the tracker of %s, epoch %d", queue, claim.epoch,
             extra={"action": "fleet_takes", "queue": queue, "epoch": claim.epoch},
         )  # fmt: skip
-        tracking = self._running[queue] = TrackedQueue(queue, claim, self._make_tracker(queue))
+        tracked = self._running[queue] = _Tracked(queue, claim, self._make_tracker(queue))
         self._on_event("tracking", queue)
-        threading.Thread(target=self._report_ready, args=(tracking,), name=f"kmq-ready-{queue}", daemon=True).start()
+        threading.Thread(target=self._report_ready, args=(tracked,), name=f"kmq-ready-{queue}", daemon=True).start()
 
-    def _report_ready(self, tracking: TrackedQueue) -> None:
-        while tracking.is_running and not tracking.tracker.wait_ready(1.0):
+    def _report_ready(self, tracked: _Tracked) -> None:
+        """Wait until a tracker is ready, and show it in the log: the queue's position is the epoch of its claim."""
+        while tracked.is_running and not tracked.tracker.wait_ready(1.0):
             pass
-        if not tracking.is_running:
+        if not tracked.is_running:
             return
-        tracking.ready_s = time.monotonic()
-        self._failures.pop(tracking.queue, None)
-        self._on_event("ready", tracking.queue)
-        claim = tracking.claim
-        # If this fails, the process that handed the queue over waits for longer; see rule 5.
+        tracked.is_ready = True
+        self._failures.pop(tracked.queue, None)
+        self._on_event("ready", tracked.queue)
+        claim = tracked.claim
+        # If this fails, the process that handed the queue over waits for longer.
         with contextlib.suppress(KmqError):
             claim.commit(claim.epoch, timeout=self._settings.tracker.fleet_heartbeat_ms / 1000)
 
@@ -383,17 +388,17 @@ class TrackerFleet:
         if name not in self._foreign:
             self._foreign.add(name)
             logger.warning(
-                "task %r of fleet %s is no name of a queue and is ignored; remove it with "
+                "task %r of fleet %s is not the name of a queue and is ignored; remove it with "
                 "`kmq tracker fleet %s --remove`", name, self.name, self.name, extra={"action": "fleet_foreign_task"},
             )  # fmt: skip
         return False
 
     def _drain(self) -> None:
-        """Give all queues to the other members, and wait until these have fenced the trackers here."""
+        """Hand all queues over to the other members, and wait until these have fenced the trackers here."""
         if not self._running:
             return
         until_s = time.monotonic() + DRAIN_S
-        self._hand_over_until_s = time.monotonic() + DRAIN_HAND_OVERS_S
+        self._next_hand_over_s = min(STARTING_S, DRAIN_HAND_OVERS_S / len(self._running))
         try:
             self._coordinator.drain()
             while self._running and time.monotonic() < until_s:
@@ -404,22 +409,12 @@ class TrackerFleet:
 
     def _end_all(self) -> None:
         """Stop the trackers that still run, and release their claims."""
-        for tracking in self._running.values():
-            tracking.stop("this process ends")
+        for tracked in self._running.values():
+            tracked.stop("this process ends")
         until_s = time.monotonic() + DRAIN_S
-        for queue, tracking in list(self._running.items()):
-            tracking.wait(max(0.0, until_s - time.monotonic()))
-            self._look_after(queue, tracking)
-
-    def _note(self, effects: Sequence[Effect]) -> None:
-        """Count takeovers; called in a thread of the coordinator."""
-        for effect in effects:
-            if effect.change is Change.LAPSED and effect.client_id != self.member:
-                self._lapsed.add(effect.resource)
-            elif effect.change is Change.RELEASED or (
-                effect.change is Change.CLAIMED and effect.client_id != self.member
-            ):
-                self._lapsed.discard(effect.resource)
+        for tracked in list(self._running.values()):
+            tracked.wait(max(0.0, until_s - time.monotonic()))
+            self._look_after(tracked)
 
     def _warn(self, error: KmqError) -> None:
         if self._warning_limit.allows():
@@ -427,13 +422,6 @@ class TrackerFleet:
                 "cannot claim queues of fleet %s, the running trackers go on: %s", self.name, error,
                 extra={"action": "fleet_cannot_claim"},
             )  # fmt: skip
-
-
-def _has_ready_successor(tracking: TrackedQueue, view: GroupView) -> bool:
-    """Return whether the log shows that a later tracker of the queue is ready; see rule 5."""
-    claim = view.resources.get(tracking.queue)
-    # None where the claim was the first, and no tracker has been ready.
-    return claim is not None and claim.position is not None and claim.position > tracking.claim.epoch
 
 
 def _metadata(version: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from kmq_spark.core.markers import MarkerType
@@ -20,7 +20,7 @@ from kmq_spark.inspection.inspector import QueueInspector
 from kmq_spark.inspection.liveness import HEARTBEAT_LATE_MS
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.metrics.exposition import MetricsServer
-from kmq_spark.metrics.samples import TrackerNumbers, queue_labels, samples_of
+from kmq_spark.metrics.samples import Sample, TrackerNumbers, queue_labels, samples_of
 from kmq_spark.pauses import RateLimit
 from kmq_spark.wire.codec import decode_marker
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kmq_spark.config import Settings
+    from kmq_spark.coordination.coordinator import GroupView
     from kmq_spark.core.outcome import PartitionOutcome
-    from kmq_spark.metrics.samples import Histogram, Sample
+    from kmq_spark.metrics.names import Name
+    from kmq_spark.metrics.samples import Histogram
     from kmq_spark.tracker.sender.sent import Sent
 
 logger = logging.getLogger(__name__)
@@ -64,29 +66,49 @@ class TrackerMetrics:
     """
     The metrics of several trackers.
 
+    A process of a fleet adds and removes them: a queue has samples in the process that tracks it and in no other, so
+    that sums over the fleet are right.
+
     Args:
         trackers: The trackers; their `on_batch` is replaced.
         settings: Broker addresses and the interval of the checks.
+        more: Returns further samples.
     """
 
-    def __init__(self, trackers: Sequence[TrackerView], settings: Settings) -> None:
-        """Register with the trackers; send no request to the broker yet."""
-        self._trackers = trackers
-        self._settings = settings
+    def __init__(
+        self, trackers: Sequence[TrackerView], settings: Settings, more: Callable[[], list[Sample]] = list
+    ) -> None:
+        self._settings, self._more = settings, more
         self._lock = threading.Lock()
-        self._numbers = {tracker.queue: TrackerNumbers() for tracker in trackers}
-        self._labels = queue_labels(list(self._numbers))
+        self._trackers: dict[str, TrackerView] = {}
+        self._numbers: dict[str, TrackerNumbers] = {}
+        self._labels: dict[str, str] = {}
         self._stopping = threading.Event()
         self._warning_limit = RateLimit(WARN_INTERVAL_S)
         self._starts: dict[tuple[str, int], tuple[int, float | None]] = {}
         for tracker in trackers:
-            tracker.on_batch = self._batch_callback(tracker.queue)
+            self.add(tracker)
+
+    def add(self, tracker: TrackerView) -> None:
+        """Watch a tracker that is about to start; it takes the place of a former one of its queue."""
+        numbers = TrackerNumbers()
+        with self._lock:
+            self._trackers[tracker.queue], self._numbers[tracker.queue] = tracker, numbers
+            self._labels = queue_labels(list(self._trackers))
+        tracker.on_batch = self._batch_callback(numbers)
+
+    def remove(self, queue: str) -> None:
+        """Watch the tracker of a queue no more."""
+        with self._lock:
+            self._trackers.pop(queue, None)
+            self._numbers.pop(queue, None)
+            self._labels = queue_labels(list(self._trackers))
 
     def samples(self) -> list[Sample]:
         """Return all samples except the histogram."""
-        found: list[Sample] = []
+        found = self._more()
         with self._lock:
-            for tracker in self._trackers:
+            for tracker in self._trackers.values():
                 numbers = self._numbers[tracker.queue]
                 numbers.committed_at_s, numbers.batch_s = tracker.committed_at_s, tracker.batch_s
                 numbers.tick_late_s, numbers.snapshot_lag = tracker.tick_late_s, tracker.snapshot_lag
@@ -95,13 +117,16 @@ class TrackerMetrics:
 
     def lateness(self) -> list[tuple[tuple[str, ...], Histogram]]:
         """Return the histogram of the redeliveries' lateness, by queue label."""
-        return [((self._labels[queue],), numbers.lateness) for queue, numbers in self._numbers.items()]
+        with self._lock:
+            return [((self._labels[queue],), numbers.lateness) for queue, numbers in self._numbers.items()]
 
     def health(self) -> str:
         """Return what is wrong, such as a tracker that does not commit; empty where all trackers run."""
         now_s = time.time()
         found = []
-        for tracker in self._trackers:
+        with self._lock:
+            trackers = list(self._trackers.values())
+        for tracker in trackers:
             late_s = now_s - tracker.committed_at_s
             if not tracker.committed_at_s:
                 found.append(f"tracker of {tracker.queue} has not started")
@@ -113,15 +138,24 @@ class TrackerMetrics:
 
     def watch(self) -> None:
         """Check the topics periodically until `stop`."""
-        with ExitStack() as stack:
-            inspectors = {queue: stack.enter_context(self._inspector(queue)) for queue in self._numbers}
+        inspectors: dict[str, QueueInspector] = {}
+        try:
             while not self._stopping.is_set():
-                for queue, inspector in inspectors.items():
+                with self._lock:
+                    queues = set(self._trackers)
+                for queue in inspectors.keys() - queues:
+                    inspectors.pop(queue).close()
+                for queue in queues:
                     try:
-                        self.check_topics(queue, inspector)
+                        if queue not in inspectors:
+                            inspectors[queue] = self._inspector(queue)
+                        self.check_topics(queue, inspectors[queue])
                     except KmqError as error:
                         self._warn(queue, error)
                 self._stopping.wait(self._settings.metrics.interval_ms / 1000)
+        finally:
+            for inspector in inspectors.values():
+                inspector.close()
 
     def stop(self) -> None:
         """Request that `watch` ends."""
@@ -138,7 +172,9 @@ class TrackerMetrics:
         Raises:
             KmqError: The broker cannot be reached, or does not answer in time.
         """
-        topics, cluster, numbers = inspector.topics, inspector.cluster, self._numbers[queue]
+        topics, cluster, numbers = inspector.topics, inspector.cluster, self._numbers.get(queue)
+        if numbers is None:  # removed a moment ago
+            return
         queue_topic, markers, letters = cluster.topics(topics.all_topics).values()
         committed = cluster.committed(topics.consumer_group, queue_topic.name)
         ready = inspector.ready(queue_topic, {place.partition: place.offset for place in committed})
@@ -157,10 +193,10 @@ class TrackerMetrics:
             numbers.oldest_ready_at_s = None if ready.oldest_at_ms is None else ready.oldest_at_ms / 1000
             numbers.oldest_in_flight_at_s = oldest_s
 
-    def _batch_callback(self, queue: str) -> Callable[[Sequence[PartitionOutcome], Sent], None]:
+    def _batch_callback(self, numbers: TrackerNumbers) -> Callable[[Sequence[PartitionOutcome], Sent], None]:
         def add(outcomes: Sequence[PartitionOutcome], sent: Sent) -> None:
             with self._lock:
-                self._numbers[queue].add(outcomes, sent.lateness_ms)
+                numbers.add(outcomes, sent.lateness_ms)
 
         return add
 
@@ -195,16 +231,11 @@ class TrackerMetrics:
 
 
 @contextmanager
-def serving_metrics(trackers: Sequence[TrackerView], settings: Settings) -> Iterator[TrackerMetrics | None]:
+def serving_metrics(
+    trackers: Sequence[TrackerView], settings: Settings, more: Callable[[], list[Sample]] = list
+) -> Iterator[TrackerMetrics | None]:
     """
-    Serve the metrics of trackers over HTTP inside a `with` block. Does nothing if no port is set.
-
-    Args:
-        trackers: The trackers.
-        settings: Port and host of the server, interval of the checks.
-
-    Yields:
-        The metrics; None if no port is set.
+    Serve the metrics of trackers over HTTP inside a `with` block; yield None, and do nothing, if no port is set.
 
     Raises:
         ConfigError: `prometheus-client` is not installed, or the server cannot listen on the port.
@@ -212,7 +243,7 @@ def serving_metrics(trackers: Sequence[TrackerView], settings: Settings) -> Iter
     if not settings.metrics.port:
         yield None
         return
-    metrics = TrackerMetrics(trackers, settings)
+    metrics = TrackerMetrics(trackers, settings, more)
     with MetricsServer(settings.metrics.port, settings.metrics.host, metrics.samples, metrics.lateness, metrics.health):
         logger.info("metrics on http://%s:%d/metrics", settings.metrics.host, settings.metrics.port)
         thread = threading.Thread(target=metrics.watch, name="kmq-metrics", daemon=True)
@@ -222,6 +253,21 @@ def serving_metrics(trackers: Sequence[TrackerView], settings: Settings) -> Iter
         finally:
             metrics.stop()
             thread.join(settings.kafka.timeout)
+
+
+def fleet_samples(name: str, view: GroupView) -> list[Sample]:
+    """Return the samples of a fleet's coordination group, as this process reads it: every process has them."""
+    held = sum(bool(view.holder(task)) for task in view.tasks)
+    ages_s = [(view.clock_ms - member.seen_ms) / 1000 for member in view.members.values()]
+    values: tuple[tuple[Name, float], ...] = (
+        ("kmq_group_members", len(view.members)),
+        ("kmq_group_silent_members", sum(age_s > view.heartbeat for age_s in ages_s)),
+        ("kmq_group_held", held),
+        ("kmq_group_unheld", len(view.tasks) - held),
+        ("kmq_group_generation", view.generation),
+        ("kmq_group_heartbeat_age_seconds", max(ages_s, default=0)),
+    )
+    return [Sample(metric, (name,), value) for metric, value in values]
 
 
 def _is_lease(value: bytes | None) -> bool:

@@ -102,7 +102,6 @@ class QueueTracker:
         stats: What the tracker has done since the process started.
         gives_way_s: How long this tracker pauses after each batch, so that another one can start sooner, seconds.
             Redelivery from this queue is later by as much. A pause ends when this becomes shorter than it.
-        is_pausing: Whether it pauses after a batch now.
         on_batch: Called after each batch with its outcomes and what was sent; None for no call.
     """
 
@@ -131,7 +130,6 @@ class QueueTracker:
         self.snapshot_lag = 0
         self.stats = TrackerStats()
         self.gives_way_s = 0.0
-        self.is_pausing = False
         self.on_batch: Callable[[Sequence[PartitionOutcome], Sent], None] | None = None
 
     @property
@@ -384,13 +382,9 @@ class QueueTracker:
         """
         ended_s = time.monotonic()
         if catch_up.is_over and self._settings.tracker.trigger != "available-now":
-            self.is_pausing = True
-            try:
-                while time.monotonic() - ended_s < self.gives_way_s and not self._stopping.wait(_LOOK_S):
-                    pass
-                pauser.pause(ended_s - self._batch_began_s)
-            finally:
-                self.is_pausing = False
+            while time.monotonic() - ended_s < self.gives_way_s and not self._stopping.wait(_LOOK_S):
+                pass
+            pauser.pause(ended_s - self._batch_began_s)
         self._batch_began_s = time.monotonic()
         # Keep two: Spark's newest progress report may be of this batch or of the one before it.
         before_s = self._pauses_s.get(batch_id - 1, 0.0)

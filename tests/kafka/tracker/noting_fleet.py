@@ -11,8 +11,7 @@ from kmq_spark.config import Settings, load_settings
 from kmq_spark.coordination import Coordinator
 from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import FencedError, KmqError
-from kmq_spark.tracker.fleet import TrackerFleet
-from kmq_spark.tracker.tracked_queue import FleetTracker
+from kmq_spark.tracker.fleet import FleetTracker, TrackerFleet
 from tests.kafka.conftest import wait_until
 from tests.limits import COMES_S
 
@@ -29,25 +28,18 @@ class NotingTracker:
     """A tracker that tracks nothing and notes when it ran."""
 
     def __init__(
-        self,
-        queue: str,
-        error: Exception | None = None,
-        *,
-        hangs: bool = False,
-        is_ready: bool = True,
-        is_pausing: bool = True,
+        self, queue: str, error: Exception | None = None, *, hangs: bool = False, is_ready: bool = True
     ) -> None:
         """
         Run until stopped, or raise *error* at once.
 
-        One that *hangs* reacts to `end` and not to `stop`. One that is not ready has not had its first batch. One that
-        does not pause is in a batch.
+        One that *hangs* reacts to `end` and not to `stop`. One that is not ready has not had its first batch.
         """
         self.queue, self._error, self._hangs = queue, error, hangs
         self.began_s = self.ended_s = 0.0
         self.is_asked_to_stop = False
         self.gives_way_s = 0.0
-        self.is_ready, self.is_pausing = is_ready, is_pausing
+        self.is_ready = is_ready
         self._stopping, self.end = threading.Event(), threading.Event()
 
     @property

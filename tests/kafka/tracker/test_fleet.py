@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from kmq_spark.coordination import create_coordination_topic
-from kmq_spark.core.coordination.records import fleet_group
-from kmq_spark.errors import ConfigError, FencedError, KafkaClientError, KmqError
+from kmq_spark.errors import FencedError, KafkaClientError, KmqError
 from kmq_spark.tracker import fleet as fleet_module
-from kmq_spark.tracker import tracked_queue
 from tests.kafka.conftest import wait_until
 from tests.kafka.tracker.noting_fleet import Fleet, NotingTracker, T
 from tests.limits import COMES_S
@@ -49,20 +47,19 @@ def test_each_queue_is_tracked_by_one_process(fleet: Fleet) -> None:
 
 
 def test_queues_of_a_process_that_dies_are_taken_over(fleet: Fleet) -> None:
-    """Within 2T and the time for an assignment, and counted as a takeover."""
+    """Within 2T and the time for an assignment."""
     first = fleet.process("a", "orders")
     assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     assert standby.running() == []
     first.die()
     assert wait_until(lambda: standby.running() == ["orders"])
-    assert standby.fleet.takeovers == 1
 
 
 def test_queues_of_a_process_that_ends_are_handed_over_without_a_gap(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The old tracker goes on until the new one fences it, and is not asked to stop. It is no takeover, no failure."""
+    """The old tracker goes on until the new one fences it, and is not asked to stop. It is no failure."""
     first = fleet.process("a", "orders", "emails")
     assert wait_until(lambda: len(first.running()) == 2)
     standby = fleet.process("b")
@@ -70,7 +67,6 @@ def test_queues_of_a_process_that_ends_are_handed_over_without_a_gap(
     first.end()
     assert wait_until(lambda: standby.running() == ["emails", "orders"])
     assert [tracker.is_asked_to_stop for tracker in first.made] == [False, False]
-    assert standby.fleet.takeovers == 0
     assert first.failure is None
     assert "failed; it is started again" not in caplog.text
 
@@ -99,23 +95,13 @@ def test_tracker_that_is_not_ready_for_long_does_not_stop_the_hand_overs(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example without a broker, or in a process of a version that does not show whether a tracker is ready."""
-    monkeypatch.setattr(tracked_queue, "STARTING_S", 2.0)
+    monkeypatch.setattr(fleet_module, "STARTING_S", 2.0)
     first = fleet.process("a", "orders", "emails", "bills", "returns")
     assert wait_until(lambda: len(first.running()) == 4)
     second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(second.running()) == 2)
     starts_s = [tracker.began_s for tracker in second.made]
     assert starts_s[1] - starts_s[0] > 1.5
-
-
-def test_process_shows_which_of_its_trackers_are_ready(fleet: Fleet) -> None:
-    """By the position of the queue: the epoch of the claim whose tracker was ready."""
-    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, is_ready=False))
-    assert wait_until(lambda: first.running() == ["orders"])
-    before = first.fleet.view().resources["orders"]
-    assert before.position is None
-    first.tracker("orders").is_ready = True
-    assert wait_until(lambda: first.fleet.view().resources["orders"].position == before.epoch)
 
 
 def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +121,7 @@ def test_process_that_ends_hands_over_all_its_queues_in_time(fleet: Fleet, monke
 
 def test_queue_whose_claim_is_over_does_not_wait_for_its_turn(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its successor has it already; the old tracker is stopped if that one does not fence it."""
-    monkeypatch.setattr(tracked_queue, "STARTING_S", 3_600.0)
+    monkeypatch.setattr(fleet_module, "STARTING_S", 3_600.0)
     monkeypatch.setattr(fleet_module, "HAND_OVER_S", 1.0)
     first = fleet.process("a", "orders", "emails", "bills", "returns")
     assert wait_until(lambda: len(first.running()) == 4)
@@ -184,43 +170,6 @@ def test_tracker_is_stopped_when_its_successor_is_ready(fleet: Fleet) -> None:
     assert first.wait_end() is None
 
 
-def test_queue_is_handed_over_after_a_batch_of_its_tracker(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then it is the next one, and pauses after that batch."""
-    monkeypatch.setattr(fleet_module, "BATCH_END_S", 3_600.0)
-    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
-    assert wait_until(lambda: len(first.running()) == 2)
-    second = fleet.process("b")
-    assert wait_until(lambda: sum(task.client_id == "b" for task in first.fleet.view().tasks.values()) == 1)
-    (moved,) = (queue for queue, task in first.fleet.view().tasks.items() if task.client_id == "b")
-    time.sleep(2 * T / 1000)
-    assert second.running() == []
-    assert first.tracker(moved).gives_way_s == fleet_module.GIVE_WAY_S
-    first.tracker(moved).is_pausing = True
-    assert wait_until(lambda: second.running() == [moved])
-
-
-def test_queue_that_stays_after_all_is_tracked_as_before(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its successor is gone before its turn came."""
-    monkeypatch.setattr(fleet_module, "BATCH_END_S", 3_600.0)
-    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
-    assert wait_until(lambda: len(first.running()) == 2 and not any(tracker.gives_way_s for tracker in first.made))
-    second = fleet.process("b")
-    assert wait_until(lambda: sum(tracker.gives_way_s == fleet_module.GIVE_WAY_S for tracker in first.made) == 1)
-    second.end()
-    assert wait_until(lambda: not any(tracker.gives_way_s for tracker in first.made))
-    assert first.running() == ["emails", "orders"]
-
-
-def test_tracker_whose_batch_does_not_end_is_handed_over_all_the_same(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_module, "BATCH_END_S", 1.0)
-    first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_pausing=False))
-    assert wait_until(lambda: len(first.running()) == 2)
-    second = fleet.process("b")
-    assert wait_until(lambda: len(second.running()) == 1)
-
-
 def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Fleet) -> None:
     first = fleet.process("a", "orders", "emails")
     assert wait_until(lambda: len(first.running()) == 2)
@@ -236,60 +185,19 @@ def test_queue_that_comes_back_before_it_was_fenced_is_started_again(fleet: Flee
     assert second.wait_end() is None
 
 
-def test_trackers_give_way_to_one_that_starts(fleet: Fleet) -> None:
-    """Until it has had its first batch."""
+def test_trackers_give_way_to_one_that_starts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has had its first batch, and not for ever."""
+    monkeypatch.setattr(fleet_module, "STARTING_S", 3.0)
     first = fleet.process("a", "orders", "emails", make=lambda queue: NotingTracker(queue, is_ready=False))
     assert wait_until(lambda: len(first.made) == 2 and all(tracker.gives_way_s for tracker in first.made))
-    first.made[0].is_ready = True
-    time.sleep(2 * tracked_queue.NEXT_START_S)
-    assert first.made[0].gives_way_s > 0
-    first.made[1].is_ready = True
+    for tracker in first.made:
+        tracker.is_ready = True
     assert wait_until(lambda: not any(tracker.gives_way_s for tracker in first.made))
-
-
-def test_trackers_give_way_for_a_while_to_one_that_does_not_get_ready(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracked_queue, "STARTING_S", 1.0)
-    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, is_ready=False))
-    assert wait_until(lambda: bool(first.made) and first.made[0].gives_way_s > 0)
-    assert wait_until(lambda: not first.made[0].gives_way_s)
-
-
-def test_trackers_give_way_for_a_moment_longer_because_the_next_one_may_start(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracked_queue, "NEXT_START_S", 3_600.0)
-    first = fleet.process("a", "orders")
-    assert wait_until(lambda: ("ready", "orders") in first.events)
-    time.sleep(2 * T / 1000)
-    assert first.made[0].gives_way_s > 0
-
-
-def test_tracker_that_is_handed_over_gives_way_to_its_successor(fleet: Fleet) -> None:
-    first = fleet.process("a", "orders")
-    assert wait_until(lambda: first.running() == ["orders"])
-    assert wait_until(lambda: not first.tracker("orders").gives_way_s)
-    standby = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False), is_fencing=False)
-    first.fleet.stop()
-    assert wait_until(lambda: standby.running() == ["orders"])
-    assert first.tracker("orders").gives_way_s == fleet_module.HANDED_OVER_GIVE_WAY_S
-    standby.tracker("orders").is_ready = True
-    assert wait_until(lambda: not standby.tracker("orders").gives_way_s)
-
-
-def test_all_trackers_of_a_process_give_way_until_the_tracker_of_a_queue_that_it_handed_over_is_ready(
-    fleet: Fleet,
-) -> None:
-    first = fleet.process("a", "orders", "emails")
-    assert wait_until(lambda: len(first.running()) == 2)
-    second = fleet.process("b", make=lambda queue: NotingTracker(queue, is_ready=False))
-    assert wait_until(lambda: len(second.running()) == 1 and len(first.running()) == 1)
-    (moved,), (left,) = second.running(), first.running()
-    time.sleep(2 * T / 1000)
-    assert 0 < first.tracker(left).gives_way_s < fleet_module.GIVE_WAY_S
-    second.tracker(moved).is_ready = True
-    assert wait_until(lambda: not first.tracker(left).gives_way_s)
+    first.made[0].fence()
+    assert wait_until(lambda: first.running() == ["emails"])
+    first.fleet._not_before_s.clear()
+    assert wait_until(lambda: first.tracker("emails").gives_way_s > 0)
+    assert wait_until(lambda: not first.tracker("emails").gives_way_s)
 
 
 def test_tracker_that_does_not_end_does_not_block_its_successor(fleet: Fleet) -> None:
@@ -420,9 +328,3 @@ def test_second_process_with_a_members_name_is_refused(fleet: Fleet, monkeypatch
     fleet.process("a", "orders")
     second = fleet.process("a", "orders")
     assert "cannot join group" in str(second.wait_end())
-
-
-@pytest.mark.parametrize("name", ["", "a b", "x" * 191, "../x"])
-def test_name_that_is_not_allowed_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="fleet name is not allowed"):
-        fleet_group(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmq_spark.coordination import GroupView
 from kmq_spark.core.coordination.world import Member, Resource, Task
-from kmq_spark.tracker.fleet_metrics import _group_samples
+from kmq_spark.tracker.metrics import fleet_samples
 
 
 def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
@@ -21,8 +21,8 @@ def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
         resources={"orders": Resource("a"), "emails": Resource(position=1), "other": Resource("b")},
         tasks={"orders": Task(), "emails": Task(), "bills": Task()},
     )
-    found = {sample.name: sample.value for sample in _group_samples("production", view, 3)}
+    found = {sample.name: sample.value for sample in fleet_samples("production", view)}
     assert found == {
         "kmq_group_members": 3, "kmq_group_silent_members": 1, "kmq_group_held": 1, "kmq_group_unheld": 2,
-        "kmq_group_generation": 41, "kmq_group_heartbeat_age_seconds": 2.5, "kmq_group_takeovers_total": 3,
+        "kmq_group_generation": 41, "kmq_group_heartbeat_age_seconds": 2.5
     }  # fmt: skip
