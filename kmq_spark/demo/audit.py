@@ -1,8 +1,7 @@
 """
-Audit a queue after the demo by reading its topics; counters of the tracker and of workers are not used.
+Audit a queue by reading its topics; counters of the tracker and of workers are not used.
 
-Rule 1: all times are append times of markers and redelivered messages, on the broker's clock.
-Rule 2: independent of the tracker: this module computes deadlines again, from STARTs and KEEPALIVEs.
+It computes the deadlines again, from STARTs and KEEPALIVEs and their append times on the broker's clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Run the demo: start broker and tracker, send messages, kill workers, wait, count, and print a few lines about it.
 
-Rule 1: all printed numbers are measured in this run. The table is read from the topics (`audit.py`), not from counters.
+All printed numbers are measured in this run. The table is read from the topics (`audit.py`), not from counters.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kmq_spark.demo.audit import Audit, audit
-from kmq_spark.demo.crew import Crew
-from kmq_spark.demo.processes import TrackerProcess
-from kmq_spark.demo.source_files import BROKEN_FILES, count_directly, standard_library
+from kmq_spark.demo.processes import Crew, TrackerProcess
+from kmq_spark.demo.worker import BROKEN_FILES, count_directly, standard_library
 from kmq_spark.inspection.spans import counted
-from kmq_spark.kafka.topics import QueueLayout, create_queue
+from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kmq_spark.kafka.topics import QueueLayout
 
 PARTITIONS = 4
 WORK_TIMEOUT_S = 600.0
@@ -34,14 +35,7 @@ SETTLE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """
-    The result of the demo.
-
-    Attributes:
-        audit: History of the queue, from its topics.
-        is_same_count: Whether the workers' count of each file equals the direct count.
-        is_same_rejects: Whether the rejected files are exactly those that cannot be parsed.
-    """
+    """The result of the demo: what the topics say, and whether the workers' results are those of a direct count."""
 
     audit: Audit
     is_same_count: bool
@@ -65,35 +59,10 @@ class Outcome:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """
-    The environment of a demo run.
-
-    Attributes:
-        bootstrap_servers: Bootstrap address of the broker.
-        group_protocol: Group protocol of the workers: KIP-848 on the embedded broker, `classic` on any other.
-        layout: The queue; created for this run, so that a broker with existing data can be used.
-    """
-
-    bootstrap_servers: str
-    group_protocol: str
-    layout: QueueLayout
-
-
 class Demo:
-    """
-    One run of the demo.
-
-    Args:
-        folder: Folder for logs, results and checkpoint.
-        workers: Number of worker processes that run at the same time.
-        kills: Number of workers that are killed.
-        lease_ms: Lease of the workers, milliseconds.
-    """
+    """One run of the demo, with logs, results and checkpoint in *folder*."""
 
     def __init__(self, folder: Path, *, workers: int, kills: int, lease_ms: int) -> None:
-        """Store the arguments; nothing is started yet."""
         self._folder = folder
         self._worker_count = workers
         self._kills = kills
@@ -104,11 +73,16 @@ class Demo:
         """Run the demo; start an embedded broker if no bootstrap address is given."""
         with ExitStack() as stack:
             files = self._files()
-            stage = self._set_stage(stack, bootstrap_servers)
-            self._start_tracker(stack, stage)
-            self._send(stage, files)
-            crew = self._work(stack, stage, len(files))
-            return self._compare(stage, crew, files)
+            # KIP-848 on the embedded broker; any other may be older.
+            protocol = "classic" if bootstrap_servers else "consumer"
+            servers = bootstrap_servers or self._start_broker(stack)
+            # Created for this run, so that a broker with existing data can be used.
+            queue = f"kmq-demo-{int(time.time())}"
+            layout = create_queue(queue, bootstrap_servers=servers, partitions=PARTITIONS)
+            self._start_tracker(stack, servers, queue)
+            self._send(servers, queue, files)
+            crew = self._work(stack, [servers, queue, str(self._lease_ms), protocol], len(files))
+            return self._compare(layout, servers, crew, files)
 
     def _say(self, title: str, text: str) -> None:
         self._out.print(f"{title:9} {text}", soft_wrap=True)
@@ -122,38 +96,32 @@ class Demo:
             files |= BROKEN_FILES
         return files
 
-    def _set_stage(self, stack: ExitStack, bootstrap_servers: str | None) -> Stage:
-        group_protocol = "classic"
-        if bootstrap_servers is None:
-            began_s = time.monotonic()
-            bootstrap_servers = stack.enter_context(EmbeddedBroker()).bootstrap_servers
-            group_protocol = "consumer"
-            took_s = time.monotonic() - began_s
-            self._say("broker", f"Kafka 4.3.1 on {bootstrap_servers}, ready in {took_s:.1f} s (not for production)")
-        queue = f"kmq-demo-{int(time.time())}"
-        layout = create_queue(queue, bootstrap_servers=bootstrap_servers, partitions=PARTITIONS)
-        return Stage(bootstrap_servers, group_protocol, layout)
-
-    def _start_tracker(self, stack: ExitStack, stage: Stage) -> None:
+    def _start_broker(self, stack: ExitStack) -> str:
         began_s = time.monotonic()
-        tracker = TrackerProcess(stage.bootstrap_servers, stage.layout.topics.queue, self._folder)
+        servers: str = stack.enter_context(EmbeddedBroker()).bootstrap_servers
+        took_s = time.monotonic() - began_s
+        self._say("broker", f"Kafka 4.3.1 on {servers}, ready in {took_s:.1f} s (not for production)")
+        return servers
+
+    def _start_tracker(self, stack: ExitStack, servers: str, queue: str) -> None:
+        began_s = time.monotonic()
+        tracker = TrackerProcess(servers, queue, self._folder)
         stack.callback(tracker.stop)
         # Shown on a terminal only: the longest step without other output.
         with self._out.status("tracker   Spark is starting"):
             tracker.wait_ready()
         self._say("tracker", f"one Spark streaming job, ready in {time.monotonic() - began_s:.1f} s")
 
-    def _send(self, stage: Stage, files: dict[str, bytes]) -> None:
+    def _send(self, servers: str, queue: str, files: dict[str, bytes]) -> None:
         began_s = time.monotonic()
-        with QueueProducer(stage.layout.topics.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
+        with QueueProducer(queue, bootstrap_servers=servers) as producer:
             for path, content in files.items():
                 producer.send(content, key=path)
         self._say("sent", f"{counted(len(files), 'message')}, one a file, in {time.monotonic() - began_s:.1f} s")
 
-    def _work(self, stack: ExitStack, stage: Stage, file_count: int) -> Crew:
+    def _work(self, stack: ExitStack, arguments: list[str], file_count: int) -> Crew:
         """Run workers until all files are done; at equal intervals of files, kill one worker and start another."""
-        queue = stage.layout.topics.queue
-        crew = Crew(self._folder, [stage.bootstrap_servers, queue, str(self._lease_ms), stage.group_protocol])
+        crew = Crew(self._folder, arguments)
         stack.callback(crew.stop)
         for _ in range(self._worker_count):
             crew.hire()
@@ -176,14 +144,14 @@ class Demo:
         crew.stop()
         return crew
 
-    def _compare(self, stage: Stage, crew: Crew, files: dict[str, bytes]) -> Outcome:
+    def _compare(self, layout: QueueLayout, servers: str, crew: Crew, files: dict[str, bytes]) -> Outcome:
         """Wait until every message is settled, then compare the results with a direct count without a queue."""
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S + self._lease_ms / 1000
-        found = audit(stage.layout, stage.bootstrap_servers)
+        found = audit(layout, servers)
         while found.lost and time.monotonic() < deadline_s:
             # Rejected messages become dead letters at the next TICK; messages of killed workers are redelivered.
             time.sleep(0.5)
-            found = audit(stage.layout, stage.bootstrap_servers)
+            found = audit(layout, servers)
         counts, broken = count_directly(files)
         by_workers, rejected = crew.counts(), crew.rejected()
         outcome = Outcome(found, by_workers == counts, rejected == broken)

@@ -1,10 +1,8 @@
 """
 The findings of `kmq group describe`: what is wrong with a coordination group and its topic, and the repairs.
 
-Rule 1: no client here: facts in, findings out.
-Rule 2: each problem names its repair. UNHEALTHY means that an operator must act now: work stands still, or the group's
-state is going to be lost.
-Rule 3: ages are computed with the clock of the machine that runs the check, so no bound is below a few seconds.
+Each problem names its repair. UNHEALTHY means that an operator must act now: work stands still, or the state of the
+group is going to be lost. Ages are by the clock of this machine, so no bound is below some seconds.
 """
 
 from __future__ import annotations
@@ -33,13 +31,7 @@ SNAPSHOTS_MISSED = 3
 
 
 def check_topic(topic: TopicFacts, broker_count: int) -> list[Finding]:
-    """
-    Return what is found about the coordination topic; where one is unhealthy, no process can join a group.
-
-    Args:
-        topic: The coordination topic.
-        broker_count: Number of brokers of the cluster.
-    """
+    """Return what is found about the coordination topic; where one is unhealthy, no process can join a group."""
     if not topic.partition_count:
         what = f"coordination topic {topic.name} does not exist"
         return [Finding("topic", Level.UNHEALTHY, what, f"kmq group init{_option(topic)}")]
@@ -53,14 +45,7 @@ def check_topic(topic: TopicFacts, broker_count: int) -> list[Finding]:
 
 
 def check_group(state: GroupState, topic: TopicFacts, now_ms: int) -> list[Finding]:
-    """
-    Return what is found about a group.
-
-    Args:
-        state: The group, read after *now_ms*: what happened while it was read makes no member silent.
-        topic: The coordination topic; it fits.
-        now_ms: Epoch milliseconds.
-    """
+    """Return what is found about a group that was read after *now_ms*: the reading makes no member silent."""
     bound_ms = max(state.world.stale_after_ms, SHORTEST_SILENCE_MS)
     members = state.world.members.values()
     silent = {member.client_id for member in members if state.silent_ms(member, now_ms) > bound_ms}
@@ -138,20 +123,17 @@ def _tasks(state: GroupState, live: dict[str, Member], *, is_paused: bool) -> It
     ]
     if unassigned:
         what = f"{counted(len(unassigned), 'task')} assigned to no live member: {_names(unassigned)}"
-        yield Finding("tasks", Level.UNHEALTHY, what, _cause_of_unassigned(state, live))
+        has_taker = any(not member.is_draining for member in live.values())
+        repair = f"look at the log of the leader, {state.world.leader}, for 'cannot lead'"
+        yield Finding(
+            "tasks", Level.UNHEALTHY, what, repair if has_taker else "every member is draining: start another one"
+        )
     if unclaimed and not is_paused:
         what = f"{counted(len(unclaimed), 'task')} assigned and not claimed: {_names(unclaimed)}"
         by = _names(sorted({tasks[name].client_id for name in unclaimed}))
         yield Finding("tasks", Level.WARNING, what, f"look at the logs of the members that should run them: {by}")
     if not unassigned and (is_paused or not unclaimed):
         yield Finding("tasks", Level.OK, f"all {len(tasks)} assigned" if tasks else "none")
-
-
-def _cause_of_unassigned(state: GroupState, live: dict[str, Member]) -> str:
-    taking = [member for member in live.values() if not member.is_draining]
-    if not taking:
-        return "every member is draining: start another one"
-    return f"look at the log of the leader, {state.world.leader}, for 'cannot lead'"
 
 
 def _snapshots(state: GroupState, topic: TopicFacts, now_ms: int) -> Iterator[Finding]:

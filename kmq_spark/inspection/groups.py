@@ -1,14 +1,12 @@
 """
 Read the coordination topic once and return the groups in it, for operators.
 
-Rule 1: read-only: the reader is no member, joins no Kafka group and writes nothing.
-Rule 2: a partition is read from its first record that retention has kept. A group whose records begin later than its
-history and that has no snapshot there is shown as far as it is known (`is_complete`).
+A partition is read from its first record that retention has kept. A group whose records begin later than its history
+and that has no snapshot there is shown as far as it is known (`is_complete`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,10 +23,9 @@ from kmq_spark.kafka.settings import admin_config, make_client, reader_config
 from kmq_spark.wire.coordination_log import GroupLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from kmq_spark.config import Reach
-    from kmq_spark.core.coordination.effects import Effect
     from kmq_spark.core.coordination.world import Member, World
     from kmq_spark.inspection.cluster import Cluster
     from kmq_spark.inspection.facts import TopicFacts
@@ -39,16 +36,14 @@ class GroupState:
     """
     A group as of the end of its partition.
 
+    Instants are append times, epoch milliseconds on the broker's clock, of what the topic still has; -1 = none.
+
     Attributes:
-        group: Its name.
-        partition: Partition of the coordination topic.
         is_complete: Whether the world is that of the members; False where retention removed records and no snapshot
             replaces them.
-        world: Members, claims, tasks and positions.
-        claimed_at_ms: Append time of the record that granted each claim, by resource, epoch milliseconds, broker's
-            clock; only those that the topic still has.
-        first_at_ms: Append time of the group's oldest record that the topic has, epoch milliseconds, broker's clock.
-        snapshot_at_ms: Append time of the newest complete snapshot that the topic has; -1 = none.
+        claimed_at_ms: Of the record that granted each claim, by resource.
+        first_at_ms: Of the group's oldest record.
+        snapshot_at_ms: Of the newest complete snapshot.
         ignored: Number of records, or entries of records, that changed nothing, by reason.
         fault: Text about an unreadable record, empty if there was none.
     """
@@ -64,14 +59,8 @@ class GroupState:
     fault: str
 
     def silent_ms(self, member: Member, now_ms: int) -> int:
-        """
-        Return the time since the last heartbeat of a member, milliseconds.
-
-        Args:
-            member: Member of the group.
-            now_ms: Epoch milliseconds, this host's clock: used for the time since the last record of the partition,
-                because no record shows how that time passed.
-        """
+        """Return the time since the last heartbeat of a member, milliseconds, at *now_ms* of this host's clock."""
+        # No record shows how the time since the last one passed.
         since_ms = max(0, now_ms - self.world.newest_append_ms)
         return self.world.clock_ms - member.seen_ms + since_ms
 
@@ -80,23 +69,41 @@ class GroupState:
         return self.silent_ms(member, now_ms) > self.world.stale_after_ms
 
 
-class _Times:
-    """Append times of a group's records; see `GroupState`."""
+class _Reader:
+    """Reader of one group, from its first record in the topic on."""
 
-    def __init__(self) -> None:
-        """Begin before the first record."""
+    def __init__(self, log: GroupLog, append_time_ms: int) -> None:
+        self.log = log
         self.claimed_at_ms: dict[str, int] = {}
-        self.first_at_ms = self.snapshot_at_ms = -1
+        self.first_at_ms, self.snapshot_at_ms = append_time_ms, -1
 
-    def note(self, append_time_ms: int, effects: Iterable[Effect], *, is_snapshot: bool) -> None:
-        """Take a record of the partition, from the group's first one on."""
-        if self.first_at_ms < 0:
-            self.first_at_ms = append_time_ms
-        if is_snapshot:
+    def read(self, offset: int, append_time_ms: int, key: bytes | None, value: bytes | None) -> None:
+        """Read the next record of the partition."""
+        applied = self.log.read(offset, append_time_ms, key, value)
+        if self.log.world.snapshot_at == offset:
             self.snapshot_at_ms = append_time_ms
-        for effect in effects:
+        for effect in applied.effects:
             if effect.change is Change.CLAIMED:
                 self.claimed_at_ms[effect.resource] = append_time_ms
+
+    def state(self, group: str, partition: int) -> GroupState:
+        """Return the group as of the last record."""
+        log = self.log
+        if not log.is_complete and log.stranger_at_ms < 0:
+            # No record is of a member that was lost: the group is younger than the oldest record.
+            log.accept()
+        ignored = {reason.value: count for reason, count in sorted(log.ignored.items())}
+        return GroupState(
+            group,
+            partition,
+            log.is_complete,
+            log.world,
+            self.claimed_at_ms,
+            self.first_at_ms,
+            self.snapshot_at_ms,
+            ignored,
+            log.unsupported or log.last_fault,
+        )
 
 
 def read_groups(
@@ -109,7 +116,7 @@ def read_groups(
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[GroupState]:
     """
-    Read the coordination topic to its present end.
+    Read the coordination topic to its present end and return its groups, by name.
 
     Args:
         bootstrap_servers: Comma-separated `host:port`.
@@ -117,10 +124,7 @@ def read_groups(
         group: Only this group; empty for all.
         timeout: Bound on each call to the broker, and on the time without a record.
         extra: librdkafka settings.
-        on_progress: Progress callback; called with the number of records read so far.
-
-    Returns:
-        The groups, by name. A name without records is not among them.
+        on_progress: Called with the number of records read so far.
 
     Raises:
         TopicError: The topic does not exist, or does not fit.
@@ -131,51 +135,32 @@ def read_groups(
     partition_count = len(admin.list_topics(topic, timeout=timeout).topics[topic].partitions)
     wanted = [partition_of(group, partition_count)] if group else range(partition_count)
     first: dict[int, int] = {}
-    times: dict[str, _Times] = defaultdict(_Times)
-    logs: dict[int, dict[str, GroupLog]] = {partition: {} for partition in wanted}
-    reader = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout)
+    readers: dict[int, dict[str, _Reader]] = {partition: {} for partition in wanted}
+    client = LogReader(reader_config(bootstrap_servers, "kmq.coordination.overview", extra=extra), topic, timeout)
     try:
-        for count, record in enumerate(reader.read(dict.fromkeys(wanted, 0)), 1):
-            partition, offset = record.partition() or 0, record.offset() or 0
-            name = _name_of(record.key())
-            of_partition = logs[partition]
+        for count, record in enumerate(client.read(dict.fromkeys(wanted, 0)), 1):
+            partition, offset, append_time_ms = record.partition() or 0, record.offset() or 0, record.timestamp()[1]
+            name, of_partition = _name_of(record.key()), readers[partition]
             first_offset = first.setdefault(partition, offset)
             if name not in of_partition and is_group(name) and group in ("", name):
-                of_partition[name] = GroupLog(name, topic=topic, partition=partition, first_offset=first_offset)
+                log = GroupLog(name, topic=topic, partition=partition, first_offset=first_offset)
+                of_partition[name] = _Reader(log, append_time_ms)
             # Records of other groups move the clock of each group.
-            append_time_ms = record.timestamp()[1]
-            for each, log in of_partition.items():
-                applied = log.read(offset, append_time_ms, record.key(), record.value())
-                times[each].note(append_time_ms, applied.effects, is_snapshot=log.world.snapshot_at == offset)
+            for reader in of_partition.values():
+                reader.read(offset, append_time_ms, record.key(), record.value())
             on_progress(count)
     finally:
-        reader.close()
-    return [
-        _state_of(name, partition, log, times[name])
-        for name, partition, log in sorted(
-            (name, partition, log) for partition, of_partition in logs.items() for name, log in of_partition.items()
-        )
+        client.close()
+    found = [
+        reader.state(name, partition)
+        for partition, of_partition in readers.items()
+        for name, reader in of_partition.items()
     ]
+    return sorted(found, key=lambda state: state.group)
 
 
 def look_at_fleets(cluster: Cluster, queue: str, *, topic: str, now_ms: int, reach: Reach) -> tuple[FleetFacts, ...]:
-    """
-    Return the tracker fleets to which a queue belongs, for `kmq doctor`.
-
-    Args:
-        cluster: Asks the brokers.
-        queue: Name of the queue, or `queue@group`.
-        topic: The coordination topic; without it there are no fleets.
-        now_ms: Epoch milliseconds.
-        reach: The broker.
-
-    Returns:
-        The fleets; none where this client may not read the topic, or where it does not fit, so that no process can
-        join.
-
-    Raises:
-        KafkaClientError: The broker cannot be reached in time.
-    """
+    """Return the tracker fleets to which a queue belongs; none where this client may not read the topic."""
     (facts,) = cluster.topics([topic]).values()
     if not facts.partition_count:
         return ()
@@ -215,21 +200,3 @@ def _name_of(key: bytes | str | None) -> str:
     if isinstance(key, str):
         return key
     return (key or b"").decode("utf-8", "replace")
-
-
-def _state_of(name: str, partition: int, log: GroupLog, times: _Times) -> GroupState:
-    if not log.is_complete and log.stranger_at_ms < 0:
-        # No record is of a member that was lost: the group is younger than the oldest record.
-        log.accept()
-    ignored = {reason.value: count for reason, count in sorted(log.ignored.items())}
-    return GroupState(
-        name,
-        partition,
-        log.is_complete,
-        log.world,
-        times.claimed_at_ms,
-        times.first_at_ms,
-        times.snapshot_at_ms,
-        ignored,
-        log.unsupported or log.last_fault,
-    )

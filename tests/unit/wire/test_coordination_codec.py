@@ -18,9 +18,7 @@ from kmq_spark.core.coordination.records import (
     MAX_OFFSET,
     MAX_PART_BYTES,
     MAX_PAUSE_MS,
-    MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
-    MAX_SNAPSHOT_PARTS,
     MIN_HEARTBEAT_MS,
     Assignment,
     HeldPosition,
@@ -218,7 +216,6 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
     "no client id": (bytes_of(3, client_id=""), "LEAVE: client id is empty: got '', allowed 1 to 255 characters"),
     "long client id": (bytes_of(3, client_id="c" * 300), "LEAVE: client id is too long: got 300 characters ('ccc"),
     "control character": (bytes_of(3, client_id="a\nb"), "LEAVE: client id has a control character: got 'a\\nb'"),
-    "long instance": (bytes_of(3, instance="i" * 65), "LEAVE: instance is too long: got 65 characters"),
     "large sequence": (bytes_of(3, sequence=2**63), "LEAVE: sequence is out of bounds: got 9223372036854775808"),
     "large metadata": (
         bytes_of(1, heartbeat_ms=2_000, metadata=bytes(MAX_METADATA_BYTES + 1)),
@@ -228,12 +225,10 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
         bytes_of(1, heartbeat_ms=99),
         "JOIN: heartbeat interval in ms is out of bounds: got 99, allowed 100 to 60000",
     ),
-    "long interval": (bytes_of(1, heartbeat_ms=60_001), "JOIN: heartbeat interval in ms is out of bounds: got 60001"),
     "many positions": (
         bytes_of(2, positions=[{"resource": "r"}] * (MAX_ENTRIES + 1)),
         "HEARTBEAT: too many positions: got 10001, allowed 0 to 10000",
     ),
-    "position of no resource": (bytes_of(2, positions=[{"position": 1}]), "HEARTBEAT: resource is empty"),
     "negative epoch": (
         bytes_of(2, positions=[{"resource": "r", "epoch": -1}]),
         "HEARTBEAT: epoch is out of bounds: got -1, allowed 0 to 9223372036854775807",
@@ -242,38 +237,18 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
         bytes_of(2, positions=[{"resource": "r", "position": -1}]),
         "HEARTBEAT: position is out of bounds: got -1",
     ),
-    "claim of nothing": (bytes_of(4), "CLAIM: resource is empty"),
-    "long resource": (bytes_of(4, resource="r" * 256), "CLAIM: resource is too long: got 256 characters"),
-    "release of a negative epoch": (bytes_of(5, resource="r", epoch=-1), "RELEASE: epoch is out of bounds: got -1"),
-    "negative position of a release": (bytes_of(5, resource="r", position=-1), "RELEASE: position is out of bounds"),
     "messages up to nowhere": (
         bytes_of(6, resource="r"),
         "CLAIM_MESSAGES: position is missing: got None, allowed 0 to the end of the messages",
     ),
     "no pause": (bytes_of(7), "PAUSE_GROUP: pause in ms is out of bounds: got 0, allowed 1 to 604800000"),
-    "large payload": (
-        bytes_of(10, resource="t", payload=bytes(MAX_PAYLOAD_BYTES + 1)),
-        "ADD_TASK: payload is too large: got 4097 bytes, allowed 0 to 4096",
-    ),
     "drain without member": (bytes_of(12), "DRAIN: member is empty"),
     "assignment of no task": (bytes_of(13, assignments=[{"client_id": "a"}]), "ASSIGN: task is empty"),
-    "long assignee": (
-        bytes_of(13, assignments=[{"task": "t", "client_id": "c" * 300}]),
-        "ASSIGN: client id is too long",
-    ),
-    "many assignments": (
-        bytes_of(13, assignments=[{"task": "t"}] * (MAX_ENTRIES + 1)),
-        "ASSIGN: too many assignments: got 10001, allowed 0 to 10000",
-    ),
     "negative generation": (bytes_of(13, generation=-1), "ASSIGN: generation is out of bounds: got -1"),
     "no snapshot": (bytes_of(14), "SNAPSHOT: snapshot is missing: got None, allowed a part of a snapshot"),
     "snapshot of the past": (
         bytes_of(14, snapshot={"as_of": -1, "parts": 1}),
         "SNAPSHOT: as_of is out of bounds: got -1",
-    ),
-    "snapshot without parts": (
-        bytes_of(14, snapshot={"as_of": 1}),
-        f"SNAPSHOT: parts is out of bounds: got 0, allowed 1 to {MAX_SNAPSHOT_PARTS}",
     ),
     "part past the last one": (
         bytes_of(14, snapshot={"as_of": 1, "part": 2, "parts": 2}),
