@@ -1,9 +1,8 @@
 """
 Keep a process ready to track: load in advance what the first batch needs, and notice that the JVM is gone.
 
-Rule 1: the warm-up reads markers and decides nothing, sends nothing and commits nothing. It uses a checkpoint folder of
-its own, which it deletes.
-Rule 2: a warm-up that fails is logged and has no other effect: the first batch takes longer.
+The warm-up reads markers and decides nothing, sends nothing and commits nothing. If it fails, the first batch takes
+longer.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from kmq_spark.config import plain
 from kmq_spark.errors import KmqError
-from kmq_spark.kafka.lookups import offsets_of
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, offsets_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
 from kmq_spark.kafka.topics import check_queue
 from kmq_spark.spark.queries import one_line
@@ -49,13 +48,7 @@ def warm_up(spark: SparkSession, queue: str, settings: Settings) -> bool:
     """
     Run one batch of a tracker's query, so that classes are loaded, code is compiled and a Python worker is started.
 
-    Args:
-        spark: Session that the trackers are going to use.
-        queue: A queue whose markers are read.
-        settings: All settings.
-
-    Returns:
-        Whether a batch was run; not so where the queue has no markers yet.
+    Return whether a batch was run; not so where the queue has no markers yet.
     """
     began_s = time.monotonic()
     checkpoint = f"{settings.tracker.checkpoint_dir.rstrip('/')}/{new_client_id('warm-up')}"
@@ -74,12 +67,7 @@ def warm_up(spark: SparkSession, queue: str, settings: Settings) -> bool:
 
 
 def check_jvm(spark: SparkSession) -> None:
-    """
-    Return while the session's JVM answers and its context is open.
-
-    Raises:
-        KmqError: It does not.
-    """
+    """Return while the session's JVM answers and its context is open; else raise a `KmqError`."""
     try:
         java_context = spark.sparkContext._jsc  # noqa: SLF001  # no other way to the context's state
         is_open = java_context is not None and not java_context.sc().isStopped()
@@ -132,8 +120,8 @@ def _near_the_end(layout: QueueLayout, settings: Settings) -> dict[int, int]:
     """Return an offset near the end of each markers partition."""
     kafka, topic, partitions = settings.kafka, layout.topics.markers_topic, range(layout.partition_count)
     admin = make_client(AdminClient, admin_config(kafka.bootstrap_servers, extra=plain(kafka.extra)))
-    first = offsets_of(admin, topic, partitions, OffsetSpec.earliest(), kafka.timeout)  # type: ignore[no-untyped-call]  # the client's
-    end = offsets_of(admin, topic, partitions, OffsetSpec.latest(), kafka.timeout)  # type: ignore[no-untyped-call]  # as above
+    first = offsets_of(admin, topic, partitions, EARLIEST, kafka.timeout)
+    end = offsets_of(admin, topic, partitions, LATEST, kafka.timeout)
     return {partition: max(first[partition], end[partition] - MARKERS_READ) for partition in partitions}
 
 
