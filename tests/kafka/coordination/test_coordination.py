@@ -12,7 +12,6 @@ from confluent_kafka.admin import AdminClient
 
 from kmq_spark.coordination import Coordinator, GroupView, RunningTask, TaskRunner, channel
 from kmq_spark.coordination.topic import partition_of
-from kmq_spark.core.coordination import fold
 from kmq_spark.core.coordination.effects import Change, Effect
 from kmq_spark.errors import ClaimLostError, ConfigError, KafkaClientError, MalformedRecordError, UsageError
 from tests.kafka.conftest import wait_until
@@ -250,7 +249,7 @@ def test_program_of_the_document_runs(bootstrap_servers: str, capsys: pytest.Cap
 # Bad input.
 
 
-def test_names_of_300_characters_are_refused(make: Make, bootstrap_servers: str) -> None:
+def test_values_out_of_bounds_are_refused(make: Make, bootstrap_servers: str) -> None:
     """Before anything is written."""
     member = make("a")
     with pytest.raises(MalformedRecordError, match="cannot write CLAIM: resource is too long: got 300 characters"):
@@ -262,16 +261,6 @@ def test_names_of_300_characters_are_refused(make: Make, bootstrap_servers: str)
     with pytest.raises(ConfigError, match=r"heartbeat is out of bounds: got 0.099, 0.1 to 60 seconds"):
         Coordinator("g", bootstrap_servers=bootstrap_servers, heartbeat=0.099)
     held(member.claim("r"))
-
-
-def test_task_above_the_limit_is_an_error_of_its_caller(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the log, and every member ignores it."""
-    monkeypatch.setattr(fold, "MAX_TASKS", 1)
-    member = make("a")
-    member.add_task("t")
-    with pytest.raises(UsageError, match=r"ADD_TASK changed nothing in group 'group-.*': over_limit; remove tasks"):
-        member.add_task("u")
-    assert list(member.view().tasks) == ["t"]
 
 
 def test_child_process_holds_nothing(make: Make) -> None:

@@ -257,27 +257,21 @@ def test_paused_fleet_tracks_nothing_until_it_is_resumed(fleet: Fleet) -> None:
         operator.close()
 
 
-def test_queue_that_is_removed_is_tracked_no_more(fleet: Fleet) -> None:
+def test_queue_that_is_removed_is_tracked_no_more_and_a_task_that_is_no_queue_never(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name would become a folder."""
     only = fleet.process("a", "orders", "emails")
     assert wait_until(lambda: only.running() == ["emails", "orders"])
     operator = fleet.operator()
     try:
         operator.remove_task("emails")
-    finally:
-        operator.close()
-    assert wait_until(lambda: only.running() == ["orders"])
-
-
-def test_task_that_is_no_queue_is_ignored(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    """Its name would become a folder."""
-    only = fleet.process("a", "orders")
-    operator = fleet.operator()
-    try:
         operator.add_task("../etc")
     finally:
         operator.close()
+    assert wait_until(lambda: only.running() == ["orders"])
     assert wait_until(lambda: "'../etc' of fleet" in caplog.text)
-    assert [tracker.queue for tracker in only.made] == ["orders"]
+    assert len(only.made) == 2
 
 
 def test_tracker_that_fails_is_started_again_and_the_others_run_on(fleet: Fleet) -> None:
@@ -299,24 +293,18 @@ def test_tracker_that_is_fenced_from_outside_the_fleet_waits_before_it_fences_ba
     assert len(only.made) == 1
 
 
-def test_process_without_a_jvm_ends_and_the_others_take_over_at_once(fleet: Fleet) -> None:
-    """It leaves the group, so they need not wait for 2T; with T=60 s a lapse would take two minutes."""
-    first = fleet.process("a", "orders", fleet_heartbeat_ms=60_000)
+def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: Fleet) -> None:
+    """
+    The process leaves the group at once: with T = 60 s a lapse would take two minutes.
+
+    A tracker that takes long to end is fenced by its successor; the process ends when it has ended.
+    """
+    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True), fleet_heartbeat_ms=60_000)
     assert wait_until(lambda: first.running() == ["orders"])
     standby = fleet.process("b")
     first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")
-    assert first.wait_end() is first.engine_error
     # Less than the lapse takes.
     assert wait_until(lambda: standby.running() == ["orders"], 100)
-
-
-def test_queues_of_a_process_without_a_jvm_do_not_wait_for_its_trackers(fleet: Fleet) -> None:
-    """A tracker that takes long to end is fenced by its successor; the process ends when it has ended."""
-    first = fleet.process("a", "orders", make=lambda queue: NotingTracker(queue, hangs=True))
-    assert wait_until(lambda: first.running() == ["orders"])
-    standby = fleet.process("b")
-    first.engine_error = KmqError("the JVM of Spark is gone: got x; start the tracker again")
-    assert wait_until(lambda: standby.running() == ["orders"])
     assert first.running() == ["orders"]
     first.tracker("orders").end.set()
     assert first.wait_end() is first.engine_error

@@ -1,4 +1,4 @@
-"""A fleet of `kmq tracker run --fleet` processes: killed, stopped, and shown by `kmq tracker fleet`."""
+"""A fleet of `kmq tracker run --fleet` processes, one of which loses its JVM; the campaign kills and stops some (G6)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
-from tests.kafka.operator.test_commands import kmq
-from tests.limits import COMES_S, ENDS_S
+from tests.kafka.conftest import Queue, wait_until
+from tests.limits import ENDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,11 +75,6 @@ class Member:
                 if is_java and os.getpgid(int(folder.name)) == self.process.pid:
                     os.kill(int(folder.name), signal.SIGKILL)
 
-    def stop(self) -> int:
-        """SIGTERM to the process, its JVM and Spark's workers, as systemd sends it; return the exit code."""
-        os.killpg(self.process.pid, signal.SIGTERM)
-        return self.process.wait(ENDS_S)
-
     def close(self) -> None:
         """End it whatever it does."""
         if self.process.poll() is None:
@@ -114,12 +108,6 @@ class Fleet:
         self._members.append(Member(name, arguments, environment, self.folder))
         return self._members[-1]
 
-    def shown(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
-        """Return exit code and output of `kmq tracker fleet`."""
-        monkeypatch.setenv("KMQ_TRACKER__COORDINATION_TOPIC", self.topic)
-        result = kmq(self.queues[0].bootstrap_servers, "tracker", "fleet", self.name, "-o", "json")
-        return result.exit_code, json.loads(result.stdout)
-
     def close(self) -> None:
         """End the processes."""
         for member in self._members:
@@ -132,62 +120,6 @@ def fleet(make_queue: Callable[..., Queue], tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet([make_queue(), make_queue()], tmp_path)
     yield made
     made.close()
-
-
-def drop(queue: Queue, *values: str) -> None:
-    """Send messages and let a consumer take them and die: they fall due after a second."""
-    queue.send(*values)
-    with consumer_of(queue, lease_ms=1_000, keep_alive=False) as consumer:
-        receive_all(consumer, len(values))
-
-
-def redelivered(queue: Queue, count: int) -> list[bytes | None]:
-    """Receive *count* messages again, and acknowledge them."""
-    with consumer_of(queue) as consumer:
-        until = time.monotonic() + COMES_S
-        found: list[bytes | None] = []
-        while len(found) < count and time.monotonic() < until:
-            for message in consumer.receive(count, timeout=1.0):
-                found.append(message.value)
-                message.ack()
-    return sorted(found, key=lambda value: value or b"")
-
-
-def test_standby_takes_the_queues_of_a_killed_process_and_hands_them_back(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed: the other one redelivers, once. Restarted and stopped: each queue always has a tracker."""
-    names = {queue.name for queue in fleet.queues}
-    first = fleet.member("a")
-    first.wait(lambda: first.ready() == names)
-    second = fleet.member("b")
-    second.wait(lambda: len(second.ready()) == 1)
-    code, shown = fleet.shown(monkeypatch)
-    assert (code, shown["is_healthy"], shown["leader"]) == (0, True, "a")
-    assert {row["tracked_by"] for row in shown["queues"]} == {"a", "b"}
-    for queue in fleet.queues:
-        drop(queue, "x", "y")
-    first.kill()
-    second.wait(lambda: second.ready() == names)
-    for queue in fleet.queues:
-        assert redelivered(queue, 2) == [b"x", b"y"]
-    code, shown = fleet.shown(monkeypatch)
-    assert (code, {row["tracked_by"] for row in shown["queues"]}) == (0, {"b"})
-
-    again = fleet.member("a")
-    again.wait(lambda: len(again.ready()) == 1)
-    for queue in fleet.queues:
-        drop(queue, "z")
-    assert second.stop() == 0
-    again.wait(lambda: again.ready() == names)
-    assert not [event for event in second.events if event["event"] == "failed"]
-    for queue in fleet.queues:
-        assert redelivered(queue, 1) == [b"z"]
-    assert again.stop() == 0
-    for member in (second, again):
-        assert "failed while stopping" not in member.log.read_text(errors="replace")
-    code, shown = fleet.shown(monkeypatch)
-    assert (code, [row["tracked_by"] for row in shown["queues"]]) == (3, [None, None])
 
 
 def test_process_without_a_jvm_ends_and_the_standby_takes_its_queues(fleet: Fleet) -> None:

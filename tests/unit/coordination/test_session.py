@@ -205,14 +205,6 @@ def test_claim_whose_caller_has_given_up_is_released(partition: Partition, pair:
     assert (first.session.claims, second.session.may_claim("r")) == ({}, True)
 
 
-def test_second_claim_of_the_same_resource_ends_the_first(partition: Partition, pair: tuple[Process, Process]) -> None:
-    """It has a new epoch; the old one is fenced."""
-    first, _ = pair
-    old, new = first.held(), first.held()
-    assert (old.is_held, new.is_held, new.epoch > old.epoch) == (False, True, True)
-    del partition
-
-
 def test_messages_are_handed_out_after_claim_and_position_were_read_back(
     partition: Partition, pair: tuple[Process, Process]
 ) -> None:
@@ -242,19 +234,6 @@ def test_instance_that_was_replaced_stops(partition: Partition, pair: tuple[Proc
         first.session.send(RecordType.LEAVE)
     first.session.fail(UsageError("a second reason changes nothing"))
     assert isinstance(first.session.failure, FencedError)
-
-
-def test_client_id_in_use_is_tried_again(
-    partition: Partition, pair: tuple[Process, Process], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Until the other instance is gone."""
-    _, second = pair
-    third = Process(partition, "a", 2)
-    third.session.turn()
-    assert third.join().ignored == ["client_id_in_use"]
-    pass_time(partition, 5 * T, second, third)
-    assert third.session.is_member
-    assert "client id a is used by another instance; the next try is in 1000 ms" in caplog.text
 
 
 def test_leader_spreads_tasks_and_its_successor_goes_on(partition: Partition, pair: tuple[Process, Process]) -> None:
@@ -390,18 +369,6 @@ def test_session_that_has_failed_holds_nothing(pair: tuple[Process, Process]) ->
     finally:
         session_module.logger.removeHandler(look)
     assert seen == [False] * 6
-
-
-def test_observer_writes_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:
-    """It follows the group, and is no member."""
-    first, second = pair
-    observer = Process(partition, "o")
-    count = len(partition.records)
-    pass_time(partition, 5 * T, observer)
-    assert len(partition.records) == count
-    assert (observer.session.is_member, observer.session.may_claim("r")) == (False, False)
-    assert sorted(observer.session.world.members) == ["a", "b"]
-    del first, second
 
 
 def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: tuple[Process, Process]) -> None:

@@ -223,7 +223,7 @@ def test_two_members_and_one_resource_in_every_interleaving_of_six_steps(held: b
     assert owners == {"a", "b"}
 
 
-# The two sequences that an acknowledgement does not see, from the design.
+# Sequences of the documentation.
 
 
 def test_heartbeat_that_is_appended_behind_the_claim_of_another_renews_nothing() -> None:
@@ -244,35 +244,6 @@ def test_heartbeat_that_is_appended_behind_the_claim_of_another_renews_nothing()
     simulation.read(first)
     assert [instance[0] for instance, _ in simulation.owners("r")] == ["b"]
     assert first.holds.until_ms(T) - first.clock_ahead_ms == T
-
-
-def test_heartbeat_in_a_paused_group_renews_nothing() -> None:
-    """It is acknowledged, the member stays, and its claim lapses."""
-    simulation = Simulation()
-    first, second = simulation.start("a"), simulation.start("b")
-    for process in (first, second):
-        simulation.settle(process)
-    simulation.claim(first)
-    simulation.append(Record(RecordType.PAUSE_GROUP, "operator", "o", duration_ms=100 * T))
-    simulation.live(first, 2)
-    assert [instance[0] for instance, _ in simulation.owners("r")] == ["a"]
-    simulation.live(first, 2)
-    assert simulation.owners("r") == []
-
-
-@pytest.mark.parametrize("jump_ms", [T, 5 * T, 3_600_000])
-def test_broker_clock_that_jumps_makes_no_second_owner(jump_ms: int) -> None:
-    """A clock that followed the append times would drop every member at once, and the first to return would claim."""
-    simulation = Simulation()
-    first, second = simulation.start("a"), simulation.start("b")
-    simulation.settle(first)
-    simulation.settle(second)
-    simulation.claim(first)
-    simulation.broker_ahead_ms += jump_ms
-    for _ in range(2):
-        simulation.live(second, 1)
-        simulation.claim(second)
-        assert [instance[0] for instance, _ in simulation.owners("r")] == ["a"]
 
 
 def test_epoch_shows_who_came_later_where_a_promise_was_broken() -> None:
@@ -310,15 +281,3 @@ def test_hold_lasts_from_the_sending_of_the_newest_renewal_that_was_read_back() 
     holds.note_read(0, refreshed=True)
     holds.note_read(99, refreshed=True)
     assert holds.until_ms(T) == 1_200.0
-
-
-def test_hold_is_over_at_its_last_millisecond() -> None:
-    """Also while the world still says that the member holds."""
-    simulation = Simulation()
-    process = simulation.start("a")
-    simulation.settle(process)
-    simulation.claim(process)
-    sent_at_ms = process.clock_ahead_ms
-    assert process.epoch_of("r", sent_at_ms + T - 1) == 1
-    assert process.epoch_of("r", sent_at_ms + T) is None
-    assert process.epoch_of("s", sent_at_ms) is None

@@ -112,15 +112,6 @@ def test_world_has_these_bytes() -> None:
     assert encode_world(story_of_two().world).hex() == expected
 
 
-def test_world_with_free_resources_and_tasks_survives_the_wire() -> None:
-    """A position outlives its holder, and a task its member."""
-    story = story_of_two()
-    story.say(RecordType.LEAVE, "b")
-    restored = decode_world(encode_world(story.world))
-    assert facts(restored) == facts(story.world)
-    assert (restored.resources["r"].position, restored.tasks["t"].client_id) == (7, "")
-
-
 def test_reader_without_a_snapshot_knows_that_it_does_not_know() -> None:
     """The heartbeat of a member whose JOIN it has not read shows it."""
     story = story_of_two()
@@ -150,15 +141,6 @@ def test_group_that_is_newer_than_the_log_is_accepted_without_a_snapshot() -> No
     assert (log.is_complete, log.stranger_at_ms) == (False, -1)
     log.accept()
     assert (log.is_complete, log.world.leader) == (True, "a")
-
-
-def test_snapshot_from_before_the_first_offset_is_of_no_use() -> None:
-    """The records between are gone."""
-    story = story_of_two()
-    as_of = write_snapshot(story)
-    log = GroupLog(GROUP, first_offset=as_of + 1)
-    read_all(log, story, as_of + 1)
-    assert not log.is_complete
 
 
 def test_snapshot_that_is_begun_again_is_read() -> None:
@@ -216,14 +198,6 @@ def test_unreadable_records_are_counted_and_change_nothing_but_the_time() -> Non
     )
     assert log.last_fault.startswith("cannot read coordination record at kmq.coordination[3]@")
     assert "@11: type 99, this build reads up to 14" in log.unsupported
-
-
-@given(st.binary(max_size=100), st.binary(max_size=10) | st.none())
-def test_reader_never_raises(value: bytes, key: bytes | None) -> None:
-    """Whatever the log contains."""
-    log = GroupLog(GROUP, first_offset=5)
-    log.read(5, 0, KEY, value)
-    log.read(6, 0, key, value)
 
 
 @settings(max_examples=examples(1.5), deadline=None)
