@@ -36,24 +36,14 @@ class RunningTask:
     Attributes:
         name: Name of the task.
         payload: What `add_task` said.
-        claim: Its claim: hand `claim.epoch` to whatever you write to, call `claim.check()` before you write.
-        stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost. In the latter case,
-            another member may begin a T later.
+        claim: Its claim: hand `claim.epoch` to whatever you write to, and call `claim.check()` before you write.
+        stopping: Set when the handler is to return: the task goes elsewhere, or the claim is lost; then another member
+            may begin a T later.
     """
 
     def __init__(self, name: str, payload: bytes, claim: Claim) -> None:
         self.name, self.payload, self.claim = name, payload, claim
         self.stopping = threading.Event()
-
-    def check(self) -> bool:
-        """
-        Return whether to go on; raise where the claim is lost.
-
-        Raises:
-            ClaimLostError: The claim is over: stop at once.
-        """
-        self.claim.check()
-        return not self.stopping.is_set()
 
 
 class TaskRunner:

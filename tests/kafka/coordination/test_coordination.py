@@ -163,8 +163,8 @@ def test_task_runs_in_one_process_at_a_time(make: Make) -> None:
                     failed.add(task.name)
                     message = "the first time it fails"
                     raise RuntimeError(message)
-                while task.check():
-                    task.stopping.wait(0.01)
+                while not task.stopping.wait(0.01):
+                    task.claim.check()
             finally:
                 events.append((task.name, client_id, "end"))
 

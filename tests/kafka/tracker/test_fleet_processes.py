@@ -1,4 +1,4 @@
-"""A fleet of `kmq tracker run --fleet` processes, one of which loses its JVM; the campaign kills and stops some (G6)."""
+"""Processes of `kmq tracker run --fleet`, one of which loses its JVM; the campaign kills and stops some (G6)."""
 
 from __future__ import annotations
 
