@@ -129,7 +129,7 @@ def pause(
 ) -> None:
     """Pause a group: no claim is granted and none renewed. Holders stop; a pause ends by itself, or with --end."""
     if (duration is None) != end:
-        message = f"give a duration or --end: got --for {duration} and end={end}, allowed is one of the two"
+        message = f"give a duration or --end: got --for {duration} and end={end}; expected is one of the two"
         raise ConfigError(message)
     duration_s = seconds(duration or "0", "--for")
     with _operating(group, connection) as operator:
@@ -164,7 +164,7 @@ def seek(
 ) -> None:
     """Set the positions of resources, also back. The group must be paused, and nothing of it held."""
     if (to is None) != forget:
-        message = f"give a position or --forget: got --to {to} and forget={forget}, allowed is one of the two"
+        message = f"give a position or --forget: got --to {to} and forget={forget}; expected is one of the two"
         raise ConfigError(message)
     with _operating(group, connection) as operator:
         before = operator.view().resources

@@ -75,7 +75,8 @@ class Claim:
         self.check()
         if self.position is not None and position < self.position:
             message = (
-                f"position of {self.resource!r} goes back: got {position!r}, minimum {self.position}; pause the group"
+                f"position of {self.resource!r} goes back: got {position!r}; expected {self.position} or more; "
+                "pause the group to set it back"
             )
             raise UsageError(message)
         if (wait_s := milliseconds("timeout", timeout) / 1000) > 0:

@@ -173,12 +173,12 @@ class Consumption:
         release_if_behind: float | timedelta | None = None,
     ) -> None:
         if mode not in MODES:
-            message = f"mode is not allowed: got {mode!r}, allowed {' or '.join(map(repr, MODES))}; correct the call"
+            message = f"mode is not allowed: got {mode!r}; expected {' or '.join(map(repr, MODES))}; correct the call"
             raise ConfigError(message)
         if max_messages < 1 or most_claims < 0:
             message = (
-                f"max_messages or most_claims is out of bounds: got {max_messages!r} and {most_claims!r}, "
-                "minimum 1 and 0; correct the call"
+                f"max_messages or most_claims is out of bounds: got {max_messages!r} and {most_claims!r}; "
+                "expected at least 1 and 0; correct the call"
             )
             raise ConfigError(message)
         self._idle_s = None if idle is None else milliseconds("idle", idle) / 1000

@@ -144,7 +144,8 @@ class Coordinator:
     ) -> None:
         if not is_group(group):
             message = (
-                f"group name is not allowed: got {group!r:.80}, 1 to 200 of A-Z a-z 0-9 . _ -; choose another name"
+                f"group name is not allowed: got {group!r:.80}; expected 1 to 200 of A-Z a-z 0-9 . _ -; "
+                "choose another name"
             )
             raise ConfigError(message)
         self.group = group

@@ -67,7 +67,7 @@ def create_coordination_topic(
     retention_ms = milliseconds("retention", retention, MIN_RETENTION_MS, MAX_DUE_AT_MS)
     timeout_s = milliseconds("timeout", timeout) / 1000
     if partitions < 1:
-        message = f"partitions is out of bounds: got {partitions!r}, minimum 1; correct the call"
+        message = f"partitions is out of bounds: got {partitions!r}; expected at least 1; correct the call"
         raise ConfigError(message)
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     until_s = time.monotonic() + timeout_s

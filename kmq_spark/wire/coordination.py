@@ -45,8 +45,8 @@ def encode_record(record: Record) -> bytes:
     value: bytes = message.SerializeToString()
     if len(value) > MAX_RECORD_BYTES:
         raise MalformedRecordError(
-            f"cannot write {record.type.name}: the record is too large: got {len(value)} bytes, "
-            f"allowed 1 to {MAX_RECORD_BYTES}; write several records"
+            f"cannot write {record.type.name}: the record is too large: got {len(value)} bytes; "
+            f"expected 1 to {MAX_RECORD_BYTES}; write several records"
         )
     return value
 
@@ -84,7 +84,7 @@ def _message_of(value: bytes | None) -> coordination_pb2.Coordination:
         raise MalformedRecordError(f"{what}; {_MALFORMED}")
     if len(value) > MAX_RECORD_BYTES:
         raise MalformedRecordError(
-            f"the record is too large: got {len(value)} bytes, allowed 1 to {MAX_RECORD_BYTES}; {_MALFORMED}"
+            f"the record is too large: got {len(value)} bytes; expected 1 to {MAX_RECORD_BYTES}; {_MALFORMED}"
         )
     try:
         message: coordination_pb2.Coordination = coordination_pb2.Coordination.FromString(value)
@@ -100,7 +100,7 @@ def _record_of(message: coordination_pb2.Coordination) -> Record:
     if kind is None and message.type != 0:
         raise _unsupported("type", message.type, max(RecordType))
     if kind is None:
-        raise MalformedRecordError(f"a record without type: got 0, allowed 1 to {int(max(RecordType))}; {_MALFORMED}")
+        raise MalformedRecordError(f"a record without type: got 0; expected 1 to {int(max(RecordType))}; {_MALFORMED}")
     fields = {field: _got(message, field) for field in FIELDS[kind]}
     record = Record(kind, message.client_id, message.instance, message.sequence, **fields)
     if fault := record_fault(record):

@@ -65,7 +65,7 @@ def snapshot_parts(world: World, part_bytes: int = MAX_PART_BYTES) -> list[Snaps
     pieces = [data[start : start + part_bytes] for start in range(0, max(1, len(data)), part_bytes)]
     if len(pieces) > MAX_SNAPSHOT_PARTS:
         raise MalformedRecordError(
-            f"the world is too large for a snapshot: got {len(data)} bytes, allowed are {MAX_SNAPSHOT_PARTS} parts of "
+            f"the world is too large for a snapshot: got {len(data)} bytes; expected {MAX_SNAPSHOT_PARTS} parts of "
             f"{part_bytes} bytes; write smaller metadata and payloads"
         )
     return [SnapshotPart(world.next_offset, part, len(pieces), piece) for part, piece in enumerate(pieces)]
@@ -144,11 +144,11 @@ def _faults(message: coordination_pb2.World) -> Iterator[str]:
 
 def _faults_of_names(what: str, names: list[str], most: int) -> Iterator[str]:
     if len(names) > most:
-        yield f"too many {what}: got {len(names)}, allowed 0 to {most}"
+        yield f"too many {what}: got {len(names)}; expected 0 to {most}"
     if len(set(names)) < len(names):
         yield f"{what} are named twice: got {len(names)} names, {len(set(names))} of them different"
     yield from (name_fault(what, name) for name in names)
 
 
 def _out_of(what: str, number: int, least: int, most: int) -> str:
-    return "" if least <= number <= most else f"{what} is out of bounds: got {number}, allowed {least} to {most}"
+    return "" if least <= number <= most else f"{what} is out of bounds: got {number}; expected {least} to {most}"

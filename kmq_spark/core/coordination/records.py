@@ -167,8 +167,8 @@ def fleet_group(name: str) -> str:
     """Return the coordination group of a tracker fleet; raise a `ConfigError` where the name is not allowed."""
     if not name or not is_group(FLEET_PREFIX + name):
         message = (
-            f"fleet name is not allowed: got {name!r:.80}, 1 to {MAX_GROUP_CHARS - len(FLEET_PREFIX)} of A-Z a-z 0-9 "
-            ". _ -; choose another name"
+            f"fleet name is not allowed: got {name!r:.80}; expected 1 to {MAX_GROUP_CHARS - len(FLEET_PREFIX)} of "
+            "A-Z a-z 0-9 . _ -; choose another name"
         )
         raise ConfigError(message)
     return FLEET_PREFIX + name
@@ -187,36 +187,36 @@ def record_fault(record: Record) -> str:
         if fault := _FAULTS[field](getattr(record, field)):
             return fault
     if record.type is RecordType.CLAIM_MESSAGES and record.position is None:
-        return "position is missing: got None, allowed 0 to the end of the messages"
+        return "position is missing: got None; expected 0 to the end of the messages"
     return ""
 
 
 def name_fault(what: str, name: str, longest: int = MAX_NAME_CHARS) -> str:
     """Return what is wrong with a name, empty where nothing is."""
     if not name:
-        return f"{what} is empty: got '', allowed 1 to {longest} characters"
+        return f"{what} is empty: got ''; expected 1 to {longest} characters"
     if len(name) > longest:
-        return f"{what} is too long: got {len(name)} characters ({name[:_SHOWN_CHARS]!r}…), allowed 1 to {longest}"
+        return f"{what} is too long: got {len(name)} characters ({name[:_SHOWN_CHARS]!r}…); expected 1 to {longest}"
     if _NOT_IN_NAMES.search(name):
-        return f"{what} has a control character: got {name[:_SHOWN_CHARS]!r}, allowed are printable characters"
+        return f"{what} has a control character: got {name[:_SHOWN_CHARS]!r}; expected printable characters"
     return ""
 
 
 def _number_fault(what: str, number: int, least: int, most: int) -> str:
     if least <= number <= most:
         return ""
-    return f"{what} is out of bounds: got {number!r}, allowed {least} to {most}"
+    return f"{what} is out of bounds: got {number!r}; expected {least} to {most}"
 
 
 def _size_fault(what: str, data: bytes, most: int) -> str:
     if len(data) <= most:
         return ""
-    return f"{what} is too large: got {len(data)} bytes, allowed 0 to {most}"
+    return f"{what} is too large: got {len(data)} bytes; expected 0 to {most}"
 
 
 def _fault_of_positions(positions: tuple[HeldPosition, ...]) -> str:
     if len(positions) > MAX_ENTRIES:
-        return f"too many positions: got {len(positions)}, allowed 0 to {MAX_ENTRIES}"
+        return f"too many positions: got {len(positions)}; expected 0 to {MAX_ENTRIES}"
     for resource, epoch, position in positions:
         fault = (
             name_fault("resource", resource)
@@ -230,7 +230,7 @@ def _fault_of_positions(positions: tuple[HeldPosition, ...]) -> str:
 
 def _fault_of_assignments(assignments: tuple[Assignment, ...]) -> str:
     if len(assignments) > MAX_ENTRIES:
-        return f"too many assignments: got {len(assignments)}, allowed 0 to {MAX_ENTRIES}"
+        return f"too many assignments: got {len(assignments)}; expected 0 to {MAX_ENTRIES}"
     for task, client_id in assignments:
         fault = name_fault("task", task) or (name_fault("client id", client_id) if client_id else "")
         if fault:
@@ -240,7 +240,7 @@ def _fault_of_assignments(assignments: tuple[Assignment, ...]) -> str:
 
 def _fault_of_snapshot(part: SnapshotPart | None) -> str:
     if part is None:
-        return "snapshot is missing: got None, allowed a part of a snapshot"
+        return "snapshot is missing: got None; expected a part of a snapshot"
     return (
         _number_fault("as_of", part.as_of, 0, MAX_OFFSET)
         or _number_fault("parts", part.parts, 1, MAX_SNAPSHOT_PARTS)

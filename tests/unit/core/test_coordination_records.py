@@ -58,6 +58,5 @@ def test_fleet_has_a_group_that_no_other_program_has(name: str) -> None:
 def test_fleet_name_that_is_not_allowed_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         fleet_group(name)
-    assert str(caught.value) == (
-        f"fleet name is not allowed: got {name!r:.80}, 1 to {LONGEST} of A-Z a-z 0-9 . _ -; choose another name"
-    )
+    expected = f"expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -; choose another name"
+    assert str(caught.value) == f"fleet name is not allowed: got {name!r:.80}; {expected}"

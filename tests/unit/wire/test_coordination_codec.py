@@ -204,28 +204,28 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
     "text that is not UTF-8": (b"\x10\x03\x1a\x01\xff", "got 5 bytes that are no Coordination message"),
     "large record": (
         b"\x32" + bytes(MAX_RECORD_BYTES),
-        "the record is too large: got 1000001 bytes, allowed 1 to 1000000",
+        "the record is too large: got 1000001 bytes; expected 1 to 1000000",
     ),
-    "no type": (bytes_of(0), "a record without type: got 0, allowed 1 to 14"),
-    "no client id": (bytes_of(3, client_id=""), "LEAVE: client id is empty: got '', allowed 1 to 255 characters"),
+    "no type": (bytes_of(0), "a record without type: got 0; expected 1 to 14"),
+    "no client id": (bytes_of(3, client_id=""), "LEAVE: client id is empty: got ''; expected 1 to 255 characters"),
     "long client id": (bytes_of(3, client_id="c" * 300), "LEAVE: client id is too long: got 300 characters ('ccc"),
     "control character": (bytes_of(3, client_id="a\nb"), "LEAVE: client id has a control character: got 'a\\nb'"),
     "large sequence": (bytes_of(3, sequence=2**63), "LEAVE: sequence is out of bounds: got 9223372036854775808"),
     "large metadata": (
         bytes_of(1, heartbeat_ms=2_000, metadata=bytes(MAX_METADATA_BYTES + 1)),
-        "JOIN: metadata is too large: got 4097 bytes, allowed 0 to 4096",
+        "JOIN: metadata is too large: got 4097 bytes; expected 0 to 4096",
     ),
     "short interval": (
         bytes_of(1, heartbeat_ms=99),
-        "JOIN: heartbeat interval in ms is out of bounds: got 99, allowed 100 to 60000",
+        "JOIN: heartbeat interval in ms is out of bounds: got 99; expected 100 to 60000",
     ),
     "many positions": (
         bytes_of(2, positions=[{"resource": "r"}] * (MAX_ENTRIES + 1)),
-        "HEARTBEAT: too many positions: got 10001, allowed 0 to 10000",
+        "HEARTBEAT: too many positions: got 10001; expected 0 to 10000",
     ),
     "negative epoch": (
         bytes_of(2, positions=[{"resource": "r", "epoch": -1}]),
-        "HEARTBEAT: epoch is out of bounds: got -1, allowed 0 to 9223372036854775807",
+        "HEARTBEAT: epoch is out of bounds: got -1; expected 0 to 9223372036854775807",
     ),
     "negative position": (
         bytes_of(2, positions=[{"resource": "r", "position": -1}]),
@@ -233,24 +233,24 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
     ),
     "messages up to nowhere": (
         bytes_of(6, resource="r"),
-        "CLAIM_MESSAGES: position is missing: got None, allowed 0 to the end of the messages",
+        "CLAIM_MESSAGES: position is missing: got None; expected 0 to the end of the messages",
     ),
-    "no pause": (bytes_of(7), "PAUSE_GROUP: pause in ms is out of bounds: got 0, allowed 1 to 604800000"),
+    "no pause": (bytes_of(7), "PAUSE_GROUP: pause in ms is out of bounds: got 0; expected 1 to 604800000"),
     "drain without member": (bytes_of(12), "DRAIN: member is empty"),
     "assignment of no task": (bytes_of(13, assignments=[{"client_id": "a"}]), "ASSIGN: task is empty"),
     "negative generation": (bytes_of(13, generation=-1), "ASSIGN: generation is out of bounds: got -1"),
-    "no snapshot": (bytes_of(14), "SNAPSHOT: snapshot is missing: got None, allowed a part of a snapshot"),
+    "no snapshot": (bytes_of(14), "SNAPSHOT: snapshot is missing: got None; expected a part of a snapshot"),
     "snapshot of the past": (
         bytes_of(14, snapshot={"as_of": -1, "parts": 1}),
         "SNAPSHOT: as_of is out of bounds: got -1",
     ),
     "part past the last one": (
         bytes_of(14, snapshot={"as_of": 1, "part": 2, "parts": 2}),
-        "SNAPSHOT: part is out of bounds: got 2, allowed 0 to 1",
+        "SNAPSHOT: part is out of bounds: got 2; expected 0 to 1",
     ),
     "large part": (
         bytes_of(14, snapshot={"as_of": 1, "parts": 1, "data": bytes(MAX_PART_BYTES + 1)}),
-        "SNAPSHOT: part of a snapshot is too large: got 524289 bytes, allowed 0 to 524288",
+        "SNAPSHOT: part of a snapshot is too large: got 524289 bytes; expected 0 to 524288",
     ),
 }
 

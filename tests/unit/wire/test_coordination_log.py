@@ -242,12 +242,12 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "name": ({"tasks": {"name": "t" * 300}}, "tasks is too long: got 300 characters"),
     "clock": ({"clock_ms": -1}, "clock_ms is out of bounds: got -1"),
-    "generation": ({"generation": 7}, "generation is out of bounds: got 7, allowed 0 to 6"),
-    "join": ({"members": {"joined_at": 2}}, "joined_at is out of bounds: got 2, allowed 0 to 1"),
-    "renewal": ({"members": {"renewed_ms": 1}}, "renewed_ms is out of bounds: got 1, allowed 0 to 0"),
+    "generation": ({"generation": 7}, "generation is out of bounds: got 7; expected 0 to 6"),
+    "join": ({"members": {"joined_at": 2}}, "joined_at is out of bounds: got 2; expected 0 to 1"),
+    "renewal": ({"members": {"renewed_ms": 1}}, "renewed_ms is out of bounds: got 1; expected 0 to 0"),
     "holder": ({"resources": {"holder": "z"}}, "a holder that is no member: got 'z'"),
-    "epoch": ({"resources": {"epoch": 7}}, "epoch is out of bounds: got 7, allowed 0 to 6"),
-    "messages of none": ({"resources": {"holder": ""}}, "claimed_to is out of bounds: got 9, allowed 0 to 0"),
+    "epoch": ({"resources": {"epoch": 7}}, "epoch is out of bounds: got 7; expected 0 to 6"),
+    "messages of none": ({"resources": {"holder": ""}}, "claimed_to is out of bounds: got 9; expected 0 to 0"),
     "free": (
         {"resources": [coordination_pb2.Resource(name="r", epoch=2)]},
         "a free resource without position: got 'r'",
@@ -275,7 +275,7 @@ def test_snapshots_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """More members, resources, tasks or parts than a group may have are refused."""
     story = story_of_two()
     monkeypatch.setattr(coordination_snapshot, "MAX_MEMBERS", 1)
-    with pytest.raises(MalformedRecordError, match="too many members: got 2, allowed 0 to 1"):
+    with pytest.raises(MalformedRecordError, match="too many members: got 2; expected 0 to 1"):
         decode_world(encode_world(story.world))
     with pytest.raises(
         MalformedRecordError, match=r"the world is too large for a snapshot: got .* 256 parts of 1 bytes"
