@@ -1,4 +1,4 @@
-"""The findings of `kmq group doctor`: each problem of a group with its repair, and nothing where all is well."""
+"""The findings of `kmq group describe`: each problem of a group with its repair, and nothing where all is well."""
 
 from __future__ import annotations
 
