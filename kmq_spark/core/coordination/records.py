@@ -218,13 +218,10 @@ def _fault_of_positions(positions: tuple[HeldPosition, ...]) -> str:
     if len(positions) > MAX_ENTRIES:
         return f"too many positions: got {len(positions)}; expected 0 to {MAX_ENTRIES}"
     for resource, epoch, position in positions:
-        fault = (
-            name_fault("resource", resource)
-            or _number_fault("epoch", epoch, 0, MAX_OFFSET)
-            or _number_fault("position", position, 0, MAX_OFFSET)
-        )
-        if fault:
+        if fault := name_fault("resource", resource):
             return fault
+        if not (0 <= epoch <= MAX_OFFSET and 0 <= position <= MAX_OFFSET):
+            return _number_fault("epoch", epoch, 0, MAX_OFFSET) or _number_fault("position", position, 0, MAX_OFFSET)
     return ""
 
 
