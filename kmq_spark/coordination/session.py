@@ -291,7 +291,7 @@ class Session:
     # The thread.
 
     def turn(self) -> None:
-        """Heartbeat where it is time, and read what has arrived."""
+        """Write a heartbeat if one is due, and read what has arrived."""
         self._channel.serve()
         with self.changed:
             self._end_holds()
@@ -335,7 +335,7 @@ class Session:
             self._lose_all("no renewal was read back from the log for T")
 
     def _lead(self) -> None:
-        """Write what is due for the leader."""
+        """Assign tasks and write a snapshot, where they are due."""
         try:
             for assignments in self._duties.assignments(self.world, self._clock_ms()):
                 self.send(RecordType.ASSIGN, generation=self.world.generation, assignments=assignments)
@@ -349,7 +349,7 @@ class Session:
             logger.warning("cannot write a snapshot: %s", error, extra={"action": "snapshot_failed"})
 
     def _take(self, logged: LoggedBytes) -> list[Effect]:
-        """Apply a record, and note what it means for this process."""
+        """Apply a record, and note what it says about this process."""
         applied = self._log.read(logged.offset, logged.append_time_ms, logged.key, logged.value)
         record = self._log.record
         is_own = record is not None and (record.client_id, record.instance) == (self.client_id, self.instance)
@@ -377,7 +377,7 @@ class Session:
         return applied.effects
 
     def _take_effect(self, effect: Effect, *, is_given_up: bool, is_own: bool) -> None:
-        """Note a change that is about this client id."""
+        """Act on a change that concerns this client id."""
         if effect.change is Change.REPLACED and not is_own and self._wants_membership:
             message = (
                 f"another instance of client id {self.client_id!r} has taken over with fast_reclaim; "
@@ -436,7 +436,7 @@ class Session:
             self.send(RecordType.HEARTBEAT, positions=tuple(rows[start : start + POSITIONS_AT_ONCE]))
 
     def _release_rest(self) -> None:
-        """Release what the log says this process holds and it does not: lost claims, and where a RELEASE was lost."""
+        """Release what the log assigns to this process and it does not hold: its claim or its RELEASE was lost."""
         rest = self.world.held.get(self.client_id, set()) - self.claims.keys()
         self._release_at_ms = {name: at_ms for name, at_ms in self._release_at_ms.items() if name in rest}
         for name in rest:

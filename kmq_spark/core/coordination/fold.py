@@ -69,7 +69,7 @@ def _pass_time(world: World, append_time_ms: int, applied: Applied) -> None:
 
 
 def _expire(world: World, offset: int, applied: Applied) -> None:
-    """Let claims lapse and drop members, oldest first."""
+    """End the claims and drop the members that are stale, oldest first."""
     # Both dictionaries are in the order of their times: the first entry decides whether anything is to be done.
     stale_before_ms = world.clock_ms - world.stale_after_ms
     lapsed, dropped = [], []
@@ -131,7 +131,7 @@ def _refresh(world: World, member: Member, applied: Applied) -> None:
 
 
 def _fault_of_writer(world: World, record: Record) -> Ignored | None:
-    """Return why the writer of a record may not write it."""
+    """Return why a record of this writer changes nothing, None where its writer is a member."""
     member = world.members.get(record.client_id)
     if member is None:
         return Ignored.UNKNOWN_MEMBER
@@ -139,7 +139,7 @@ def _fault_of_writer(world: World, record: Record) -> Ignored | None:
 
 
 def _fault_of_claim(resource: Resource | None, client_id: str, epoch: int) -> Ignored | None:
-    """Return why something does not happen under a claim."""
+    """Return why a member may not act on a resource under an epoch, None where it may."""
     if resource is None or resource.holder != client_id:
         return Ignored.NOT_HOLDER
     if epoch != resource.epoch:
