@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,14 +10,11 @@ from kmq_spark.core.coordination import fold
 from kmq_spark.core.coordination.effects import Change, Ignored
 from kmq_spark.core.coordination.fold import apply
 from kmq_spark.core.coordination.records import (
-    MAX_SNAPSHOT_PARTS,
     HeldPosition,
-    Record,
     RecordType,
     SnapshotPart,
 )
-from kmq_spark.core.coordination.world import MAX_TASKS, World
-from kmq_spark.wire.coordination_snapshot import decode_world, encode_world, snapshot_parts
+from kmq_spark.core.coordination.world import World
 from tests.examples import examples
 from tests.unit.coordination_story import Story, T, draw_story, effects, facts
 
@@ -182,19 +177,6 @@ def test_group_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     story.say(RecordType.PAUSE_GROUP, duration_ms=T)
     assert story.say(RecordType.SET_POSITION, resource="s", position=1).ignored == [Ignored.OVER_LIMIT]
     assert story.say(RecordType.SET_POSITION, resource="r", position=0).ignored == []
-
-
-def test_100_000_tasks_are_counted_and_the_first_10_000_stand() -> None:
-    """The leader can still assign them, and a snapshot can carry them."""
-    world = World()
-    apply(world, 0, 1_000, Record(RecordType.JOIN, "a", "a1", 0, heartbeat_ms=T))
-    ignored: Counter[Ignored] = Counter()
-    for number in range(100_000):
-        record = Record(RecordType.ADD_TASK, "a", "a1", number, resource=f"t{number}")
-        ignored.update(apply(world, number + 1, 1_000, record).ignored)
-    assert (len(world.tasks), ignored) == (MAX_TASKS, Counter({Ignored.OVER_LIMIT: 90_000}))
-    assert decode_world(encode_world(world)).tasks.keys() == world.tasks.keys()
-    assert len(snapshot_parts(world)) <= MAX_SNAPSHOT_PARTS
 
 
 # Snapshots.

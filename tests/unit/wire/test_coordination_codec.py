@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmq_spark.core.coordination.records import (
+    FIELDS,
     MAX_ENTRIES,
     MAX_HEARTBEAT_MS,
     MAX_INSTANCE_CHARS,
@@ -102,54 +103,29 @@ def test_every_type_has_golden_bytes() -> None:
     assert {record.type for record, _ in GOLDEN.values()} == set(RecordType)
 
 
-NAMES = st.text(
-    st.characters(blacklist_categories=["Cs", "Cc"]),
-    min_size=1,
-    max_size=12,
-)
+NAMES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 OFFSETS = st.integers(0, MAX_OFFSET)
-HEADS: dict[str, Any] = {
-    "client_id": NAMES,
-    "instance": NAMES,
-    "sequence": st.integers(0, MAX_OFFSET),
+HEADS: dict[str, Any] = {"client_id": NAMES, "instance": NAMES, "sequence": OFFSETS}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "metadata": st.binary(max_size=20),
+    "heartbeat_ms": st.integers(MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS),
+    "fast_reclaim": st.booleans(),
+    "positions": st.lists(st.builds(HeldPosition, NAMES, OFFSETS, OFFSETS), max_size=4).map(tuple),
+    "resource": NAMES,
+    "epoch": OFFSETS,
+    "position": OFFSETS,
+    "duration_ms": st.integers(1, MAX_PAUSE_MS),
+    "payload": st.binary(max_size=20),
+    "member": NAMES,
+    "assignments": st.lists(st.builds(Assignment, NAMES, NAMES | st.just("")), max_size=4).map(tuple),
+    "generation": OFFSETS,
+    "snapshot": st.builds(SnapshotPart, OFFSETS, st.integers(0, 2), st.integers(3, 9), st.binary(max_size=20)),
 }
-
-
-def records_of(kind: RecordType, **fields: Any) -> st.SearchStrategy[Record]:
-    """Return records of one type."""
-    return st.builds(Record, st.just(kind), **HEADS, **fields)
-
-
 RECORDS = st.one_of(
-    records_of(
-        RecordType.JOIN,
-        metadata=st.binary(max_size=20),
-        heartbeat_ms=st.integers(MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS),
-        fast_reclaim=st.booleans(),
-    ),
-    records_of(
-        RecordType.HEARTBEAT,
-        positions=st.lists(st.builds(HeldPosition, NAMES, OFFSETS, OFFSETS), max_size=4).map(tuple),
-    ),
-    records_of(RecordType.LEAVE),
-    records_of(RecordType.CLAIM, resource=NAMES),
-    records_of(RecordType.RELEASE, resource=NAMES, epoch=OFFSETS, position=st.none() | OFFSETS),
-    records_of(RecordType.CLAIM_MESSAGES, resource=NAMES, epoch=OFFSETS, position=OFFSETS),
-    records_of(RecordType.PAUSE_GROUP, duration_ms=st.integers(1, MAX_PAUSE_MS)),
-    records_of(RecordType.RESUME_GROUP),
-    records_of(RecordType.SET_POSITION, resource=NAMES, position=st.none() | OFFSETS),
-    records_of(RecordType.ADD_TASK, resource=NAMES, payload=st.binary(max_size=20)),
-    records_of(RecordType.REMOVE_TASK, resource=NAMES),
-    records_of(RecordType.DRAIN, member=NAMES),
-    records_of(
-        RecordType.ASSIGN,
-        generation=OFFSETS,
-        assignments=st.lists(st.builds(Assignment, NAMES, NAMES | st.just("")), max_size=4).map(tuple),
-    ),
-    records_of(
-        RecordType.SNAPSHOT,
-        snapshot=st.builds(SnapshotPart, OFFSETS, st.integers(0, 2), st.integers(3, 9), st.binary(max_size=20)),
-    ),
+    [
+        st.builds(Record, st.just(kind), **HEADS, **{field: VALUES[field] for field in fields})
+        for kind, fields in FIELDS.items()
+    ]
 )
 
 
