@@ -1,10 +1,14 @@
-"""The metrics of a process of a fleet."""
+"""The metrics of the trackers of a process, in a fleet or not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from kmq_spark.config import load_settings
 from kmq_spark.coordination import GroupView
 from kmq_spark.core.coordination.world import Member, Resource, Task
-from kmq_spark.tracker.metrics import fleet_samples
+from kmq_spark.metrics.samples import Sample
+from kmq_spark.tracker.metrics import TrackerMetrics, fleet_samples
 
 
 def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
@@ -26,3 +30,27 @@ def test_samples_of_a_fleet_count_queues_that_no_process_holds() -> None:
         "kmq_group_members": 3, "kmq_group_silent_members": 1, "kmq_group_held": 1, "kmq_group_unheld": 2,
         "kmq_group_generation": 41, "kmq_group_heartbeat_age_seconds": 2.5
     }  # fmt: skip
+
+
+class Tracker:
+    """What the metrics use of a tracker."""
+
+    on_batch: Callable[..., None] | None = None
+    snapshot_lag, committed_at_s, tick_late_s, batch_s = 0, 0.0, None, None
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+
+
+def test_tracker_has_samples_from_its_start_to_its_end() -> None:
+    """In a fleet: sums over its processes are right only where one process has those of a queue."""
+    settings = load_settings(None, {"kafka": {"bootstrap_servers": "b:9092"}})
+    metrics = TrackerMetrics([], settings, lambda: [Sample("kmq_group_members", ("production",), 2)])
+    assert [sample.name for sample in metrics.samples()] == ["kmq_group_members"]
+    for queue in ("orders", "emails", "orders"):
+        metrics.add(Tracker(queue))
+    metrics.remove("emails")
+    metrics.remove("never-added")
+    queues = {sample.labels[0] for sample in metrics.samples() if sample.name != "kmq_group_members"}
+    assert (queues, metrics.health()) == ({"orders"}, "tracker of orders has not started")
+    assert [labels for labels, _ in metrics.lateness()] == [("orders",)]
