@@ -20,7 +20,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.copies import due_at_ms, expires_at_ms
-from faults.protocol import QUEUE, MarkerType, MessageId, Outcome, Release
+from faults.protocol import LOGICAL_QUEUE as QUEUE
+from faults.protocol import MarkerType, MessageId, Outcome, Release
 from faults.topics import Record
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import random
 from typing import Any, NamedTuple
 
 from faults.once import TRANSACTION
-from faults.protocol import DELAY_MS, QUEUE, TTL_MS
+from faults.protocol import DELAY_MS, TTL_MS
+from faults.protocol import LOGICAL_QUEUE as QUEUE
 
 LOGICAL_QUEUE = "emails"
 """The queue without a name is the other one."""

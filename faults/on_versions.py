@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from faults.load import write_record
 from faults.mix import Asked
 from faults.older import newer_marker, older_marker
-from faults.protocol import QUEUE
+from faults.protocol import LOGICAL_QUEUE as QUEUE
 from faults.topics import read_dump
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.core.state import STATE_VERSION

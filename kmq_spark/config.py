@@ -26,7 +26,7 @@ from pydantic_settings import (
 )
 
 from kmq_spark.client_properties import check_safe
-from kmq_spark.core.names import GROUP_NAME, QUEUE_NAME
+from kmq_spark.core.names import QUEUE_NAME, SUBSCRIPTION_NAME
 from kmq_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-TRACKED_NAME_PATTERN = rf"^{QUEUE_NAME}(@{GROUP_NAME})?$"
-"""`queue`, or `queue@group` for a group of the queue; each group has its own tracker."""
+TRACKED_NAME_PATTERN = rf"^{QUEUE_NAME}(@{SUBSCRIPTION_NAME})?$"
+"""`queue`, or `queue@subscription` for a group of the queue; each group has its own tracker."""
 
 ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
 
@@ -141,7 +141,7 @@ class TrackerSettings(_Section):
     """`[tracker]`: the redelivery tracker."""
 
     queues: tuple[TrackedName, ...] = ()
-    """Queues of this application, or groups as `queue@group`, a streaming query each; flags may name others."""
+    """Queues of this application, or groups as `queue@subscription`, a streaming query each; flags may name others."""
 
     checkpoint_dir: str = "checkpoints"
     """Where Spark keeps offsets and state, a folder per queue: a local path, or one of the cluster's file systems."""
@@ -296,7 +296,7 @@ class Settings(BaseSettings):
         Return the settings of one queue: `[queues.<name>]` over `[queue]`.
 
         Args:
-            name: Queue or `queue@group`. For a group, `[queues."<queue>@<group>"]` comes before `[queues.<queue>]`,
+            name: Queue or `queue@subscription`, whose `[queues."<queue>@…"]` comes before `[queues.<queue>]`,
                 which comes before `[queue]`.
 
         Raises:

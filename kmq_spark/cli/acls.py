@@ -94,8 +94,8 @@ def grants(topics: QueueTopics, logical_queues: Sequence[str] = ()) -> Iterator[
         yield Grant("viewer", "group", group, ("Describe",))
     for topic in (queue, markers, letters):
         yield Grant("ledger", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
-    # The group prefix is that of the queue without `@group`, whatever group the markers belong to.
-    ledger = f"{replace(topics, group='').consumer_group}.ledger-"
+    # The group prefix is that of the queue without its subscription, whatever subscription the markers belong to.
+    ledger = f"{replace(topics, subscription='').consumer_group}.ledger-"
     yield Grant("ledger", "group", ledger, ("Read", "Describe"), is_prefix=True)
     for topic in (queue, markers, letters, redrive, topics.producers_topic):
         # AlterConfigs: min.insync.replicas depends on the number of replicas, which is known only after the creation.

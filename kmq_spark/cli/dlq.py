@@ -130,7 +130,7 @@ def redrive_(
     name: QueueName,
     connection: Connection,
     selection: Selection,
-    to: Annotated[str | None, typer.Option(help="Another queue, or queue@group.", metavar="QUEUE")] = None,
+    to: Annotated[str | None, typer.Option(help="Another queue, or queue@subscription.", metavar="QUEUE")] = None,
     execute: Execute = False,
     form: Form = OutputForm.TABLE,
 ) -> None:

@@ -64,7 +64,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
     Collect the facts that the checks need.
 
     Args:
-        name: Queue or `queue@group`.
+        name: Queue or `queue@subscription`.
         settings: Connection, settings of the queue, checkpoint folder.
 
     Raises:

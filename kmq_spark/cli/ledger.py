@@ -63,7 +63,9 @@ def run(
     address: Address,
     queues: Annotated[
         list[str] | None,
-        typer.Argument(help="Queues, or queue@group; default: those of [ledger], else of [tracker].", metavar="QUEUE"),
+        typer.Argument(
+            help="Queues, or queue@subscription; default: those of [ledger], else of [tracker].", metavar="QUEUE"
+        ),
     ] = None,
     ledger_dir: LedgerDir = None,
     catalog: Catalog = None,
@@ -106,7 +108,7 @@ def show(
     config: ConfigFile = None,
     ledger_dir: LedgerDir = None,
     catalog: Catalog = None,
-    queue: Annotated[str, typer.Option(help="Only this queue, or queue@group.", metavar="QUEUE")] = "",
+    queue: Annotated[str, typer.Option(help="Only this queue, or queue@subscription.", metavar="QUEUE")] = "",
     message: Annotated[
         str, typer.Option(help="Of message_story: any copy, partition:offset; needs --queue.", metavar="P:O")
     ] = "",

@@ -17,7 +17,7 @@ app = typer.Typer(help="Queues: their topics.", no_args_is_help=True)
 
 NEW_PARTITIONS = 4
 
-Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or queue@group.", metavar="QUEUE")]
+Name = Annotated[str, typer.Argument(help="Name of the queue and its topic, or queue@subscription.", metavar="QUEUE")]
 
 
 @command(app, "create")
@@ -50,7 +50,7 @@ def create(
     )
     stored = create_rules(name, rules, settings, replication_factor)
     topics = layout.topics
-    own = () if topics.group else (topics.producers_topic,)
+    own = () if topics.subscription else (topics.producers_topic,)
     names = ", ".join((*topics.all_topics, topics.redrive_topic, *own))
     typer.echo(f"queue {name}: {names}, {counted(layout.partition_count, 'partition')}")
     if stored is not None:

@@ -15,8 +15,8 @@ from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_ro
 from kmq_spark.inspection.spans import span
 from kmq_spark.wire.headers import (
     DELAY_MS,
+    LOGICAL_QUEUE,
     NOT_BEFORE_MS,
-    QUEUE,
     by_name,
     delivery_count_of,
     read_number,
@@ -41,7 +41,7 @@ def list_queues(
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
-    """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
+    """List queues and subscriptions (queue@subscription): what is ready, dead, how far the tracker is behind."""
     from kmq_spark.inspection.cluster import Cluster
     from kmq_spark.inspection.names import queues_of
 
@@ -127,7 +127,9 @@ def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: 
             "age_ms": None if each.started_at_ms is None else max(0, now_ms - each.started_at_ms),
             "deadline_at_ms": each.deadline_at_ms,
             "due_at_ms": each.deadline_at_ms if each.is_deferred else None,
-            "logical_queue": text_of(cast("Headers", (record.headers() if record is not None else None) or []), QUEUE),
+            "logical_queue": text_of(
+                cast("Headers", (record.headers() if record is not None else None) or []), LOGICAL_QUEUE
+            ),
             "consumer_id": each.consumer_id,
             **json_bytes("key", None if record is None else record.key(), max_bytes),
             **json_bytes("value", None if record is None else record.value(), max_bytes),
@@ -154,7 +156,7 @@ def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[di
             "age_ms": max(0, now_ms - record.timestamp()[1]),
             "deadline_at_ms": None,
             "due_at_ms": _due_at_ms(headers, record.timestamp()[1]),
-            "logical_queue": text_of(headers, QUEUE),
+            "logical_queue": text_of(headers, LOGICAL_QUEUE),
             "consumer_id": "",
             **json_bytes("key", record.key(), max_bytes),
             **json_bytes("value", record.value(), max_bytes),
@@ -183,7 +185,7 @@ def _messages(rows: list[dict[str, Any]]) -> Table:
     if any(row["due_at_ms"] is not None for row in rows):
         columns.append((">DUE IN", lambda row: "-" if row["due_at_ms"] is None else span(row["due_at_ms"] - now_ms)))
     if any(row["logical_queue"] for row in rows):
-        columns.append(("LOGICAL QUEUE…", lambda row: shown(row["logical_queue"]) or "-"))
+        columns.append(("LOGICAL LOGICAL_QUEUE…", lambda row: shown(row["logical_queue"]) or "-"))
     columns += [
         ("HELD BY…", lambda row: shown(row["consumer_id"]) or "-"),
         ("KEY…", lambda row: _cell(row, "key")),

@@ -57,7 +57,7 @@ class Frame:
 
 @one_line_errors
 def top(
-    queues: Annotated[list[str], typer.Argument(help="Queues, or queue@group.", metavar="QUEUE...")],
+    queues: Annotated[list[str], typer.Argument(help="Queues, or queue@subscription.", metavar="QUEUE...")],
     connection: Connection,
     output: Output = OutputForm.TABLE,
     once: Annotated[

@@ -32,7 +32,7 @@ SUBMITTED_MARKS = frozenset({"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION
 app = typer.Typer(help="The redelivery tracker.", no_args_is_help=True)
 
 Queues = Annotated[
-    list[str] | None, typer.Argument(help="Queues, or queue@group; default: [tracker] queues.", metavar="QUEUE")
+    list[str] | None, typer.Argument(help="Queues, or queue@subscription; default: [tracker] queues.", metavar="QUEUE")
 ]
 MaxDeliveries = Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")]
 

@@ -1,5 +1,5 @@
 """
-The allowed names of queues, groups and logical queues.
+The allowed names of queues, subscriptions and logical queues.
 
 Rule 1: names occur in topic names, metric labels, file paths and SQL. They are therefore limited to the characters of
 Kafka topic names, and to a length that leaves room for suffixes.
@@ -12,11 +12,11 @@ from typing import TypeGuard
 
 from kmq_spark.errors import ConfigError
 
-LONGEST_QUEUE, LONGEST_GROUP = 200, 100
+LONGEST_QUEUE, LONGEST_SUBSCRIPTION = 200, 100
 """Largest number of characters of a name."""
 
 QUEUE_NAME = rf"[A-Za-z0-9._-]{{1,{LONGEST_QUEUE}}}"
-GROUP_NAME = rf"[A-Za-z0-9._-]{{1,{LONGEST_GROUP}}}"
+SUBSCRIPTION_NAME = rf"[A-Za-z0-9._-]{{1,{LONGEST_SUBSCRIPTION}}}"
 
 _SHOWN_CHARS = 60
 
@@ -31,7 +31,7 @@ def name_error(what: str, name: object, longest: int = LONGEST_QUEUE) -> ConfigE
     Return the error for a name that is not allowed.
 
     Args:
-        what: Kind of the name: `queue`, `group`, `logical queue`.
+        what: Kind of the name: `queue`, `subscription`, `logical queue`.
         name: The name that was given.
         longest: Largest number of characters of such a name.
     """

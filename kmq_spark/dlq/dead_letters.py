@@ -80,7 +80,7 @@ def list_dead_letters(
     Read the open dead letters: those that are neither redriven nor purged.
 
     Args:
-        queue: Name of the queue, or `queue@group`.
+        queue: Name of the queue, or `queue@subscription`.
         bootstrap_servers: Comma-separated `host:port`.
         where: A `DeadLetterFilter`, or its fields by name. None, without *ids*: all.
         ids: Only these dead letters, as `partition:offset`. Ids that are closed or not in the topic are skipped.
@@ -123,12 +123,12 @@ def redrive(
     After an interrupted call, call again: letters that the first call committed are closed and are not sent again.
 
     Args:
-        queue: Name of the queue, or `queue@group`. The dead letters of a group are sent to that group alone.
+        queue: Name of the queue, or `queue@subscription`. The dead letters of a group are sent to that group alone.
         bootstrap_servers: Comma-separated `host:port`.
         ids: The dead letters to redrive, as `partition:offset`.
         where: The dead letters that match this filter: a `DeadLetterFilter`, or its fields by name.
         everything: Whether to redrive all open dead letters.
-        to: Another queue or `queue@group` to send them to. None: *queue*.
+        to: Another queue or `queue@subscription` to send them to. None: *queue*.
         limit: Most letters to redrive, at least 1. None: no limit.
         dry_run: Count only; write nothing.
         timeout: Bound on each call to the broker, seconds.

@@ -35,10 +35,10 @@ def redriven_record(letter: DeadLetter, topics: QueueTopics, to: QueueTopics, pa
     Args:
         letter: A dead letter that can be redriven.
         topics: Topics of the queue that dead-lettered it.
-        to: Topics of the queue, or the group, that receives it.
+        to: Topics of the queue, or the subscription, that receives it.
         partition_count: Partitions of the receiving queue topic.
     """
-    headers = redrive_headers(letter.headers, group=to.group)
+    headers = redrive_headers(letter.headers, subscription=to.subscription)
     if to.queue_topic != topics.queue_topic:
         # These headers name a place and a producer of another topic. In this topic the new record is the first copy.
         headers = [(name, value) for name, value in headers if name not in _OF_ANOTHER_QUEUE]

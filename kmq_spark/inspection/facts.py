@@ -199,7 +199,7 @@ class QueueFacts:
     All facts that `kmq doctor` checks.
 
     Attributes:
-        queue: Name of the queue, `queue@group` for a group.
+        queue: Name of the queue, `queue@subscription` for a group.
         now_ms: When the facts were read.
         cluster: Brokers.
         queue_topic: Topic of the messages.

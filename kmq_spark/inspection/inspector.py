@@ -44,7 +44,7 @@ class QueueInspector:
     Inspects one queue.
 
     Args:
-        queue: Name of the queue, or `queue@group`.
+        queue: Name of the queue, or `queue@subscription`.
         bootstrap_servers: Comma-separated `host:port`.
         timeout: Maximum time for each call, and for the arrival of the next record while a topic is read.
         extra: librdkafka settings.

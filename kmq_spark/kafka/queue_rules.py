@@ -1,8 +1,8 @@
 """
 The rules of a queue: records of the compacted topic `kmq.queues`.
 
-Rule 1: The key is `queue` or `queue@group`. The value is JSON with the names of the settings file. The newest record is
-in force. A group without a record has the rules of its queue.
+Rule 1: The key is `queue` or `queue@subscription`. The value is JSON with the names of the settings file. The newest
+record is in force. A subscription without a record has the rules of its queue.
 Rule 2: There is one writer at a time, and no change is lost. A writer first fences all other writers of the same key.
 Then it reads the topic to its end, compares versions, and writes in a transaction.
 Rule 3: A queue without a record, or a topic that this client may not read, is not an error: the settings apply.
@@ -90,7 +90,7 @@ class StoredRules:
     The record of one queue.
 
     Attributes:
-        name: Key of the record: the queue, or `queue@group`.
+        name: Key of the record: the queue, or `queue@subscription`.
         version: Number of changes, from 1.
         settings: The rules, validated as those of a settings file.
     """
@@ -131,7 +131,7 @@ def checked_version(name: str, found: StoredRules | None, expected: int | None =
     Return the version of a queue's own rules; 0 if it has none. A group with the rules of its queue has none.
 
     Args:
-        name: Queue, or `queue@group`.
+        name: Queue, or `queue@subscription`.
         found: The rules that were read for it.
         expected: Required version; None for any.
 
@@ -312,7 +312,7 @@ def read_rules(
     Return the rules of a queue or of a group; None if it has none or this client may not read them.
 
     Args:
-        queue: Queue, or `queue@group`.
+        queue: Queue, or `queue@subscription`.
         bootstrap_servers: Comma-separated `host:port`.
         timeout: Maximum time for each call to the broker.
         extra: librdkafka settings.
@@ -384,7 +384,7 @@ def write_rules(
     Write the next version of a queue's rules. Create the topic if it does not exist.
 
     Args:
-        queue: Queue, or `queue@group`.
+        queue: Queue, or `queue@subscription`.
         settings: The rules.
         expected_version: The version that these rules replace; 0 if the queue has none.
         bootstrap_servers: Comma-separated `host:port`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
+from kmq_spark.core.names import LONGEST_QUEUE, LONGEST_SUBSCRIPTION, is_name, name_error
 from kmq_spark.errors import ConfigError
 
 MAX_TOPIC_CHARS = 249
@@ -19,43 +19,43 @@ MAX_TOPIC_CHARS = 249
 @dataclass(frozen=True, slots=True)
 class QueueTopics:
     """
-    The names that belong to a queue, or to one of the groups that read it.
+    The names that belong to a queue, or to one of its subscriptions.
 
     Attributes:
         queue: Name of the queue, and of its queue topic.
-        group: Name of the group; empty for the queue's own group. Each group receives every message, and has its own
+        subscription: Name of an application on the queue; empty for none. Each receives every message, and has its own
             markers topic, dead-letter topic and tracker.
 
     Raises:
-        ConfigError: A name contains characters other than `A-Za-z0-9._-`, or does not have 1 to 200 of them (a group: 1
-            to 100).
+        ConfigError: A name contains characters other than `A-Za-z0-9._-`, or does not have 1 to 200 of them (a
+            subscription: 1 to 100).
     """
 
     queue: str
-    group: str = ""
+    subscription: str = ""
 
     @classmethod
     def parse(cls, text: str) -> QueueTopics:
         """
-        Return the names for `queue` or `queue@group`, the form of the command line and the settings.
+        Return the names for `queue` or `queue@subscription`, the form of the command line and the settings.
 
         Raises:
-            ConfigError: A name is not allowed, or the group after an `@` is missing.
+            ConfigError: A name is not allowed, or the subscription after an `@` is missing.
         """
-        queue, at, group = text.partition("@") if isinstance(text, str) else (text, "", "")
-        if at and not group:
-            message = f"group name is missing: got {text!r}, queue@group or queue; name the group or leave out the @"
+        queue, at, subscription = text.partition("@") if isinstance(text, str) else (text, "", "")
+        if at and not subscription:
+            message = f"subscription is missing: got {text!r}; expected queue@subscription; name it or leave out the @"
             raise ConfigError(message)
-        return cls(queue, group)
+        return cls(queue, subscription)
 
     def __str__(self) -> str:
         """Return the form that `parse` accepts."""
-        return f"{self.queue}@{self.group}" if self.group else self.queue
+        return f"{self.queue}@{self.subscription}" if self.subscription else self.queue
 
     def __post_init__(self) -> None:
         """Validate the names: they are used in topic names, metric labels, file paths and SQL."""
-        if self.group and not is_name(self.group, LONGEST_GROUP):
-            raise name_error("group", self.group, LONGEST_GROUP)
+        if self.subscription and not is_name(self.subscription, LONGEST_SUBSCRIPTION):
+            raise name_error("subscription", self.subscription, LONGEST_SUBSCRIPTION)
         if not is_name(self.queue) or set(self.queue) <= {"."}:
             raise name_error("queue", self.queue)
         if len(self.redrive_topic) > MAX_TOPIC_CHARS:
@@ -145,7 +145,7 @@ class QueueTopics:
 
     @property
     def _own(self) -> str:
-        return f"{self.queue}.group-{self.group}" if self.group else self.queue
+        return f"{self.queue}.subscription-{self.subscription}" if self.subscription else self.queue
 
     @property
     def all_topics(self) -> tuple[str, str, str]:

@@ -40,8 +40,8 @@ def wanted_settings(
         "message.timestamp.type": "LogAppendTime",
         **replication_settings(replication_factor),
     }
-    # The positions of producers belong to the queue; its groups have no such topic.
-    positions = {} if topics.group else {topics.producers_topic: producers_settings(replication_factor)}
+    # The positions of producers belong to the queue; its subscriptions have no such topic.
+    positions = {} if topics.subscription else {topics.producers_topic: producers_settings(replication_factor)}
     return {
         topics.queue_topic: {
             **common,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 _RESERVED = re.compile(
-    r"\.(?:(?:tracker|redrive|outcomes|consumer|producer|producers|sink|markers|dlq)(?:\.|$)|(?:group|queue|ledger)-)"
+    r"\.(?:(?:tracker|redrive|outcomes|consumer|producer|producers|sink|markers|dlq)(?:\.|$)|(?:subscription|queue|ledger)-)"
 )
 """
 Parts of a name that could collide with the names of another queue's topics, groups or transactional ids.
@@ -135,7 +135,7 @@ def create_queue(
     if is_exact and topics.queue_topic in known:
         _check_partitions(topics, known[topics.queue_topic].partitions, partitions)
     queue_bytes = max_message_bytes + HEADER_ROOM_BYTES
-    if topics.group and topics.queue_topic in known:
+    if topics.subscription and topics.queue_topic in known:
         partitions = known[topics.queue_topic].partitions
         shared = settings_of(admin, [topics.queue_topic], timeout).get(topics.queue_topic, {})
         queue_bytes = int(shared.get("max.message.bytes", queue_bytes))
@@ -308,9 +308,9 @@ def partition_count(client: Any, topic: str, bootstrap_servers: str, timeout: fl
 
 
 def _check_new_names(topics: QueueTopics, known: Mapping[str, object]) -> None:
-    """Reject a new queue or group whose name could collide with another queue's names; an existing one stays usable."""
-    is_new = {"group": topics.markers_topic not in known, "queue": topics.queue_topic not in known}
-    for what, name in (("queue", topics.queue), ("group", topics.group)):
+    """Reject a new name that could collide with another queue's names; an existing queue stays usable."""
+    is_new = {"subscription": topics.markers_topic not in known, "queue": topics.queue_topic not in known}
+    for what, name in (("queue", topics.queue), ("subscription", topics.subscription)):
         if is_new[what] and (found := _RESERVED.search(name)) is not None:
             message = (
                 f"{what} name is reserved: got {name!r}, a name without {found[0]!r}, which kmq-spark puts into the "

@@ -67,13 +67,13 @@ def known_view(view: str) -> str:
 
 def queue_and_group(queue: str) -> tuple[str, str | None]:
     """
-    Return the queue and the group of `queue@group`; the group is None if there is no `@`.
+    Return the queue and the group of `queue@subscription`; the group is None if there is no `@`.
 
     Raises:
         ConfigError: The group after the `@` is empty.
     """
     name, at, group = queue.partition("@")
     if at and not group:
-        message = f"group name is missing: got {queue!r}, queue@group or queue; name the group or leave out the @"
+        message = f"subscription is missing: got {queue!r}; expected queue@subscription; name it or leave out the @"
         raise ConfigError(message)
     return name, group if at else None

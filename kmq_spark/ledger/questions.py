@@ -29,7 +29,7 @@ def story(spark: SparkSession, queue: str, partition: int, offset: int) -> DataF
 
     Args:
         spark: Session.
-        queue: `queue`, or `queue@group` for the events of one group.
+        queue: `queue`, or `queue@subscription` for the events of one group.
         partition: Queue partition of any copy of the message.
         offset: Message offset of that copy.
 
@@ -90,7 +90,7 @@ def ownership(spark: SparkSession, queue: str = "") -> DataFrame:
 
 
 def of_queue(rows: DataFrame, queue: str) -> DataFrame:
-    """Return only the rows of `queue`, or of `queue@group`; all rows if *queue* is empty."""
+    """Return only the rows of `queue`, or of `queue@subscription`; all rows if *queue* is empty."""
     if not queue:
         return rows
     name, group = queue_and_group(queue)

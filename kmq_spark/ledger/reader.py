@@ -93,7 +93,7 @@ def read_rows(
     Args:
         location: Location of the ledger: a local folder.
         view: Name of the view or table.
-        queue: Return only rows of `queue` or `queue@group`; all rows if empty.
+        queue: Return only rows of `queue` or `queue@subscription`; all rows if empty.
         message: Any copy of the message whose history is requested; needs *queue*.
         limit: Maximum number of rows.
 

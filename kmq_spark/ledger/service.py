@@ -105,7 +105,7 @@ def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
     streams: dict[str, Stream] = {}
     for layout in layouts:
         topics, count = layout.topics, layout.partition_count
-        queue, group = topics.queue, topics.group
+        queue, group = topics.queue, topics.subscription
         owner, prefix = {"queue": queue, "group_name": group}, f"{QueueTopics(queue).consumer_group}.ledger"
         for stream in (
             Stream(
@@ -153,7 +153,7 @@ class LedgerService:
 
     Args:
         spark: Session with Delta's extension.
-        queues: `queue` or `queue@group` for each queue.
+        queues: `queue` or `queue@subscription` for each queue.
         settings: All settings.
 
     Attributes:

@@ -135,8 +135,8 @@ def message_rows(records: DataFrame, queue: str) -> DataFrame:
         "is_first_copy": ~is_copy,
         "delivery_count": _number(H.DELIVERY_COUNT).cast("int"),
         "silent_count": _number(H.SILENT_COUNT).cast("int"),
-        "logical_queue": _text(H.QUEUE),
-        "for_group": _text(H.GROUP),
+        "logical_queue": _text(H.LOGICAL_QUEUE),
+        "for_group": _text(H.SUBSCRIPTION),
         "delay_ms": _number(H.DELAY_MS),
         "not_before": _instant(H.NOT_BEFORE_MS),
         "ttl_ms": _number(H.TTL_MS),
@@ -184,7 +184,7 @@ def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
         "delivery_count": F.coalesce(_number(H.DELIVERY_COUNT), _number(H.DLQ_DELIVERY_COUNT)).cast("int"),
         "first_sent_at": _instant(H.FIRST_SENT_MS),
         "attempts_at": F.transform(numbers, F.timestamp_millis),
-        "logical_queue": _text(H.QUEUE),
+        "logical_queue": _text(H.LOGICAL_QUEUE),
         "value_bytes": F.length("value").cast("long"),
     }
     return _shaped(records, DEAD_LETTERS, values)

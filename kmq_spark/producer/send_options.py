@@ -16,7 +16,7 @@ from kmq_spark.core.durations import milliseconds, rounded_up_ms
 from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.core.names import is_name, name_error
 from kmq_spark.errors import ConfigError
-from kmq_spark.wire.headers import DELAY_MS, NOT_BEFORE_MS, QUEUE, TTL_MS
+from kmq_spark.wire.headers import DELAY_MS, LOGICAL_QUEUE, NOT_BEFORE_MS, TTL_MS
 
 
 def option_headers(
@@ -48,7 +48,7 @@ def option_headers(
     if queue is not None:
         if not is_name(queue):
             raise name_error("queue", queue)
-        headers.append((QUEUE, queue.encode()))
+        headers.append((LOGICAL_QUEUE, queue.encode()))
     if delay is not None and (delay_ms := milliseconds("delay", delay, most_ms=MAX_DUE_AT_MS)):
         headers.append((DELAY_MS, b"%d" % delay_ms))
     if at is not None:

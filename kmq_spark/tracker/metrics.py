@@ -47,7 +47,7 @@ class TrackerView(Protocol):
 
     @property
     def queue(self) -> str:
-        """Name of the queue, or `queue@group`."""
+        """Name of the queue, or `queue@subscription`."""
 
     @property
     def committed_at_s(self) -> float:
@@ -166,7 +166,7 @@ class TrackerMetrics:
         Read from the topics the numbers that the tracker does not know, and store them.
 
         Args:
-            queue: Name of the queue, or `queue@group`.
+            queue: Name of the queue, or `queue@subscription`.
             inspector: Reads the topics of this queue.
 
         Raises:

@@ -47,7 +47,7 @@ def track_once(queue: str, settings: Settings) -> TrackerStats:
     Redeliver or dead-letter the overdue messages of a queue, and return.
 
     Args:
-        queue: Name of the queue, or `queue@group`.
+        queue: Name of the queue, or `queue@subscription`.
         settings: All settings. Those in `[tracker]` about Spark and its checkpoint are not used.
 
     Returns:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def rules_of(settings: Settings, queue: str) -> Rules:
     """
-    Return the rules of a queue, or of a group given as `queue@group`, from the tracker's settings.
+    Return the rules of a queue, or of a group given as `queue@subscription`, from the tracker's settings.
 
     They apply only if the queue has no rules of its own (`kafka/queue_rules.py`).
     """

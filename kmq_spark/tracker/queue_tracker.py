@@ -94,7 +94,7 @@ class QueueTracker:
 
     Args:
         spark: Session. The tracker sets the streaming settings on it.
-        queue: Name of the queue, or `queue@group` for one of its groups.
+        queue: Name of the queue, or `queue@subscription` for one of its groups.
         settings: All settings.
 
     Attributes:
@@ -134,7 +134,7 @@ class QueueTracker:
 
     @property
     def queue(self) -> str:
-        """Name of the queue, or `queue@group`."""
+        """Name of the queue, or `queue@subscription`."""
         return self._queue
 
     @property

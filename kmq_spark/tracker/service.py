@@ -26,7 +26,7 @@ class TrackerService:
 
     Args:
         spark: Session that all trackers use.
-        queues: Names of the queues, or `queue@group`; no duplicates.
+        queues: Names of the queues, or `queue@subscription`; no duplicates.
         settings: All settings.
 
     Attributes:

@@ -36,10 +36,10 @@ FIRST_SENT_MS = "kmq-first-sent-ms"
 """Append time of the first copy, epoch milliseconds."""
 ATTEMPTS_MS = "kmq-attempts-ms"
 """Append times of the previous copies, oldest first, at most the last `MAX_ATTEMPTS_KEPT`, comma-separated."""
-QUEUE = "kmq-queue"
-"""Logical queue of the message, if several logical queues share a topic."""
-GROUP = "kmq-group"
-"""Group that a copy is intended for, if a queue has several groups; consumers of other groups skip it."""
+LOGICAL_QUEUE = "kmq-logical-queue"
+"""Logical queue of the message."""
+SUBSCRIPTION = "kmq-subscription"
+"""Subscription that a copy is intended for; consumers of the others skip it."""
 DELAY_MS = "kmq-delay-ms"
 """The message is not handed out before its append time plus this number of milliseconds."""
 NOT_BEFORE_MS = "kmq-not-before-ms"
@@ -87,7 +87,7 @@ _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
 _OF_DELIVERIES = frozenset(
     {
         *(DELIVERY_COUNT, ATTEMPTS_MS, ORIGIN, PREVIOUS, FIRST_SENT_MS, SILENT_COUNT, MAX_DELIVERIES, LAST_ERROR),
-        *(GROUP, DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
+        *(SUBSCRIPTION, DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
     }
 )
 """Headers that a redelivery reads or changes. A message of a plain producer has none of them."""
@@ -98,8 +98,8 @@ _ENDS_WITH_DEATH = frozenset(
         *(DELIVERY_COUNT, ATTEMPTS_MS, PREVIOUS, SILENT_COUNT, MAX_DELIVERIES, LAST_ERROR),
         # A redriven message is to be handed out now: its delay is over, and a TTL would expire it at once.
         *(DELAY_MS, NOT_BEFORE_MS, TTL_MS, EXPIRES_AT_MS),
-        # The redrive sets the group that the message is sent back to.
-        GROUP,
+        # The redrive sets the subscription that the message is sent back to.
+        SUBSCRIPTION,
     }
 )
 """Headers of kmq-spark that a redriven message does not have."""
@@ -179,7 +179,7 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
         delivery_count=read_number(known.get(DLQ_DELIVERY_COUNT)) or 0,
         first_sent_ms=read_number(known.get(FIRST_SENT_MS)),
         attempts_ms=tuple(_numbers(known.get(ATTEMPTS_MS))),
-        queue=text_of(known, QUEUE),
+        queue=text_of(known, LOGICAL_QUEUE),
     )
 
 
@@ -265,7 +265,7 @@ def redelivery_headers(
     message_offset: int,
     sent_at_ms: int,
     is_silent: bool = False,
-    group: str = "",
+    subscription: str = "",
     max_deliveries: int = 0,
     decided_at_ms: int = 2**63 - 1,
     last_error: str = "",
@@ -280,7 +280,7 @@ def redelivery_headers(
         message_offset: Message offset of that copy.
         sent_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
         is_silent: Whether the lease of that delivery ran out without a release.
-        group: Group that the copy is intended for; empty does not change the header.
+        subscription: Subscription that the copy is intended for; empty does not change the header.
         max_deliveries: The queue's delivery limit, 0 for none; written if a delivery of the message was silent.
         decided_at_ms: Append time of the TICK that decided, epoch milliseconds.
         last_error: Exception text of that delivery; empty does not change the header.
@@ -300,8 +300,8 @@ def redelivery_headers(
         ours[MAX_DELIVERIES] = b"%d" % max_deliveries
     if last_error:
         ours[LAST_ERROR] = _bytes(last_error)
-    if group:
-        ours[GROUP] = _bytes(group)
+    if subscription:
+        ours[SUBSCRIPTION] = _bytes(subscription)
     if not _ENDS_WITH_DELIVERY.isdisjoint(known):
         is_early = (read_number(known.get(NOT_BEFORE_MS)) or 0) > decided_at_ms
         given = [
@@ -320,7 +320,7 @@ class CommonHeaders:
         delivery_count: As for `redelivery_headers`, and so are the others.
         queue_partition: Queue partition of the messages.
         is_silent: Whether the lease ran out without a release.
-        group: Group that the copies are intended for.
+        subscription: Subscription that the copies are intended for.
         max_deliveries: The queue's delivery limit.
         last_error: Exception text of the delivery.
     """
@@ -331,14 +331,14 @@ class CommonHeaders:
         delivery_count: int,
         queue_partition: int,
         is_silent: bool = False,
-        group: str = "",
+        subscription: str = "",
         max_deliveries: int = 0,
         last_error: str = "",
     ) -> None:
         """Make the headers that no message changes."""
         common = redelivery_headers(
             None, delivery_count=delivery_count, queue_partition=queue_partition, message_offset=0, sent_at_ms=-1,
-            is_silent=is_silent, group=group, max_deliveries=max_deliveries, last_error=last_error,
+            is_silent=is_silent, subscription=subscription, max_deliveries=max_deliveries, last_error=last_error,
         )  # fmt: skip
         own = (ORIGIN, PREVIOUS)
         self._before = [header for header in common if header[0] == DELIVERY_COUNT]
@@ -415,13 +415,13 @@ def dead_letter_headers(
     return _replaced(given, ours)
 
 
-def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group: str = "") -> Headers:
+def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, subscription: str = "") -> Headers:
     """
     Return the headers of a dead letter that is sent back to its queue (redrive).
 
     Args:
         headers: Headers of the dead letter.
-        group: Group that the message is sent back to; empty for the default group of the queue.
+        subscription: Subscription that the message is sent back to; empty for none.
 
     Returns:
         The headers without those of the dead letter, of counts, delays and TTL. The delivery count starts again; origin
@@ -432,7 +432,7 @@ def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, group
         for name, value in headers or ()
         if name not in _ENDS_WITH_DEATH and not name.startswith(DLQ_PREFIX)
     ]
-    return _replaced(kept, {GROUP: _bytes(group)}) if group else kept
+    return _replaced(kept, {SUBSCRIPTION: _bytes(subscription)}) if subscription else kept
 
 
 def _add_history(

@@ -213,8 +213,8 @@ def reorder_headers(story: Story) -> None:
 
 
 def lose_the_logical_queue(story: Story) -> None:
-    """I11: the copy has no `kmq-queue`: the consumers of its logical queue pass it over."""
-    story.change(10, with_header(story.message(10), "kmq-queue", None))
+    """I11: the copy has no `kmq-logical-queue`: the consumers of its logical queue pass it over."""
+    story.change(10, with_header(story.message(10), "kmq-logical-queue", None))
 
 
 def lose_the_time_to_live(story: Story) -> None:
@@ -227,7 +227,7 @@ def lose_the_time_to_live(story: Story) -> None:
 
 def give_it_to_a_group(story: Story) -> None:
     """I11: the copy is for a group that no sender named: the queue's own consumers pass it over."""
-    story.change(10, with_header(story.message(10), "kmq-group", b"billing"))
+    story.change(10, with_header(story.message(10), "kmq-subscription", b"billing"))
 
 
 def lose_the_origin(story: Story) -> None:

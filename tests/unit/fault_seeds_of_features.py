@@ -29,7 +29,7 @@ from tests.unit.fault_story import REDELIVERED, Story, copy_of, event, with_head
 def start_a_message_of_another_logical_queue(story: Story) -> None:
     """I2: a consumer of one logical queue starts what was sent to another."""
     story.says(queue="emails")
-    story.change(0, with_header(story.message(0), "kmq-queue", b"invoices"))
+    story.change(0, with_header(story.message(0), "kmq-logical-queue", b"invoices"))
 
 
 def fetch_again_after_a_clean_stop(story: Story) -> None:

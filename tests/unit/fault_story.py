@@ -44,7 +44,9 @@ Header = tuple[str, bytes | None]
 def first_copy(offset: int, at_ms: int = 500, headers: tuple[Header, ...] = ()) -> Record:
     """Return a message as its producer sent it."""
     value = f"id-{offset}|body".encode()
-    return Record(MessageId(0, offset), at_ms, b"key", value, (("trace", b"t"), ("kmq-queue", b"emails"), *headers))
+    return Record(
+        MessageId(0, offset), at_ms, b"key", value, (("trace", b"t"), ("kmq-logical-queue", b"emails"), *headers)
+    )
 
 
 def with_header(record: Record, name: str, value: bytes | None) -> Record:

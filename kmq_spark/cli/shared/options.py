@@ -33,7 +33,7 @@ SECRET = re.compile(r"password|secret|token|credential|jaas|\.key(\.|$)|\.pem$",
 _SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@group.", metavar="QUEUE")]
+QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@subscription.", metavar="QUEUE")]
 BootstrapServer = Annotated[
     str | None, typer.Option("--bootstrap-server", help="Broker, host:port, comma-separated.", metavar="HOST:PORT")
 ]

@@ -26,12 +26,12 @@ from kmq_spark.wire.headers import (
     DELIVERY_COUNT,
     EXPIRES_AT_MS,
     FIRST_SENT_MS,
-    GROUP,
+    LOGICAL_QUEUE,
     MAX_DELIVERIES,
     NOT_BEFORE_MS,
     ORIGIN,
-    QUEUE,
     SILENT_COUNT,
+    SUBSCRIPTION,
     TTL_MS,
     expires_at_ms_of,
     read_number,
@@ -56,7 +56,17 @@ worker may hold when it dies.
 """
 
 _READ = frozenset(
-    {DELAY_MS, DELIVERY_COUNT, EXPIRES_AT_MS, FIRST_SENT_MS, GROUP, MAX_DELIVERIES, NOT_BEFORE_MS, ORIGIN, QUEUE}
+    {
+        DELAY_MS,
+        DELIVERY_COUNT,
+        EXPIRES_AT_MS,
+        FIRST_SENT_MS,
+        SUBSCRIPTION,
+        MAX_DELIVERIES,
+        NOT_BEFORE_MS,
+        ORIGIN,
+        LOGICAL_QUEUE,
+    }
     | {SILENT_COUNT, TTL_MS}
 )
 """Headers that this module reads."""
@@ -135,8 +145,8 @@ class AdmissionPolicy:
         if not ours:
             return _NOT_OURS if self._queue else _PLAIN
         # A copy without a group name belongs to the queue's default group. A first copy is for all groups.
-        group = ours.get(GROUP) or (b"" if ORIGIN in ours else self._group)
-        if (ours.get(QUEUE) or b"") != self._queue or group != self._group:
+        group = ours.get(SUBSCRIPTION) or (b"" if ORIGIN in ours else self._group)
+        if (ours.get(LOGICAL_QUEUE) or b"") != self._queue or group != self._group:
             return _NOT_OURS
         delivery_count = min(read_number(ours.get(DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1) + 1
         due_at_ms = _due_at_ms(ours, record)

@@ -57,7 +57,7 @@ def common_headers(run: DueRun, topics: QueueTopics, rules: Rules) -> CommonHead
         delivery_count=decision.delivery_count,
         queue_partition=run.queue_partition,
         is_silent=run.is_silent,
-        group=topics.group,
+        subscription=topics.subscription,
         max_deliveries=rules.max_deliveries,
         last_error=decision.reason,
     )
@@ -164,7 +164,7 @@ def outgoing_record(
         message_offset=run.message_offset,
         sent_at_ms=sent_at_ms,
         is_silent=run.is_silent,
-        group=topics.group,
+        subscription=topics.subscription,
         max_deliveries=max_deliveries,
         decided_at_ms=run.tick_at_ms,
         last_error=run.reason,

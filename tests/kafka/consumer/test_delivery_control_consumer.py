@@ -288,9 +288,9 @@ def test_each_group_sees_every_message_once_and_a_copy_for_one_is_passed_over_by
     everything = [b"a", b"b", b"c", b"last"]
     assert got == {"billing": [b"a", b"b", b"c", b"again", b"last"], "audit": everything, "": everything}
     for name in names:
-        markers = Queue(f"{queue.name}.group-{name}", queue.bootstrap_servers).markers(MarkerType.START)
+        markers = Queue(f"{queue.name}.subscription-{name}", queue.bootstrap_servers).markers(MarkerType.START)
         assert markers
-        assert queue.committed(f"kmq.{queue.name}.group-{name}") == {0: 5}
+        assert queue.committed(f"kmq.{queue.name}.subscription-{name}") == {0: 5}
 
 
 def test_missing_topics_of_a_group_are_reported_with_the_command(queue: Queue) -> None:

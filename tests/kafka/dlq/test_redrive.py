@@ -29,9 +29,9 @@ from kmq_spark.wire.headers import (
     DELAY_MS,
     DELIVERY_COUNT,
     DLQ_MESSAGE,
-    GROUP,
     ORIGIN,
     SILENT_COUNT,
+    SUBSCRIPTION,
     TTL_MS,
     Headers,
 )
@@ -66,7 +66,7 @@ def test_one_dead_letter_goes_back_and_is_open_no_more(letters: Letters) -> None
 
 def test_redriven_message_is_delivered_as_new_with_its_origin(letters: Letters) -> None:
     """Count, times and TTL start again: otherwise a redriven message could expire at once."""
-    ours: Headers = [(TTL_MS, b"1"), (DELAY_MS, b"9"), (SILENT_COUNT, b"4"), (GROUP, b"old")]
+    ours: Headers = [(TTL_MS, b"1"), (DELAY_MS, b"9"), (SILENT_COUNT, b"4"), (SUBSCRIPTION, b"old")]
     letters.bury(b"a", partition=1, headers=ours)
     letters.redrive(everything=True)
     (record,) = read_all(letters.bootstrap_servers, letters.queue.name)
@@ -95,7 +95,7 @@ def test_filter_redrives_what_it_lets_through_and_nothing_else(
     letters: Letters, where: dict[str, object], expected: list[bytes]
 ) -> None:
     letters.bury(b"a")
-    letters.bury(b"t", reason="timeout after 5 s", key=b"k2", partition=1, headers=[("kmq-queue", b"emails")])
+    letters.bury(b"t", reason="timeout after 5 s", key=b"k2", partition=1, headers=[("kmq-logical-queue", b"emails")])
     assert letters.open_values(where=where) == expected
     assert letters.redrive(where=where).done == len(expected)
     assert letters.back() == expected
@@ -176,7 +176,7 @@ def test_group_redrives_its_own_letters_to_itself(letters: Letters) -> None:
     group.bury(b"theirs")
     assert group.redrive(everything=True).done == 1
     (record,) = read_all(letters.bootstrap_servers, letters.queue.name)
-    assert (record.value(), dict(record.headers() or [])[GROUP]) == (b"theirs", b"billing")
+    assert (record.value(), dict(record.headers() or [])[SUBSCRIPTION]) == (b"theirs", b"billing")
     assert letters.open_values() == [b"mine"]
 
 

@@ -133,13 +133,13 @@ def redrive(secured: SecuredBroker) -> None:
 
 FOREIGN_GROUPS = (
     "kmq.orders.tracker", "kmq.orders.tracker.source-1", "kmq.orders.redrive", "kmq.orders.ledger-1",
-    "kmq.orders.queue-vip", "kmq.orders.group-billing", "kmq.orders.group-billing.tracker", "kmq.orders2",
+    "kmq.orders.queue-vip", "kmq.orders.subscription-billing", "kmq.orders.subscription-billing.tracker", "kmq.orders2",
     "kmq.orders2.tracker", "kmq.orders.backend",
 )  # fmt: skip
 """Consumer groups that belong to the tracker, the ledger, the redrive, a logical queue, a named group, other queues."""
 
 FOREIGN_TRANSACTIONAL_IDS = (
-    "kmq.orders.tracker", "kmq.orders.redrive", "kmq.orders.group-billing.tracker", "kmq.orders2.tracker",
+    "kmq.orders.tracker", "kmq.orders.redrive", "kmq.orders.subscription-billing.tracker", "kmq.orders2.tracker",
     "kmq.orders.consumers.tracker",
 )  # fmt: skip
 
@@ -232,7 +232,7 @@ def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker
         assert [commit_as(secured, part, group) for group in own] == [""] * len(own), part
         for group in foreign:
             assert commit_as(secured, part, group) == "GROUP_AUTHORIZATION_FAILED", (part, group)
-    for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.group-billing", "kmq.orders.queue-vip"):
+    for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.subscription-billing", "kmq.orders.queue-vip"):
         assert read_committed_as(secured, "viewer", group) == "GROUP_AUTHORIZATION_FAILED", group
     assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
 

@@ -49,7 +49,7 @@ def test_options_travel_as_headers_behind_the_senders_own(queue: Queue, producer
     producer.flush()
     first, second, third = read_all(queue.bootstrap_servers, queue.name)
     assert first.headers() == [
-        ("trace", b"1"), ("kmq-queue", b"emails"), ("kmq-delay-ms", b"2000"), ("kmq-ttl-ms", b"60000"),
+        ("trace", b"1"), ("kmq-logical-queue", b"emails"), ("kmq-delay-ms", b"2000"), ("kmq-ttl-ms", b"60000"),
     ]  # fmt: skip
     assert second.headers() == [("kmq-not-before-ms", b"1893456000000")]
     assert third.headers() is None

@@ -40,7 +40,7 @@ def test_queue_name_with_other_characters_is_refused(name: str) -> None:
     ("name", "part"),
     [
         ("orders.tracker", ".tracker"), ("orders.consumer.x", ".consumer."), ("orders.queue-vip", ".queue-"),
-        ("orders.group-billing", ".group-"), ("orders.ledger-1", ".ledger-"), ("orders.markers", ".markers"),
+        ("orders.subscription-b", ".subscription-"), ("orders.ledger-1", ".ledger-"), ("orders.markers", ".markers"),
         ("orders@billing.tracker", ".tracker"),
     ],
 )  # fmt: skip
@@ -104,18 +104,18 @@ def test_group_shares_the_queue_topic_and_its_size(bootstrap_servers: str, name:
     layout = create_queue(f"{name}@billing", bootstrap_servers=bootstrap_servers, partitions=1)
     assert layout.topics == QueueTopics(name, "billing")
     assert (layout.partition_count, layout.dead_letter_partition_count, layout.redrive_partition_count) == (3, 3, 3)
-    queue, dead_letters = topic_settings(bootstrap_servers, name, f"{name}.group-billing.dlq")
+    queue, dead_letters = topic_settings(bootstrap_servers, name, f"{name}.subscription-billing.dlq")
     assert int(dead_letters["max.message.bytes"]) > int(queue["max.message.bytes"]) > 2_000_000
 
 
 def test_group_that_does_not_fit_is_reported_with_its_own_command(bootstrap_servers: str, name: str) -> None:
     create_queue(name, bootstrap_servers=bootstrap_servers, partitions=2)
-    with pytest.raises(TopicError, match=rf"'{name}.group-a.markers' does not exist; run `kmq queue create {name}@a`"):
+    with pytest.raises(TopicError, match=rf"subscription-a.markers' does not exist; run `kmq queue create {name}@a`"):
         check_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    for future in admin.create_topics([NewTopic(f"{name}.group-a.markers", 1, 1)]).values():
+    for future in admin.create_topics([NewTopic(f"{name}.subscription-a.markers", 1, 1)]).values():
         future.result(10)
-    with pytest.raises(TopicError, match=rf"--alter --topic {name}.group-a.markers --partitions 2"):
+    with pytest.raises(TopicError, match=rf"--alter --topic {name}.subscription-a.markers --partitions 2"):
         create_queue(f"{name}@a", bootstrap_servers=bootstrap_servers)
 
 

@@ -79,7 +79,7 @@ def test_columns_become_key_headers_logical_queue_delay_and_ttl(spark: SparkSess
     assert records[b"a"].key() == b"k"
     headers = records[b"a"].headers()
     assert headers[:2] == [("b", None), ("x", b"1")]
-    assert {("kmq-queue", b"emails"), ("kmq-delay-ms", b"1500"), ("kmq-ttl-ms", b"60000")} <= set(headers)
+    assert {("kmq-logical-queue", b"emails"), ("kmq-delay-ms", b"1500"), ("kmq-ttl-ms", b"60000")} <= set(headers)
     names = {name for name, _ in records[b"b"].headers()}
     assert (records[b"b"].key(), names) == (None, {"kmq-producer", "kmq-generation", "kmq-sequence"})
 

@@ -22,7 +22,7 @@ from kmq_spark.testing import start as started
 from kmq_spark.testing import tick
 from kmq_spark.tracker.sender.redelivery import RedeliverySender
 from kmq_spark.wire.codec import decode_marker, encode_marker
-from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, GROUP, ORIGIN, SILENT_COUNT, TTL_MS
+from kmq_spark.wire.headers import DELAY_MS, DELIVERY_COUNT, DLQ_MESSAGE, ORIGIN, SILENT_COUNT, SUBSCRIPTION, TTL_MS
 from tests.kafka.conftest import read_all
 from tests.kafka.stage import wait_until
 from tests.limits import ENDS_S
@@ -245,6 +245,6 @@ def test_copy_of_a_groups_tracker_is_signed_with_the_group_and_ended_in_its_own_
     finally:
         sender.close()
     _, copy = read_all(bootstrap_servers, queue)
-    assert (header(copy, GROUP), header(copy, SILENT_COUNT)) == (b"billing", b"1")
-    (ended,) = read_all(bootstrap_servers, f"{queue}.group-billing.markers")
+    assert (header(copy, SUBSCRIPTION), header(copy, SILENT_COUNT)) == (b"billing", b"1")
+    (ended,) = read_all(bootstrap_servers, f"{queue}.subscription-billing.markers")
     assert decode_marker(ended.value()).outcome is Outcome.REDELIVERED

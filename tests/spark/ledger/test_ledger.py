@@ -108,7 +108,7 @@ def test_hostile_headers_are_null_and_never_an_error(spark: SparkSession) -> Non
     """Invalid numbers, positions out of bounds, bytes that are not UTF-8."""
     hostile: Headers = [
         ("kmq-origin", b"99999:5"), ("kmq-previous", b"1:"), ("kmq-delivery-count", b"-3"), ("kmq-ttl-ms", b"9" * 40),
-        ("kmq-first-sent-ms", b"999999999999999999"), ("kmq-queue", b"\xff\xfe"), ("kmq-delay-ms", None),
+        ("kmq-first-sent-ms", b"999999999999999999"), ("kmq-logical-queue", b"\xff\xfe"), ("kmq-delay-ms", None),
         ("kmq-producer", None), ("kmq-generation", b"one"), ("kmq-sequence", b"-1"),
     ]  # fmt: skip
     good: Headers = [

@@ -79,7 +79,8 @@ def append_odd_rows(spark: SparkSession, location: Location) -> None:
     encoded: list[Any] = [(each.appended_at_ms, encode_marker(each.marker), []) for each in markers if each.marker]
     odd = marker_rows(records(spark, *encoded, (9_000, b"\xff", [])), "odd", "billing")
     headers: Headers = [
-        ("kmq-not-before-ms", b"5000"), ("kmq-delay-ms", b"3500"), ("kmq-ttl-ms", b"60000"), ("kmq-queue", b"emails"),
+        ("kmq-not-before-ms", b"5000"), ("kmq-delay-ms", b"3500"), ("kmq-ttl-ms", b"60000"),
+        ("kmq-logical-queue", b"emails"),
     ]  # fmt: skip
     sent = message_rows(records(spark, *[(1_000 + number, b"v", headers) for number in range(21)]), "odd")
     keys = F.when(F.col("message_offset") == 1, F.lit(b"\xff\xfeZo\xc3\xab")).when(

@@ -89,7 +89,7 @@ def test_no_arguments_is_help_and_a_usage_error() -> None:
             "cannot read the client properties: got '/nowhere'",
         ),
         (["queue", "describe", "q", "--config", "/nowhere"], "cannot read the settings file: got '/nowhere'"),
-        (["queue", "create", "q@"], "group name is missing: got 'q@'"),
+        (["queue", "create", "q@"], "subscription is missing: got 'q@'"),
         (["dlq", "show", "q"], "name at least one dead letter: got none"),
         (["dlq", "show", "q", "7"], "id of a dead letter is not allowed: got '7', partition:offset such as '0:17'"),
         (
@@ -163,8 +163,8 @@ def test_acls_are_commands_that_name_the_queue_s_own_resources() -> None:
     commands = kmq("acls", "orders@billing", "--part", "tracker").stdout.splitlines()
     assert commands[0] == "# tracker"
     assert all("--allow-principal User:kmq-tracker " in command for command in commands[1:])
-    assert any("--topic orders.group-billing.markers" in command for command in commands)
-    assert any("--transactional-id kmq.orders.group-billing.tracker" in command for command in commands)
+    assert any("--topic orders.subscription-billing.markers" in command for command in commands)
+    assert any("--transactional-id kmq.orders.subscription-billing.tracker" in command for command in commands)
 
 
 def test_acls_of_a_fleet_and_a_group_name_the_coordination_topic() -> None:
@@ -190,7 +190,7 @@ def test_acls_of_a_fleet_and_a_group_name_the_coordination_topic() -> None:
 def test_acls_of_the_ledger_of_a_group_name_the_queue_s_own_group() -> None:
     """The messages of a queue are written once, whichever groups read it."""
     commands = kmq("acls", "orders@billing", "--part", "ledger").stdout
-    assert "--topic orders.group-billing.markers" in commands
+    assert "--topic orders.subscription-billing.markers" in commands
     assert "--group kmq.orders.ledger- --resource-pattern-type prefixed" in commands
 
 

@@ -47,25 +47,27 @@ def plan(*verdicts: Verdict | int, of: Room | None = None, turn: Turn = Turn.ALO
     return plan_batch(admissions, [10] * len(verdicts), of or room(), turn)
 
 
-@pytest.mark.parametrize("headers", [None, [], [("traceparent", b"00-1")], [("kmq-queue", b"")], [("kmq-group", None)]])
+@pytest.mark.parametrize(
+    "headers", [None, [], [("traceparent", b"00-1")], [("kmq-logical-queue", b"")], [("kmq-subscription", None)]]
+)
 def test_record_without_headers_of_ours_is_handed_out(headers: list[tuple[str, bytes | None]] | None) -> None:
     assert AdmissionPolicy().admit(headers, Stamp()) == Admission(OUT)
 
 
 def test_logical_queues_see_their_own_messages_alone() -> None:
     emails, default = AdmissionPolicy(queue="emails"), AdmissionPolicy()
-    assert admit(emails, queue=b"emails").verdict is OUT
-    assert admit(emails, queue=b"invoices").verdict is PASS
-    assert admit(default, queue=b"emails").verdict is PASS
+    assert admit(emails, logical_queue=b"emails").verdict is OUT
+    assert admit(emails, logical_queue=b"invoices").verdict is PASS
+    assert admit(default, logical_queue=b"emails").verdict is PASS
     assert emails.admit(None, Stamp()).verdict is PASS
     assert (emails.accepts_plain_records, default.accepts_plain_records) == (False, True)
 
 
 def test_copy_for_a_group_is_passed_over_by_every_other() -> None:
     billing, default = AdmissionPolicy(group="billing"), AdmissionPolicy()
-    assert admit(billing, group=b"billing").verdict is OUT
-    assert admit(billing, group=b"audit").verdict is PASS
-    assert admit(default, group=b"billing").verdict is PASS
+    assert admit(billing, subscription=b"billing").verdict is OUT
+    assert admit(billing, subscription=b"audit").verdict is PASS
+    assert admit(default, subscription=b"billing").verdict is PASS
     assert billing.admit(None, Stamp()).verdict is OUT
 
 
@@ -211,7 +213,7 @@ def test_every_record_of_a_plan_has_one_fate_and_suspects_go_with_their_like(
     ("headers", "takers"),
     [
         ([], {"", "billing", "audit"}),
-        ([("kmq-group", b"billing"), ("kmq-origin", b"0:1")], {"billing"}),
+        ([("kmq-subscription", b"billing"), ("kmq-origin", b"0:1")], {"billing"}),
         # A copy that the queue's own tracker made, and a dead letter that was redriven from its own topic.
         ([("kmq-origin", b"0:1"), ("kmq-delivery-count", b"1")], {""}),
     ],

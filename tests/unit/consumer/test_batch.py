@@ -44,7 +44,7 @@ def batch_of(*sizes: int, begin: int = 0, interleaved: bool = False) -> Batch:
     records = [
         KafkaMessage(
             "orders", lease.queue_partition, offset, b"k%d" % number, b"v%d" % number,
-            [("kmq-queue", b"emails"), ("trace", b"%d" % number)], None, (2, 1_000 + number),
+            [("kmq-logical-queue", b"emails"), ("trace", b"%d" % number)], None, (2, 1_000 + number),
         )
         for number, (lease, offset) in enumerate(pairs)
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmq_spark.core.names import LONGEST_GROUP, LONGEST_QUEUE, is_name, name_error
+from kmq_spark.core.names import LONGEST_QUEUE, LONGEST_SUBSCRIPTION, is_name, name_error
 
 
 @pytest.mark.parametrize("name", ["a", "orders.eu_1-x", "Z9", "x" * LONGEST_QUEUE])
@@ -18,8 +18,8 @@ def test_anything_else_is_no_name(name: object) -> None:
 
 
 def test_group_has_a_limit_of_its_own() -> None:
-    assert is_name("x" * LONGEST_GROUP, LONGEST_GROUP)
-    assert not is_name("x" * (LONGEST_GROUP + 1), LONGEST_GROUP)
+    assert is_name("x" * LONGEST_SUBSCRIPTION, LONGEST_SUBSCRIPTION)
+    assert not is_name("x" * (LONGEST_SUBSCRIPTION + 1), LONGEST_SUBSCRIPTION)
 
 
 @pytest.mark.parametrize(

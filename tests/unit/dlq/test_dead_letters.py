@@ -21,9 +21,9 @@ from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.wire.dead_letter import DeadLetter, dead_letter_of
 from kmq_spark.wire.headers import (
     DLQ_PARTITION,
-    GROUP,
     NOT_BEFORE_MS,
     ORIGIN,
+    SUBSCRIPTION,
     Headers,
     dead_letter_headers,
     death_of,
@@ -156,10 +156,10 @@ def test_id_that_is_none_is_refused(text: Any) -> None:  # noqa: ANN401  # mista
 
 
 def test_redriven_headers_keep_the_message_and_name_the_group() -> None:
-    headers = buried([("a", b"1"), (GROUP, b"old"), (NOT_BEFORE_MS, b"5"), ("a", None)])
+    headers = buried([("a", b"1"), (SUBSCRIPTION, b"old"), (NOT_BEFORE_MS, b"5"), ("a", None)])
     kept = [("a", b"1"), ("a", None), (ORIGIN, b"1:7"), ("kmq-first-sent-ms", b"1000")]
     assert redrive_headers(headers) == kept
-    assert redrive_headers(headers, group="billing") == [*kept, (GROUP, b"billing")]
+    assert redrive_headers(headers, subscription="billing") == [*kept, (SUBSCRIPTION, b"billing")]
 
 
 def test_redriven_message_goes_to_its_partition_where_there_is_one() -> None:

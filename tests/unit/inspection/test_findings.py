@@ -333,7 +333,11 @@ def test_long_work_with_acks_is_no_trouble() -> None:
 def test_queues_are_known_by_their_topics() -> None:
     names = [
         *("orders", "orders.markers", "orders.dlq", "orders.dlq.markers"),
-        *("orders.group-billing.markers", "orders.group-billing.dlq", "orders.group-billing.dlq.markers"),
+        *(
+            "orders.subscription-billing.markers",
+            "orders.subscription-billing.dlq",
+            "orders.subscription-billing.dlq.markers",
+        ),
         *("other", "lonely.markers", "__consumer_offsets"),
     ]
     assert queues_of(names) == ["orders", "orders@billing"]

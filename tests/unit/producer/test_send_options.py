@@ -19,8 +19,8 @@ NEW_YEAR_MS = b"1893456000000"
     ("options", "headers"),
     [
         ({}, []),
-        ({"queue": "emails"}, [("kmq-queue", b"emails")]),
-        ({"queue": "a" * 200}, [("kmq-queue", b"a" * 200)]),
+        ({"queue": "emails"}, [("kmq-logical-queue", b"emails")]),
+        ({"queue": "a" * 200}, [("kmq-logical-queue", b"a" * 200)]),
         ({"delay": 1.5}, [("kmq-delay-ms", b"1500")]),
         ({"delay": timedelta(minutes=1)}, [("kmq-delay-ms", b"60000")]),
         ({"delay": 0}, []),

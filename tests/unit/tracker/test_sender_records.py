@@ -30,14 +30,14 @@ from kmq_spark.wire.headers import (
     DLQ_TOPIC,
     EXPIRES_AT_MS,
     FIRST_SENT_MS,
-    GROUP,
     LAST_ERROR,
+    LOGICAL_QUEUE,
     MAX_DELIVERIES,
     NOT_BEFORE_MS,
     ORIGIN,
     PREVIOUS,
-    QUEUE,
     SILENT_COUNT,
+    SUBSCRIPTION,
     TTL_MS,
 )
 
@@ -193,7 +193,7 @@ def copy_of(
 
 def test_copy_has_no_delay_any_more_and_keeps_its_queue_and_its_end() -> None:
     """Its time has come; when its time is over stays as it was."""
-    kept = [(QUEUE, b"emails"), (TTL_MS, b"60000"), (EXPIRES_AT_MS, b"99000")]
+    kept = [(LOGICAL_QUEUE, b"emails"), (TTL_MS, b"60000"), (EXPIRES_AT_MS, b"99000")]
     found = copy_of(due(), [(DELAY_MS, b"5000"), (NOT_BEFORE_MS, b"4000"), *kept])
     assert not {DELAY_MS, NOT_BEFORE_MS} & found.keys()
     assert {name: found[name] for name, _ in kept} == dict(kept)
@@ -223,8 +223,8 @@ def test_present_limit_of_deliveries_is_written_beside_a_silent_count() -> None:
 
 
 def test_copy_of_a_groups_tracker_is_meant_for_that_group() -> None:
-    assert copy_of(due(), [], QueueTopics("orders", "billing"))[GROUP] == b"billing"
-    assert GROUP not in copy_of(due(), [])
+    assert copy_of(due(), [], QueueTopics("orders", "billing"))[SUBSCRIPTION] == b"billing"
+    assert SUBSCRIPTION not in copy_of(due(), [])
 
 
 @pytest.mark.parametrize(

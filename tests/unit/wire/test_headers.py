@@ -71,7 +71,7 @@ def test_origin_and_first_sent_time_stay_those_of_the_first_copy() -> None:
 
 @given(
     headers=st.lists(
-        st.tuples(st.sampled_from(["a", "b", "kmq-queue", "kmq-ttl-ms"]), st.none() | st.binary(max_size=3))
+        st.tuples(st.sampled_from(["a", "b", "kmq-logical-queue", "kmq-ttl-ms"]), st.none() | st.binary(max_size=3))
     ),
     is_silent=st.booleans(),
     max_deliveries=st.sampled_from([0, 5]),
@@ -92,11 +92,12 @@ def test_first_redelivery_is_the_same_where_a_count_cannot_be_read(
 
 
 @given(
-    headers=st.none() | st.lists(st.sampled_from([*FOREIGN, ("kmq-queue", b"eu"), ("kmq-producer", b"p")]), max_size=4),
+    headers=st.none()
+    | st.lists(st.sampled_from([*FOREIGN, ("kmq-logical-queue", b"eu"), ("kmq-producer", b"p")]), max_size=4),
     given=st.fixed_dictionaries(
         {
             "is_silent": st.booleans(), "max_deliveries": st.sampled_from([0, 5]),
-            "group": st.sampled_from(["", "billing"]), "last_error": st.sampled_from(["", "KeyError: 'id'"]),
+            "subscription": st.sampled_from(["", "billing"]), "last_error": st.sampled_from(["", "KeyError: 'id'"]),
         }
     ),
     sent=st.lists(st.tuples(st.integers(0, 2**40), st.sampled_from([-1, 0, 1_000, 1_001])), min_size=1, max_size=5),
@@ -116,7 +117,7 @@ def test_headers_that_a_run_has_in_common_are_those_of_each_message(
     "name",
     [
         *("kmq-delivery-count", "kmq-attempts-ms", "kmq-origin", "kmq-previous", "kmq-first-sent-ms"),
-        *("kmq-silent-count", "kmq-max-deliveries", "kmq-last-error", "kmq-group", "kmq-delay-ms"),
+        *("kmq-silent-count", "kmq-max-deliveries", "kmq-last-error", "kmq-subscription", "kmq-delay-ms"),
         *("kmq-not-before-ms", "kmq-ttl-ms", "kmq-expires-at-ms"),
     ],
 )
@@ -133,7 +134,7 @@ def test_foreign_headers_are_kept_with_order_repeats_and_nulls() -> None:
 
 def test_other_headers_of_ours_are_kept() -> None:
     """A redelivered message still belongs to its logical queue and still expires."""
-    kept: Headers = [("kmq-queue", b"eu"), ("kmq-expires-at-ms", b"9000")]
+    kept: Headers = [("kmq-logical-queue", b"eu"), ("kmq-expires-at-ms", b"9000")]
     assert redelivered(kept)[:2] == kept
 
 
