@@ -2,30 +2,39 @@
 `kmq dlq`: list, show, redrive and purge dead letters.
 
 Rule 1: without `--execute`, `redrive` and `purge` only print what they would do.
-Rule 2: the selection must be explicit: `--id`, filters, or `--all`.
+Rule 2: control characters in text from a message are escaped, never written to the terminal.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kmq_spark.cli.shared.common import EXIT_FAILED, command
 from kmq_spark.cli.shared.options import Connection, QueueName, span_ms
 from kmq_spark.cli.shared.output import Output as Form
-from kmq_spark.cli.shared.output import OutputForm, print_data
-from kmq_spark.cli.views.dlq import as_json, print_letters, print_summary, print_whole
+from kmq_spark.cli.shared.output import OutputForm, json_bytes, print_data, rendered, shown, table
 from kmq_spark.errors import ConfigError
+from kmq_spark.inspection.spans import counted, instant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kmq_spark.config import Reach
+    from kmq_spark.dlq.redrive import RedriveSummary
+    from kmq_spark.wire.dead_letter import DeadLetter
 
 app = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)
 
 LIST_LIMIT = 100
 """Default limit of `list`: one or two screens."""
 
+MAX_SHOWN_IDS = 10
 
 Ids = Annotated[
     list[str] | None, typer.Option("--id", help="A dead letter, partition:offset; may be repeated.", metavar="P:O")
@@ -52,29 +61,27 @@ class Wanted:
     newer_than: Annotated[str | None, typer.Option(help="Dead for less, as --older-than.", metavar="AGO")] = None
 
     def chosen(self) -> dict[str, Any]:
-        """Return arguments for `list_dead_letters`; `where` contains the given filters, None if there are none."""
-        parts = {
+        """Return `ids` and `where` for `list_dead_letters`."""
+        from kmq_spark.dlq.filter import DeadLetterFilter
+
+        fields = {
             "reason": self.reason,
             "key": self.key,
             "origin": self.origin,
-            "queue": self.logical_queue,
-            "dead_before": _instant_ms(self.older_than, "--older-than"),
-            "dead_after": _instant_ms(self.newer_than, "--newer-than"),
+            "logical_queue": self.logical_queue,
+            "dead_before": _instant(self.older_than, "--older-than"),
+            "dead_after": _instant(self.newer_than, "--newer-than"),
         }
-        where = {name: value for name, value in parts.items() if value is not None} or None
-        return {"ids": self.ids or (), "where": where}
+        is_empty = all(value is None for value in fields.values())
+        return {"ids": self.ids or (), "where": None if is_empty else DeadLetterFilter(**fields)}  # type: ignore[arg-type]  # of its field
 
 
 @dataclass(frozen=True)
 class Selection(Wanted):
     """Options that select dead letters to change; selecting all of them needs `--all`."""
 
-    everything: Annotated[bool, typer.Option("--all", help="All open dead letters.")] = False
+    is_all: Annotated[bool, typer.Option("--all", help="All open dead letters.")] = False
     limit: Limit = None
-
-    def chosen(self) -> dict[str, Any]:
-        """Return arguments for `redrive` and `purge`."""
-        return {**super().chosen(), "everything": self.everything, "limit": self.limit}
 
 
 @command(app, "list")
@@ -91,7 +98,7 @@ def list_(
 
     chosen = wanted.chosen()
     letters = list_dead_letters(name, **chosen, limit=limit, **connection.reach())
-    count = print_letters(letters, form, max_bytes)
+    count = _print_letters(letters, form, max_bytes)
     if not count and form is OutputForm.TABLE:
         typer.echo(f"no open dead letters of {name}" + (" that match" if any(chosen.values()) else ""), err=True)
     if count == limit:
@@ -102,27 +109,22 @@ def list_(
 def show(
     name: QueueName,
     connection: Connection,
-    places: Annotated[list[str] | None, typer.Argument(help="Ids, as `list` shows them.", metavar="[P:O]...")] = None,
-    ids: Ids = None,
+    ids: Annotated[list[str], typer.Argument(help="Ids, as `list` shows them.", metavar="P:O...")],
     form: Form = OutputForm.TABLE,
     max_bytes: MaxBytes = 4096,
 ) -> None:
     """Show all of a dead letter: reason, attempts, key, value, headers."""
     from kmq_spark.dlq.dead_letters import list_dead_letters
 
-    wanted = [*(places or ()), *(ids or ())]
-    if not wanted:
-        message = "name at least one dead letter: got none; give its partition:offset, as `kmq dlq list` shows it"
-        raise ConfigError(message)
-    letters = list(list_dead_letters(name, ids=wanted, **connection.reach()))
+    letters = list(list_dead_letters(name, ids=ids, **connection.reach()))
     if form is OutputForm.TABLE:
         for number, letter in enumerate(letters):
             if number:
                 typer.echo()
-            print_whole(letter, max_bytes)
+            _print_whole(letter, max_bytes)
     else:
         print_data(form, [as_json(letter, max_bytes=max_bytes, with_headers=True) for letter in letters])
-    _fail_if_missing([each for each in dict.fromkeys(wanted) if each not in {letter.id for letter in letters}], name)
+    _fail_if_missing([each for each in dict.fromkeys(ids) if each not in {letter.id for letter in letters}], name)
 
 
 @command(app, "redrive")
@@ -136,9 +138,16 @@ def redrive_(
 ) -> None:
     """Send dead letters back to their queue, each exactly once; run it again where it was cut short."""
     from kmq_spark.dlq.dead_letters import redrive
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
-    summary = redrive(name, **selection.chosen(), to=to, dry_run=not execute, **connection.reach())
-    print_summary(summary, "redrive", f"{_topic(name)} to {to or name}", form)
+    chosen, reach = selection.chosen(), connection.reach()
+    topics = f"{_topic(name)} to {QueueTopics.parse(to or name)}"
+    if execute:
+        summary = redrive(name, **chosen, all=selection.is_all, limit=selection.limit, to=to, **reach)
+    else:
+        summary = _preview(name, selection, chosen, reach, is_purge=False)
+    said = "redriven" if execute else "would redrive"
+    _print_summary(summary, said, topics, form, is_done=execute)
     _fail_if_missing(summary.missing, name)
 
 
@@ -153,9 +162,37 @@ def purge_(
     """End dead letters for good; the broker removes what lies below the lowest open one."""
     from kmq_spark.dlq.dead_letters import purge
 
-    summary = purge(name, **selection.chosen(), dry_run=not execute, **connection.reach())
-    print_summary(summary, "purge", f"from {_topic(name)}", form)
+    chosen, reach = selection.chosen(), connection.reach()
+    if execute:
+        summary = purge(name, **chosen, all=selection.is_all, limit=selection.limit, **reach)
+    else:
+        summary = _preview(name, selection, chosen, reach, is_purge=True)
+    said = "purged" if execute else "would purge"
+    _print_summary(summary, said, f"from {_topic(name)}", form, is_done=execute)
     _fail_if_missing(summary.missing, name)
+
+
+def _preview(
+    name: str, selection: Selection, chosen: dict[str, Any], reach: Reach, *, is_purge: bool
+) -> RedriveSummary:
+    """Return what a redrive or a purge would do; ids that are not open count as missing."""
+    from kmq_spark.dlq.dead_letters import list_dead_letters, select
+    from kmq_spark.dlq.redrive import RedriveSummary
+
+    select(**chosen, limit=selection.limit, is_all=selection.is_all)
+    summary = RedriveSummary()
+    found = set()
+    for letter in list_dead_letters(name, **chosen, **reach):
+        found.add(letter.id)
+        if letter.problem and not is_purge:
+            summary.leave(letter, letter.problem)
+        else:
+            summary.count(letter)
+        if summary.done == selection.limit:
+            break
+    else:
+        summary.missing = [each for each in dict.fromkeys(chosen["ids"]) if each not in found]
+    return summary
 
 
 def _topic(name: str) -> str:
@@ -164,24 +201,114 @@ def _topic(name: str) -> str:
     return QueueTopics.parse(name).dead_letter_topic
 
 
-def _instant_ms(text: str | None, option: str) -> int | None:
-    """Parse `2h` (ago, on this machine's clock) or an ISO instant (UTC if it has no zone) to epoch milliseconds."""
+def _instant(text: str | None, option: str) -> datetime | None:
+    """Parse `2h` (ago, on this machine's clock) or an ISO instant (UTC if it has no zone)."""
     if text is None:
         return None
     if (ago_ms := span_ms(text)) is not None:
-        return max(0, int(time.time() * 1000) - ago_ms)
+        return datetime.fromtimestamp(time.time(), UTC) - timedelta(milliseconds=ago_ms)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        message = f"{option} is not allowed: got {text!r}, allowed are 90s, 15m, 2h, 7d or 2026-11-21T04:00; correct it"
+        message = f"{option} is not allowed: got {text!r}; expected 90s, 15m, 2h, 7d or 2026-11-21T04:00; correct it"
         raise ConfigError(message) from None
-    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def _fail_if_missing(missing: list[str], name: str) -> None:
     if missing:
-        some = ", ".join(missing[:10]) + ("…" if len(missing) > 10 else "")  # noqa: PLR2004  # a line's worth
+        some = ", ".join(missing[:MAX_SHOWN_IDS]) + ("…" if len(missing) > MAX_SHOWN_IDS else "")
         typer.echo(
             f"kmq: no open dead letter of {name}: got {some}; `kmq dlq list {name}` shows what there is", err=True
         )
         raise typer.Exit(EXIT_FAILED)
+
+
+def as_json(letter: DeadLetter, *, max_bytes: int, with_headers: bool) -> dict[str, Any]:
+    """Return a dead letter as a JSON object; a key or value that is not UTF-8 is hex under another name."""
+    found: dict[str, Any] = {
+        "id": letter.id,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "origin": _origin(letter),
+        "logical_queue": letter.logical_queue or None,
+        "reason": letter.reason,
+        "delivery_count": letter.delivery_count,
+        "first_sent_ms": letter.first_sent_ms,
+        "attempts_ms": list(letter.attempts_ms),
+        "dead_at_ms": letter.dead_at_ms,
+        "problem": letter.problem or None,
+        **json_bytes("key", letter.key, max_bytes),
+        **json_bytes("value", letter.value, max_bytes),
+        "value_bytes": len(letter.value) if letter.value is not None else None,
+    }
+    if with_headers:
+        found["headers"] = [{"name": name, **json_bytes("value", value, max_bytes)} for name, value in letter.headers]
+    return found
+
+
+def _print_letters(letters: Iterable[DeadLetter], form: OutputForm, max_bytes: int) -> int:
+    """Print a list of dead letters; return their number."""
+    if form is not OutputForm.TABLE:
+        return print_data(form, (as_json(each, max_bytes=max_bytes, with_headers=False) for each in letters))
+    rows = [
+        (
+            letter.id,
+            instant(letter.dead_at_ms),
+            _origin(letter) or "-",
+            str(letter.delivery_count),
+            shown(letter.key),
+            shown(letter.reason or letter.problem),
+        )
+        for letter in letters
+    ]
+    if rows:
+        typer.echo(rendered(table(("ID…", "DEAD AT…", "ORIGIN…", ">DELIVERIES", "KEY…24", "REASON"), rows)))
+    return len(rows)
+
+
+def _origin(letter: DeadLetter) -> str | None:
+    return None if letter.origin is None else letter.origin.text
+
+
+def _print_whole(letter: DeadLetter, max_bytes: int) -> None:
+    size = len(letter.value) if letter.value is not None else 0
+    attempts = [
+        ("  sent", f"{instant(at_ms)}  ({number} of {len(letter.attempts_ms)})")
+        for number, at_ms in enumerate(letter.attempts_ms, 1)
+    ]
+    facts = [
+        ("dead letter", letter.id),
+        ("reason", shown(letter.reason)),
+        *([("cannot redrive", shown(letter.problem))] if letter.problem else []),
+        ("origin", _origin(letter) or "-"),
+        *([("logical queue", shown(letter.logical_queue))] if letter.logical_queue else []),
+        ("deliveries", str(letter.delivery_count)),
+        ("first sent", instant(letter.first_sent_ms)),
+        *attempts,
+        ("dead since", instant(letter.dead_at_ms)),
+        ("key", shown(letter.key, max_bytes)),
+        ("value", f"{size} bytes: {shown(letter.value, max_bytes)}"),
+        ("headers", ""),
+        *((f"  {shown(name)} =", shown(value, max_bytes)) for name, value in letter.headers),
+    ]
+    for name, value in facts:
+        typer.echo(f"{name:<14} {value}".rstrip())
+
+
+def _print_summary(summary: RedriveSummary, said: str, topics: str, form: OutputForm, *, is_done: bool) -> None:
+    if form is not OutputForm.TABLE:
+        names = ("done", "by_reason", "done_before", "left", "left_because", "missing")
+        typer.echo(json.dumps({**{name: getattr(summary, name) for name in names}, "is_executed": is_done}))
+        return
+    typer.echo(f"{said} {counted(summary.done, 'dead letter')}, {topics}")
+    for reason, count in sorted(summary.by_reason.items(), key=lambda pair: -pair[1]):
+        typer.echo(f"  {count:>8}  {shown(reason) or '(no reason)'}")
+    if summary.done_before:
+        typer.echo(f"done before: {summary.done_before}")
+    if summary.left:
+        typer.echo(f"left, cannot be redriven: {summary.left}; `kmq dlq purge` can end them")
+        for name, why in summary.left_because.items():
+            typer.echo(f"  {name:>8}  {shown(why)}")
+    if not is_done:
+        typer.echo("nothing was written; add --execute to do it")

@@ -1,10 +1,9 @@
 """
 Read the dead letters of a queue, and the ENDs in its redrive topic that close them.
 
-Rule 1: Reads use `read_committed` and join no consumer group. They change nothing in Kafka.
-Rule 2: A read ends where the topic ended when the read began. Letters that are appended later, such as redriven
+Rule 1: a read ends where the topic ended when the read began. Letters that are appended later, such as redriven
 messages that fail again, do not extend it.
-Rule 3: A redrive or purge fences older ones first and reads the ENDs after that. Then no other process can add an END.
+Rule 2: a redrive or purge fences older ones first and reads the ENDs after that: then nobody else can add an END.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import logging
 from contextlib import closing
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -32,92 +31,80 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from kmq_spark.kafka.lookups import Bounds
     from kmq_spark.kafka.topics import QueueLayout
     from kmq_spark.wire.headers import Headers
 
 logger = logging.getLogger(__name__)
 
 
-class DeadLetterLog:
-    """
-    The dead letters of one queue.
+class LetterState(NamedTuple):
+    """Which letters are closed, and first offset and end of each partition, read after the ENDs."""
 
-    Args:
-        layout: The queue's topics, checked.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Longest wait for a record, seconds; then the read fails.
-        extra: librdkafka settings.
-    """
+    closed: ClosedRanges
+    bounds: Mapping[int, tuple[int, int]]
+
+
+class DeadLetterLog:
+    """The dead letters of one queue. Nothing is asked before the first call."""
 
     def __init__(
         self, layout: QueueLayout, *, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Store the settings; read nothing yet."""
+        """
+        Keep the settings.
+
+        Raises:
+            TopicError: The redrive topic does not exist: it is not known which letters are closed.
+        """
         self._topics = layout.topics
-        self._partitions = range(layout.dead_letter_partition_count)
+        if not layout.redrive_partition_count:
+            message = f"topic {self._topics.redrive_topic!r} does not exist; run `kmq queue create {self._topics}`"
+            raise TopicError(message)
+        self._layout = layout
         self._timeout = timeout
         # The consumer joins no group and commits nothing, but librdkafka requires a `group.id`, and ACLs may name it.
         self._config = reader_config(bootstrap_servers, self._topics.redrive_id, new_client_id("redrive"), extra)
 
-    def closed(self, redrive_partition_count: int) -> ClosedRanges:
+    def state(self) -> LetterState:
         """
-        Read the redrive topic and return the closed letters (redriven or purged).
-
-        Args:
-            redrive_partition_count: Partitions of the redrive topic.
+        Read the redrive topic to its end.
 
         Raises:
-            TopicError: The redrive topic does not exist: it is not known which letters are closed.
             KafkaClientError: The broker cannot be reached, or no record arrived in time.
+            TopicError: The dead-letter topic was deleted and created again.
         """
         closed = ClosedRanges()
-        if not redrive_partition_count:
-            message = f"topic {self._topics.redrive_topic!r} does not exist; run `kmq queue create {self._topics}`"
-            raise TopicError(message)
-        for record in read_committed(
-            self._config, self._topics.redrive_topic, range(redrive_partition_count), self._timeout, patience_s=0
-        ):
+        topic, partitions = self._topics.redrive_topic, range(self._layout.redrive_partition_count)
+        for record in read_committed(self._config, topic, partitions, self._timeout, patience_s=0):
             try:
                 marker = decode_marker(record.value())
             except WireError as error:
-                # A record that cannot be read closes no letter.
                 logger.warning(
-                    "skipping %s[%s]@%s, which is not a marker: %s",
-                    self._topics.redrive_topic, record.partition(), record.offset(), error,
-                )  # fmt: skip
+                    "skipping %s[%s]@%s, which is not a marker: %s", topic, record.partition(), record.offset(), error
+                )
                 continue
             if marker.type is MarkerType.END:
                 closed.add(marker.queue_partition, marker.ranges)
-        return closed
-
-    def bounds(self, closed: ClosedRanges) -> dict[int, Bounds]:
-        """
-        Return the first offset and the end offset of each partition at this moment.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached.
-            TopicError: An END names an offset past the end of the dead-letter topic: that topic was deleted and
-                created again.
-        """
-        consumer = make_client(Consumer, self._config)
-        try:
-            topic, timeout_s = self._topics.dead_letter_topic, self._timeout
-            bounds = {
-                partition: bounds_of(consumer, TopicPartition(topic, partition), timeout_s)
-                for partition in self._partitions
-            }
-        finally:
-            consumer.close()
+        bounds = self._bounds()
         for partition, (_, end) in bounds.items():
             if closed.end(partition) > end:
                 message = (
-                    f"topic {self._topics.redrive_topic!r} does not match {self._topics.dead_letter_topic!r}: got "
-                    f"ENDs up to offset {closed.end(partition)} of partition {partition}, which ends at {end}; if the "
-                    f"dead-letter topic was deleted and created again, delete {self._topics.redrive_topic!r} too"
+                    f"topic {topic!r} does not match {self._topics.dead_letter_topic!r}: got ENDs up to offset "
+                    f"{closed.end(partition)} of partition {partition}, which ends at {end}; if the dead-letter topic "
+                    f"was deleted and created again, delete {topic!r} too"
                 )
                 raise TopicError(message)
-        return bounds
+        return LetterState(closed, bounds)
+
+    def _bounds(self) -> dict[int, tuple[int, int]]:
+        consumer = make_client(Consumer, self._config)
+        try:
+            return {
+                number: bounds_of(consumer, TopicPartition(self._topics.dead_letter_topic, number), self._timeout)
+                for number in range(self._layout.dead_letter_partition_count)
+            }
+        finally:
+            consumer.close()
 
     def letters(self, bounds: Mapping[int, tuple[int, int]]) -> Generator[DeadLetter]:
         """
@@ -135,7 +122,7 @@ class DeadLetterLog:
         finally:
             reader.close()
 
-    def by_ids(self, ids: Sequence[tuple[int, int]]) -> Iterator[tuple[str, DeadLetter | None]]:
+    def by_ids(self, ids: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], DeadLetter | None]]:
         """
         Yield each id and its letter, ascending within a partition; None where the topic has no such letter.
 
@@ -149,7 +136,7 @@ class DeadLetterLog:
         try:
             for payload in reader.read(wanted):
                 found = self._letter(payload.message) if payload.message is not None else None
-                yield f"{payload.partition}:{payload.offset}", found
+                yield (payload.partition, payload.offset), found
         finally:
             reader.close()
 

@@ -1,11 +1,11 @@
 """
 Redrive or purge dead letters exactly once: the messages and their ENDs are in one Kafka transaction.
 
-Rule 1: A redriven message and its END commit together or not at all. So the redrive topic states which letters are
+Rule 1: a redriven message and its END commit together or not at all. So the redrive topic states which letters are
 closed.
-Rule 2: Opening a `Redriver` fences every older redrive and purge of the queue. The ENDs are read after that. So a run
-after a crash sends no message twice. When two run at once, the older one fails with `FencedError`.
-Rule 3: A letter that cannot be sent stays open, and the summary names it.
+Rule 2: opening a `Redriver` fences every older redrive and purge of the queue, and the ENDs are read after that. So a
+run after a crash sends no message twice, and of two at once the older one fails with `FencedError`.
+Rule 3: a letter that cannot be sent stays open, and the summary names it.
 
 Source: KIP-98. The tracker does the same with redeliveries (`tracker/sender/redelivery.py`).
 """
@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 
-from kmq_spark.core.markers import Outcome
-from kmq_spark.dlq.redrive_records import closing_records, redriven_record
+from kmq_spark.core.markers import Marker, MarkerType, Outcome
+from kmq_spark.core.ranges import cut_ranges
 from kmq_spark.errors import FencedError
 from kmq_spark.failpoints import failpoint
-from kmq_spark.kafka.records import RejectedRecords
+from kmq_spark.kafka.records import OutgoingRecord, RejectedRecords
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, new_client_id, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
+from kmq_spark.wire.codec import encode_marker
+from kmq_spark.wire.headers import FIRST_SENT_MS, GENERATION, ORIGIN, PRODUCER, SEQUENCE, redrive_headers, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,11 +46,16 @@ LARGEST_RECORD = 1_000_000_000
 MAX_NAMED = 100
 """Most letters, and most reasons, that a summary names; the others are only counted."""
 
+BY_KEY = -1
+"""Partition number that lets the client's partitioner choose by the key."""
+
+_OF_ANOTHER_QUEUE = frozenset({ORIGIN, FIRST_SENT_MS, PRODUCER, GENERATION, SEQUENCE})
+
 
 @dataclass(slots=True)
 class RedriveSummary:
     """
-    The result of a redrive or a purge; for a dry run, the result that it would have.
+    The result of a redrive or a purge.
 
     Attributes:
         done: Letters redriven or purged.
@@ -57,8 +64,6 @@ class RedriveSummary:
         left: Letters that cannot be redriven and stay open.
         left_because: Why, by id, for the first 100 of them.
         missing: Selected ids that are not in the dead-letter topic.
-        transactions: Committed transactions; 0 for a dry run.
-        is_dry_run: Whether this was a dry run, which writes nothing.
     """
 
     done: int = 0
@@ -67,16 +72,13 @@ class RedriveSummary:
     left: int = 0
     left_because: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    transactions: int = 0
-    is_dry_run: bool = False
 
-    def count(self, letters: Iterable[DeadLetter]) -> None:
-        """Count letters as redriven or purged."""
-        for letter in letters:
-            self.done += 1
-            known = letter.reason in self.by_reason or len(self.by_reason) < MAX_NAMED
-            reason = letter.reason if known else "…"
-            self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+    def count(self, letter: DeadLetter) -> None:
+        """Count a letter as redriven or purged."""
+        self.done += 1
+        known = letter.reason in self.by_reason or len(self.by_reason) < MAX_NAMED
+        reason = letter.reason if known else "…"
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
 
     def leave(self, letter: DeadLetter, why: str) -> None:
         """Count a letter that stays open."""
@@ -87,16 +89,7 @@ class RedriveSummary:
 
 class Redriver:
     """
-    Redrives or purges dead letters of one queue, under the transactional id of its redrive.
-
-    Args:
-        layout: The queue's topics, checked.
-        redrive_partition_count: Partitions of the redrive topic.
-        to: The queue or group that gets the redriven messages; None for a purge.
-        to_partition_count: Partitions of the queue topic of *to*.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Bound on each call to the broker.
-        extra: librdkafka settings.
+    Redrives dead letters of one queue to *to*, or purges them (*to* is None).
 
     Raises:
         KafkaClientError: The broker cannot be reached, or refuses the transactional id.
@@ -105,7 +98,6 @@ class Redriver:
     def __init__(
         self,
         layout: QueueLayout,
-        redrive_partition_count: int,
         *,
         to: QueueTopics | None,
         to_partition_count: int,
@@ -115,7 +107,7 @@ class Redriver:
     ) -> None:
         """Connect, and fence every older redrive and purge of this queue."""
         self._topics = layout.topics
-        self._redrive_partition_count = redrive_partition_count
+        self._redrive_partition_count = layout.redrive_partition_count
         self._to = to
         self._to_partition_count = to_partition_count
         self._writer_id = new_client_id("redrive")
@@ -139,11 +131,7 @@ class Redriver:
 
     def run(self, letters: Iterable[DeadLetter], summary: RedriveSummary) -> None:
         """
-        Redrive or purge these letters, in as many transactions as they need.
-
-        Args:
-            letters: Open letters, read lazily. For a redrive: only letters that can be redriven.
-            summary: Updated after each commit.
+        Redrive or purge open letters, which are read lazily, in as many transactions as they need.
 
         Raises:
             FencedError: Another redrive or purge of the queue has started. Committed letters stay closed.
@@ -170,22 +158,19 @@ class Redriver:
             sent.clear()
             rejected.clear()
             for index, letter in enumerate(chunk):
-                if self._to is not None and not self._send_unless_rejected(self._to, index, letter, rejected_records):
-                    rejected.append(letter)
-                    continue
-                sent.append(letter)
-            outcome = Outcome.EXPIRED if self._to is None else Outcome.ACKED
-            for record in closing_records(sent, self._topics, outcome, self._redrive_partition_count, self._writer_id):
+                is_sent = self._to is None or self._send_unless_rejected(self._to, index, letter, rejected_records)
+                (sent if is_sent else rejected).append(letter)
+            for record in self._ends(sent):
                 self._producer.send(record)
                 failpoint("redrive.end-sent")
 
         def check() -> None:
             failpoint("redrive.before-commit")
 
-        self._producer.run(work, [], None, lambda: rejected_records.total_count, check=check)
+        self._producer.run(work, progress=lambda: rejected_records.total_count, check=check)
         failpoint("redrive.committed")
-        summary.transactions += 1
-        summary.count(sent)
+        for letter in sent:
+            summary.count(letter)
         for letter in rejected:
             summary.leave(letter, "too large: the broker refuses it; raise max.message.bytes of the queue topic")
 
@@ -194,13 +179,38 @@ class Redriver:
     ) -> bool:
         """Send a letter unless the broker has rejected it, or one at most as large; return whether it was sent."""
         record = redriven_record(letter, self._topics, to, self._to_partition_count)
-        header_bytes = sum(len(name) + len(value or b"") for name, value in record.headers)
-        size = len(record.key or b"") + len(record.value or b"") + header_bytes
+        size = size_of(record.key, record.value, record.headers)
         if rejected_records.rejection_count(index, size):
             return False
         self._producer.send(record, partial(_on_delivered, partial(rejected_records.note, index, size, 0)))
         failpoint("redrive.message-sent")
         return True
+
+    def _ends(self, letters: Iterable[DeadLetter]) -> Iterator[OutgoingRecord]:
+        """Yield the ENDs that close the letters of one transaction, exactly one for each."""
+        outcome = Outcome.EXPIRED if self._to is None else Outcome.ACKED
+        offsets: dict[int, list[int]] = {}
+        for letter in letters:
+            offsets.setdefault(letter.partition, []).append(letter.offset)
+        for partition, of_partition in offsets.items():
+            for ranges in cut_ranges(of_partition):
+                marker = Marker(MarkerType.END, partition, ranges, outcome=outcome, consumer_id=self._writer_id)
+                # The dead-letter topic may have more partitions than the redrive topic. The marker itself contains the
+                # partition of the letter.
+                place = partition % self._redrive_partition_count
+                yield OutgoingRecord(self._topics.redrive_topic, place, None, encode_marker(marker), [])
+
+
+def redriven_record(letter: DeadLetter, topics: QueueTopics, to: QueueTopics, partition_count: int) -> OutgoingRecord:
+    """Return the message that a redrive sends to *to* for a dead letter of *topics*; key and value byte for byte."""
+    headers = redrive_headers(letter.headers, subscription=to.subscription)
+    if to.queue_topic != topics.queue_topic:
+        # These headers name a place and a producer of another topic. In this topic the new record is the first copy.
+        headers = [(name, value) for name, value in headers if name not in _OF_ANOTHER_QUEUE]
+        return OutgoingRecord(to.queue_topic, BY_KEY, letter.key, letter.value, headers)
+    home = letter.origin.queue_partition if letter.origin is not None else BY_KEY
+    # Use the partition of the first copy, since the partition count may have changed and the key may map elsewhere.
+    return OutgoingRecord(to.queue_topic, home if home < partition_count else BY_KEY, letter.key, letter.value, headers)
 
 
 def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:

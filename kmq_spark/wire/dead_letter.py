@@ -30,7 +30,7 @@ class DeadLetter:
         first_sent_ms: Append time of the first copy, epoch milliseconds, broker clock; None if unknown.
         attempts_ms: Append times of the copies, oldest first, at most the last 20.
         dead_at_ms: Append time of the dead letter, epoch milliseconds, broker clock.
-        queue: Logical queue; empty if none.
+        logical_queue: Logical queue; empty if none.
         key: Key of the message as it was sent.
         value: Value of the message as it was sent.
         headers: All headers of the record, in order.
@@ -45,7 +45,7 @@ class DeadLetter:
     first_sent_ms: int | None
     attempts_ms: tuple[int, ...]
     dead_at_ms: int
-    queue: str
+    logical_queue: str
     key: bytes | None
     value: bytes | None
     headers: Headers = field(repr=False)
@@ -94,7 +94,7 @@ def dead_letter_of(
         first_sent_ms=death.first_sent_ms,
         attempts_ms=death.attempts_ms,
         dead_at_ms=dead_at_ms,
-        queue=death.queue,
+        logical_queue=death.logical_queue,
         key=key,
         value=value,
         headers=headers,
