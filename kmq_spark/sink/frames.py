@@ -4,7 +4,6 @@ Write the rows of DataFrames to a queue, each exactly once.
 Rule 1: rows go to slots by a hash of their content; a slot is one task at a time, with a transactional id and a
 position of its own (`slot_writer.py`). A repeated batch must have the same rows: then it is cut in the same way.
 Rule 2: what can be refused is refused before anything is written: columns, nulls, sizes, times, the query, the slots.
-Rule 3: no order is promised between rows: a DataFrame has none.
 
 Source: Spark's own Kafka sink is at least once (Structured Streaming + Kafka Integration Guide).
 """
@@ -21,29 +20,18 @@ from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
 from pyspark.sql.types import ArrayType, BinaryType, MapType, NumericType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
+from kmq_spark.core.durations import seconds
 from kmq_spark.core.names import LONGEST_QUEUE, QUEUE_NAME
 from kmq_spark.core.producing import slot_of
 from kmq_spark.core.sinking import Batch, SlotPosition, rows_to_skip
-from kmq_spark.errors import ConfigError, SinkError, TopicError
-from kmq_spark.kafka.queue_topics import QueueTopics
-from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS, MAX_MESSAGE_BYTES
-from kmq_spark.kafka.topics import partition_count
-from kmq_spark.producer.position_log import PositionLog
-from kmq_spark.sink.settings import (
-    BYTES_PER_TRANSACTION,
-    DEAD_LETTER,
-    DELIVERY_TIMEOUT_MS,
-    FAIL,
-    ROWS_PER_TRANSACTION,
-    SLOTS,
-    TIMEOUT,
-    SinkSettings,
-)
-from kmq_spark.sink.slot_writer import Row, SinkPlan, SlotResult, write_slot
+from kmq_spark.errors import ConfigError, SinkError
+from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES
+from kmq_spark.sink.slot_writer import Row, SinkSettings, SlotResult, write_slot
 from kmq_spark.wire.headers import PREFIX, RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from datetime import timedelta
     from typing import Unpack
 
     import pyarrow as pa
@@ -51,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RESULT = "slot int, written long, skipped long, transactions long, dead_lettered long"
+_RESULT = "slot int, written long, skipped long"
 _SHOWN_BYTES = 60
 _LONGEST_WAIT_S = 10 * 365 * 24 * 60 * 60
 
@@ -65,15 +53,11 @@ class SinkSummary:
         rows: Rows of the batch.
         written: Rows that were written now.
         skipped: Rows that an earlier attempt has written.
-        transactions: Transactions committed now.
-        dead_lettered: Rows among the written that were too large, and became dead letters.
     """
 
     rows: int
     written: int
     skipped: int
-    transactions: int
-    dead_lettered: int = 0
 
 
 class SinkOptions(TypedDict, total=False):
@@ -81,104 +65,86 @@ class SinkOptions(TypedDict, total=False):
 
     key: str | Column | None
     headers: str | Column | None
-    queue: str | Column | None
+    logical_queue: str | Column | None
     delay: str | Column | None
     ttl: str | Column | None
     slots: int
     max_message_bytes: int
     rows_per_transaction: int
-    bytes_per_transaction: int
-    transaction_timeout_ms: int
-    delivery_timeout_ms: int
-    timeout: float
+    timeout: float | timedelta
     extra: Mapping[str, str] | None
-    oversize: str
 
 
 def exactly_once_sink(
-    topic: str,
+    queue: str,
     *,
     sink_id: str,
     value: str | Column,
     bootstrap_servers: str,
     key: str | Column | None = None,
     headers: str | Column | None = None,
-    queue: str | Column | None = None,
+    logical_queue: str | Column | None = None,
     delay: str | Column | None = None,
     ttl: str | Column | None = None,
-    slots: int = SLOTS,
+    slots: int = 8,
     continue_from_batch: int | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-    rows_per_transaction: int = ROWS_PER_TRANSACTION,
-    bytes_per_transaction: int = BYTES_PER_TRANSACTION,
-    transaction_timeout_ms: int = BULK_TRANSACTION_TIMEOUT_MS,
-    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
-    timeout: float = TIMEOUT,
+    rows_per_transaction: int = 10_000,
+    timeout: float | timedelta = 15.0,
     extra: Mapping[str, str] | None = None,
-    oversize: str = FAIL,
-    on_batch: Callable[[int], None] = lambda _written: None,
 ) -> Callable[[DataFrame, int], None]:
     """
     Return a function for `foreachBatch` that writes each row to a queue exactly once.
 
     Args:
-        topic: Name of the queue, and of its topic.
+        queue: Name of the queue, and of its topic.
         sink_id: Name under which this sink continues after a restart; 1 to 90 of A-Z a-z 0-9 . _ -.
         value: Column of the payload, binary or text; no nulls.
         bootstrap_servers: Comma-separated `host:port`, as executors reach it.
         key: Column of the key, binary or text.
         headers: Column of headers: a map from text to binary or text, or an array of structs `name`, `value`.
-        queue: Column of the logical queue, text.
+        logical_queue: Column of the logical queue, text.
         delay: Column of the delay, seconds; null for none.
         ttl: Column of the time to live, seconds, more than 0; null for none.
-        slots: Into how many parts a batch is cut, 1 to 1,000; it stays what it was with the first batch.
-        continue_from_batch: First batch of a new query (a new checkpoint) that is written; batches before are skipped.
-        max_message_bytes: Largest message, key, value and headers together; as the queue was made with.
-        rows_per_transaction: Most rows of a transaction.
-        bytes_per_transaction: Bytes after which a transaction ends.
-        transaction_timeout_ms: When the broker aborts the transaction of an executor that died within it.
-        delivery_timeout_ms: How long a transaction is tried again while the broker is away.
-        timeout: Bound on each call to the broker.
+        slots: Number of parts that a batch is cut into, 1 to 1,000. It must stay what it was with the first batch.
+        continue_from_batch: First batch of a new query (a new checkpoint) that is written; earlier ones are skipped.
+        max_message_bytes: Largest message, key, value and headers together. Use the value that the queue was created
+            with.
+        rows_per_transaction: Most rows of a transaction, 1 to 100,000.
+        timeout: Timeout of each request to the broker, seconds or a timedelta.
         extra: librdkafka settings.
-        oversize: What becomes of a row that is larger than *max_message_bytes*: `fail`, the batch fails before anything
-            of it is written; `dead-letter`, its beginning goes to the dead-letter topic, with size and hash.
-        on_batch: Called behind each batch with the number of rows that were written now.
 
     Raises:
         ConfigError: A value is not allowed.
     """
-    columns = {"value": value, "key": key, "headers": headers, "queue": queue, "delay": delay, "ttl": ttl}
+    columns = {
+        "value": value, "key": key, "headers": headers, "logical_queue": logical_queue, "delay": delay, "ttl": ttl
+    }  # fmt: skip
     settings = SinkSettings(
-        queue=topic,
-        sink_id=sink_id,
-        bootstrap_servers=bootstrap_servers,
-        slots=slots,
-        max_message_bytes=max_message_bytes,
-        rows_per_transaction=rows_per_transaction,
-        bytes_per_transaction=bytes_per_transaction,
-        transaction_timeout_ms=transaction_timeout_ms,
-        delivery_timeout_ms=delivery_timeout_ms,
-        timeout=timeout,
-        extra=extra,
-        oversize=oversize,
+        queue,
+        sink_id,
+        bootstrap_servers,
+        slots,
+        max_message_bytes,
+        rows_per_transaction,
+        seconds("timeout", timeout),
+        extra,
     )
 
     def write_batch(batch: DataFrame, number: int) -> None:
-        query = query_id_of(batch)
-        summary = _write(batch, columns, settings, Batch(query, number, slots, continue_from_batch))
+        summary = _write(batch, columns, settings, Batch(query_id_of(batch), number, slots, continue_from_batch))
         logger.info(
             "batch %d of sink %s: %d rows to %s, %d written, %d written before",
-            number, sink_id, summary.rows, topic, summary.written, summary.skipped,
-            extra={"action": "sink_batch", "queue": topic},
+            number, sink_id, summary.rows, queue, summary.written, summary.skipped,
+            extra={"action": "sink_batch", "queue": queue},
         )  # fmt: skip
-        on_batch(summary.written)
 
     return write_batch
 
 
 def write_queue(
     frame: DataFrame,
-    topic: str,
+    queue: str,
     *,
     sink_id: str,
     run_id: str,
@@ -189,17 +155,17 @@ def write_queue(
     """
     Write the rows of a batch job to a queue, each exactly once for this run.
 
-    The same run again, after a failure too, writes what is missing and nothing twice, as long as no other run of this
+    The same run again, also after a failure, writes what is missing and nothing twice, as long as no other run of this
     sink came between and the frame has the same rows.
 
     Args:
         frame: The rows.
-        topic: Name of the queue, and of its topic.
+        queue: Name of the queue, and of its topic.
         sink_id: Id of this job; see `exactly_once_sink`.
         run_id: Name of this run: the same for a repetition, another one for the next run.
         value: Column of the payload, binary or text; no nulls.
         bootstrap_servers: Comma-separated `host:port`, as executors reach it.
-        options: Optional arguments of `exactly_once_sink`, all but `continue_from_batch` and `on_batch`.
+        options: Optional arguments of `exactly_once_sink`, without `continue_from_batch`.
 
     Raises:
         ConfigError: A value or a column is not allowed.
@@ -207,17 +173,22 @@ def write_queue(
         Exception: Spark's, where a task has failed: run it again.
     """
     rest: dict[str, Any] = dict(options)
-    columns = {"value": value, **{name: rest.pop(name, None) for name in ("key", "headers", "queue", "delay", "ttl")}}
-    settings = SinkSettings(queue=topic, sink_id=sink_id, bootstrap_servers=bootstrap_servers, **rest)
+    columns = {"value": value, **{name: rest.pop(name, None) for name in _OPTIONAL_COLUMNS}}
+    if "timeout" in rest:
+        rest["timeout"] = seconds("timeout", rest["timeout"])
+    settings = SinkSettings(queue, sink_id, bootstrap_servers, **rest)
     if not isinstance(run_id, str) or not run_id:
-        message = f"run_id is not allowed: got {run_id!r}, a text that is not empty; name the run"
+        message = f"run_id is not allowed: got {run_id!r}; expected a text that is not empty; name the run"
         raise ConfigError(message)
     return _write(frame, columns, settings, Batch(f"run:{run_id}", 0, settings.slots))
 
 
+_OPTIONAL_COLUMNS = ("key", "headers", "logical_queue", "delay", "ttl")
+
+
 def query_id_of(batch: DataFrame) -> str:
     """
-    Return the id of the streaming query that a batch belongs to, which lives in its checkpoint.
+    Return the id of the streaming query that a batch belongs to, which its checkpoint keeps.
 
     Raises:
         SinkError: The frame is no batch of a streaming query.
@@ -235,44 +206,29 @@ def _write(
     rows = message_columns(frame, columns, settings.slots).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         _check_rows(rows, settings)
-        begun = _check_positions(settings, batch)
+        begun = _slots_that_began(settings, batch)
         ordered = rows.repartition(settings.slots, "slot").sortWithinPartitions(*rows.columns)
-        results = ordered.mapInArrow(partial(write_partitions, SinkPlan(settings, batch)), _RESULT).collect()
+        results = ordered.mapInArrow(partial(write_partitions, settings, batch), _RESULT).collect()
     finally:
         rows.unpersist()
-    missing = begun.difference(row["slot"] for row in results)
-    if missing:
+    if missing := begun.difference(row["slot"] for row in results):
         message = (
             f"batch {batch.number} came again with other rows in sink {settings.sink_id}: slots "
             f"{', '.join(map(str, sorted(missing)))} have committed rows of it, and got none now; make the query "
             "deterministic, or write its rows to a table first and send them from there"
         )
         raise SinkError(message)
-    written, skipped, transactions, dead_lettered = (sum(row[name] for row in results) for name in _RESULT_COUNTS)
-    if dead_lettered:
-        logger.warning(
-            "batch %d of sink %s: %d rows are too large for %s and were sent to its dead-letter topic",
-            batch.number, settings.sink_id, dead_lettered, settings.queue,
-            extra={"action": "sink_batch", "queue": settings.queue},
-        )  # fmt: skip
-    return SinkSummary(written + skipped, written, skipped, transactions, dead_lettered)
-
-
-_RESULT_COUNTS = ("written", "skipped", "transactions", "dead_lettered")
+    written, skipped = (sum(row[name] for row in results) for name in ("written", "skipped"))
+    return SinkSummary(written + skipped, written, skipped)
 
 
 def message_columns(frame: DataFrame, columns: Mapping[str, str | Column | None], slots: int) -> DataFrame:
     """
     Return the messages of a frame.
 
-    Args:
-        frame: Any rows.
-        columns: By `value`, `key`, `headers`, `queue`, `delay`, `ttl`: name or expression of a column, None for none.
-        slots: Slots of the sink.
-
     Returns:
         One row a row, columns `slot: int`, `value: binary`, `key: binary`, `headers: array<struct<name, value>>`,
-        `queue: string`, `delay: double`, `ttl: double`.
+        `logical_queue: string`, `delay: double`, `ttl: double`.
 
     Raises:
         ConfigError: A column does not exist or has the wrong type.
@@ -283,7 +239,7 @@ def message_columns(frame: DataFrame, columns: Mapping[str, str | Column | None]
         _text_or_binary("value", types["value"], F.col("value")).alias("value"),
         _text_or_binary("key", types["key"], F.col("key")).alias("key"),
         _headers(types["headers"]).alias("headers"),
-        F.col("queue").cast("string").alias("queue"),
+        F.col("logical_queue").cast("string").alias("logical_queue"),
         _number("delay", types["delay"]).alias("delay"),
         _number("ttl", types["ttl"]).alias("ttl"),
     ]
@@ -294,7 +250,7 @@ def message_columns(frame: DataFrame, columns: Mapping[str, str | Column | None]
 
 def _chosen(frame: DataFrame, name: str, column: str | Column | None) -> Column:
     if column is None:
-        kinds = {"headers": "array<struct<name:string,value:binary>>", "queue": "string", "delay": "double"}
+        kinds = {"headers": "array<struct<name:string,value:binary>>", "logical_queue": "string", "delay": "double"}
         return F.lit(None).cast(kinds.get(name, "double" if name == "ttl" else "binary"))
     if isinstance(column, str):
         if column not in frame.columns:
@@ -355,15 +311,13 @@ def _check_rows(rows: DataFrame, settings: SinkSettings) -> None:
     size = (
         F.octet_length("value") + F.coalesce(F.octet_length("key"), F.lit(0)) + header_bytes + F.lit(RECORD_BYTES)
     ).alias("size")
-    name = F.regexp_like(F.col("queue"), F.lit(f"^{QUEUE_NAME}$"))
+    name = F.regexp_like(F.col("logical_queue"), F.lit(f"^{QUEUE_NAME}$"))
     reserved = F.exists(F.col("headers"), lambda each: each["name"].isNull() | each["name"].startswith(PREFIX))
     limit_s = F.lit(float(_LONGEST_WAIT_S))
     problems = {
         "value is null": F.col("value").isNull(),
-        f"larger than max_message_bytes {settings.max_message_bytes}": (
-            (size > settings.max_message_bytes) & F.lit(settings.oversize == FAIL)
-        ),
-        f"queue is not 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 . _ -": ~name,
+        f"larger than max_message_bytes {settings.max_message_bytes}": size > settings.max_message_bytes,
+        f"logical queue is not 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 . _ -": ~name,
         f"header name is null or begins with {PREFIX}": reserved,
         "delay is not 0 to 10 years": ~F.col("delay").between(F.lit(0.0), limit_s),
         "ttl is not more than 0 and at most 10 years": ~((F.col("ttl") > 0) & (F.col("ttl") <= limit_s)),
@@ -387,24 +341,18 @@ def _shown(value: bytearray | None) -> str:
     return repr(None if value is None else bytes(value[:_SHOWN_BYTES]))
 
 
-def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
-    """
-    Refuse on the driver what every task would refuse, and find out that the queue exists.
-
-    Returns:
-        Slots that have committed rows of this batch.
-    """
-    log = PositionLog(QueueTopics(settings.queue), settings.bootstrap_servers, settings.timeout, settings.extra)
+def _slots_that_began(settings: SinkSettings, batch: Batch) -> set[int]:
+    """Return the slots that have committed rows of this batch. Refuse on the driver what every task would refuse."""
+    log = settings.log()
     log.ensure()
-    if settings.oversize == DEAD_LETTER:
-        _check_dead_letter_topic(log, settings)
     begun = set()
     for found in log.all():
         sink_id, slot = slot_of(found.key) or ("", 0)
         if sink_id != settings.sink_id:
             continue
         if found.state is None:
-            raise SinkError(f"position of {found.key} cannot be read: {found.problem}")
+            message = f"position of {found.key} cannot be read: {found.problem}"
+            raise SinkError(message)
         if found.state.position is not None:
             where = f"slot {slot} of sink {settings.sink_id}"
             if rows_to_skip(SlotPosition.parse(found.state.position, where), batch, where) > 0:
@@ -412,43 +360,26 @@ def _check_positions(settings: SinkSettings, batch: Batch) -> set[int]:
     return begun
 
 
-def _check_dead_letter_topic(log: PositionLog, settings: SinkSettings) -> None:
-    letters = QueueTopics(settings.queue).dead_letter_topic
-    if not partition_count(log.admin, letters, settings.bootstrap_servers, settings.timeout):
-        message = (
-            f"sink {settings.sink_id} needs topic {letters!r} for rows that are too large: it does not exist; run "
-            f"`kmq queue create {settings.queue}`, or use oversize={FAIL!r}"
-        )
-        raise TopicError(message)
-
-
-def write_partitions(plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """
-    Write the slots of one partition; runs on an executor.
-
-    Args:
-        plan: Plan of the sink and its batch.
-        batches: Rows of whole slots, slot by slot, in the order of their content.
-
-    Yields:
-        One row a slot.
-    """
+def write_partitions(
+    settings: SinkSettings, batch: Batch, frames: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the slots of one partition, slot by slot, on an executor; yield a row for each slot."""
     import pyarrow as pa  # noqa: PLC0415  # on the executor
 
     results: list[SlotResult] = []
-    for slot, rows in itertools.groupby(_rows(batches), key=lambda pair: pair[0]):
-        results.append(write_slot(plan, slot, (row for _, row in rows)))
-    columns = list(zip(*results, strict=True)) or [()] * 5
-    kinds = (pa.int32(), pa.int64(), pa.int64(), pa.int64(), pa.int64())
+    for slot, rows in itertools.groupby(_rows(frames), key=lambda pair: pair[0]):
+        results.append(write_slot(settings, batch, slot, (row for _, row in rows)))
+    columns = list(zip(*results, strict=True)) or [()] * 3
+    kinds = (pa.int32(), pa.int64(), pa.int64())
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)],
-        names=["slot", *_RESULT_COUNTS],
+        names=list(SlotResult._fields),
     )
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
-    for batch in batches:
-        columns = [batch.column(number).to_pylist() for number in range(batch.num_columns)]
-        for slot, value, key, headers, queue, delay, ttl in zip(*columns, strict=True):
+def _rows(frames: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
+    for frame in frames:
+        columns = [frame.column(number).to_pylist() for number in range(frame.num_columns)]
+        for slot, value, key, headers, logical_queue, delay, ttl in zip(*columns, strict=True):
             pairs = None if headers is None else [(each["name"], each["value"]) for each in headers]
-            yield slot, Row(value, key, pairs, queue, delay, ttl)
+            yield slot, Row(value, key, pairs, logical_queue, delay, ttl)
