@@ -35,7 +35,7 @@ PRODUCER_NAMES = {
     "ours": "`QueueProducer`",
     "transactions": "plain in transactions of 100 ms",
     "numbered": "the same with three headers",
-    "resuming": "`QueueProducer(producer_id=…)`, commits every 100 ms",
+    "resuming": "`ResumingProducer`, commits every 100 ms",
 }
 
 LATENCY_NAMES = NAMES | {"receive": "ours, `receive` and `ack()`"}

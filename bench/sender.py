@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Producer
 
-from kmq_spark import QueueProducer
+from kmq_spark import QueueProducer, ResumingProducer
 from kmq_spark.wire.headers import GENERATION, PRODUCER, SEQUENCE
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 COMMIT_EVERY_S = 0.1
-"""As a producer with an id commits by default."""
+"""Between two commits."""
 
 
 class Work(NamedTuple):
@@ -143,12 +143,16 @@ def ours(work: Work) -> Spent:
 
 
 def resuming(work: Work) -> Spent:
-    """`QueueProducer` with an id and a position for each message, committed every 100 ms."""
-    with QueueProducer(work.topic, bootstrap_servers=work.bootstrap_servers, producer_id="bench") as producer:
+    """`ResumingProducer`, committed every 100 ms."""
+    with ResumingProducer(work.topic, "bench", bootstrap_servers=work.bootstrap_servers) as producer:
         began = Spent.now()
+        commit_at_s = time.monotonic() + COMMIT_EVERY_S
         for number, value in enumerate(values(work), 1):
-            producer.send(value, position=number)
-        producer.commit(timeout=120)
+            producer.send(value)
+            if (number % 100 == 0 or work.per_s) and time.monotonic() >= commit_at_s:
+                producer.commit(number)
+                commit_at_s = time.monotonic() + COMMIT_EVERY_S
+        producer.commit(work.messages)
         return Spent.now().since(began)
 
 

@@ -76,7 +76,7 @@ def ask(generator: random.Random) -> Asked:
     """Return what the next message asks for."""
     wanted, headers = dict[str, Any](), dict[str, str]()
     if generator.random() < NAMED:
-        wanted["queue"] = headers[QUEUE] = LOGICAL_QUEUE
+        wanted["logical_queue"] = headers[QUEUE] = LOGICAL_QUEUE
     seconds, share = round(generator.uniform(SHORTEST_S, LONGEST_S), 3), generator.random()
     if share < DELAYED:
         wanted["delay"], headers[DELAY_MS] = seconds, str(round(1000 * seconds))

@@ -76,7 +76,7 @@ def restarted(campaign: Campaign) -> CopyStage:
     stage = campaign.copy_stage("s1", lines=max(2_000, restarts * 100_000 // 60), rate=1_500)
     generator = random.Random(campaign.seed)  # noqa: S311  # repeatable
     for number in range(1, restarts + 1):
-        copier = stage.copier(commit_every_ms=generator.choice((5, 20, 100)))
+        copier = stage.copier(commit_every_s=generator.choice((0.005, 0.02, 0.1)))
         if stage.begun(copier) is None or copier.wait_for("copied", generator.uniform(0.0, 1.0)) is not None:
             stage.notes.append(f"{number - 1} of {restarts} restarts: the file was copied by then")
             break
@@ -96,7 +96,7 @@ def killed_at_points(campaign: Campaign) -> CopyStage:
     stage = campaign.copy_stage("s2", lines=20_000, rate=2_000)
     for nth in campaign.picked((1, 2, 3, 5, 8, 4, 6, 7, 9, 10), 10, least=2):
         for point in PRODUCER_POINTS:
-            copier = stage.copier(failpoint=f"{point}:{nth}", commit_every_ms=20)
+            copier = stage.copier(failpoint=f"{point}:{nth}", commit_every_s=0.02)
             code = copier.wait(BEGIN_TIMEOUT_S)
             if code == EXIT_CODE:
                 stage.injections += 1
@@ -110,12 +110,12 @@ def two_at_once(campaign: Campaign) -> CopyStage:
     """S3: a producer that copies lines suspended, a second one started, the first one woken up."""
     stage = campaign.copy_stage("s3", lines=20_000, rate=1_000)
     generator = random.Random(campaign.seed)  # noqa: S311  # repeatable
-    older = stage.copier(commit_every_ms=20, is_staying=True)
+    older = stage.copier(commit_every_s=0.02, is_staying=True)
     stage.begun(older)
     for _ in range(campaign.scaled(10, least=2)):
         older.wait_for("copied", generator.uniform(0.2, 1.0))
         older.pause()
-        newer = stage.copier(commit_every_ms=20, is_staying=True)
+        newer = stage.copier(commit_every_s=0.02, is_staying=True)
         stage.begun(newer)
         newer.wait_for("copied", generator.uniform(0.0, 0.5))
         older.resume()

@@ -66,7 +66,7 @@ def mixed(campaign: Campaign) -> Stage:
 
 def _work_as(stage: Stage, marker: Callable[[MarkerType, int, int, int], bytes], started: set[MessageId]) -> None:
     """Send twenty messages, start them as a consumer of another version, end every second one, and commit."""
-    stage.send(rate=0, count=20, ask=lambda _: Asked({"queue": FOREIGN}, {QUEUE: FOREIGN})).join()
+    stage.send(rate=0, count=20, ask=lambda _: Asked({"logical_queue": FOREIGN}, {QUEUE: FOREIGN})).join()
     messages = read_dump(stage.queue, stage.bootstrap_servers).messages
     waiting = [one for one in messages if one.header(QUEUE) == FOREIGN.encode() and one.place not in started]
     for number, record in enumerate(waiting):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kmq_spark.dlq.redrive import RedriveSummary
     from kmq_spark.kafka.topics import check_queue, create_queue
     from kmq_spark.producer.producer import QueueProducer
+    from kmq_spark.producer.resuming import ResumingProducer
     from kmq_spark.wire.dead_letter import DeadLetter
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _MODULE_OF = {
     "QueueConsumer": "kmq_spark.consumer.consumer",
     "QueueProducer": "kmq_spark.producer.producer",
     "RedriveSummary": "kmq_spark.dlq.redrive",
+    "ResumingProducer": "kmq_spark.producer.resuming",
     "RunSummary": "kmq_spark.consumer.worker",
     "Transaction": "kmq_spark.consumer.transactions.record",
     "check_queue": "kmq_spark.kafka.topics",
@@ -79,6 +81,7 @@ __all__ = [
     "QueueConsumer",
     "QueueProducer",
     "RedriveSummary",
+    "ResumingProducer",
     "RunSummary",
     "SetupError",
     "TopicError",

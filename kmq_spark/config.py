@@ -41,7 +41,6 @@ ENV_PREFIX, ENV_DELIMITER = "KMQ_", "__"
 
 TWELVE_HOURS_MS = 12 * 60 * 60 * 1000
 
-THIRTY_DAYS_MS = 30 * 24 * 60 * 60 * 1000
 
 _FILE_VALUES = "_file_values"
 """Argument name that passes the file's values to `settings_customise_sources`; no section may have this name."""
@@ -106,9 +105,6 @@ class QueueSettings(_Section):
 
     expired: Literal["drop", "dead-letter"] = "drop"
     """What becomes of a message whose time to live is over."""
-
-    producer_retention_ms: int = Field(default=THIRTY_DAYS_MS, ge=1_000, le=100 * 365 * 24 * 60 * 60 * 1000)
-    """After how long without a commit `kmq producer list` names a producer id as unused; it is never removed for it."""
 
 
 class ConsumerSettings(_Section):

@@ -72,7 +72,7 @@ FAILPOINTS: dict[str, str] = {
     "tracker.checkpoint-renamed": "a checkpoint that cannot be used has another name, nothing is started anew",
     "tracker.delivered": "all of a batch is committed, Spark's commit log does not say so",
     "ticker.tick-sent": "a TICK is sent",
-    "producer.sent": "the messages of a producer with an id are sent in an open transaction, their position is not",
+    "producer.sent": "the messages of a resuming producer are sent in an open transaction, their position is not",
     "producer.position-sent": "messages and position are sent in an open transaction, its commit is not sent",
     "producer.committed": "messages and position are committed, nothing has taken note of it",
     "queue.topic-created": "one topic of a queue is made, the others may be or not",

@@ -75,8 +75,8 @@ def gather(name: str, settings: Settings) -> QueueFacts:
     from kmq_spark.inspection.facts import GroupFacts, QueueFacts, TrackerFacts
     from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS
     from kmq_spark.inspection.groups import look_at_fleets
+    from kmq_spark.inspection.producers import look_at_producers
     from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name
-    from kmq_spark.producer.registry import look_at_producers
 
     with inspector_of(name, settings) as inspector:
         topics, cluster = inspector.topics, inspector.cluster
@@ -92,9 +92,7 @@ def gather(name: str, settings: Settings) -> QueueFacts:
             views = inspector.refresh(on_progress) if exists else {}
         consumers = cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
         now_ms = int(time.time() * 1000)
-        producers = look_at_producers(
-            cluster, topics, retention_ms=local.producer_retention_ms, now_ms=now_ms, reach=settings.kafka.reach()
-        )
+        producers = look_at_producers(cluster, topics, settings.kafka.reach())
         coordination = settings.tracker.coordination_topic
         fleets = look_at_fleets(cluster, name, topic=coordination, now_ms=now_ms, reach=settings.kafka.reach())
         recent = cluster.offsets_at(letters.name, letters.end, now_ms - ONE_HOUR_MS)

@@ -1,10 +1,8 @@
 """
-The lives of a producer that resumes: its generation, its sequence, and what became of a transaction.
+What a resuming producer has committed: generation, sequence and position of its source.
 
 Rule 1: a life is one process with a producer id. Each life has the generation of the one before, plus 1.
 Rule 2: the sequence counts the committed messages of all lives, without a gap: first life, first message = 1.
-Rule 3: the position record in the log decides. A transaction whose outcome is unknown was committed if the record has
-the sequence that the transaction would have written, and was not committed if it has the sequence before.
 
 Source: Kafka's proposal "Idempotent Producer" (pid, sequence, generation), where a producer could resume; KIP-98 kept
 the retries of one process.
@@ -13,7 +11,6 @@ the retries of one process.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from kmq_spark.core.names import is_name, name_error
@@ -26,36 +23,18 @@ MAX_COUNT = 2**63 - 1
 """Largest generation and sequence."""
 
 SourcePosition = bytes | bool | int | float | str | list[Any] | dict[str, Any] | None
-"""Where a producer is in its source: bytes or JSON; None before the first position."""
+"""Where a producer is in its source: bytes or JSON; None before the first commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """
-    What a producer has committed.
-
-    Attributes:
-        generation: Number of the life that committed, the first is 1.
-        sequence: Committed messages of all lives; the sequence of the newest one, 0 for none.
-        position: Source position of the newest commit.
-        at_ms: When it was committed, epoch milliseconds, clock of the producer's host.
-        by: Process that committed: role, host and process id.
-    """
+    """What a producer has committed, when by its host's clock, and by which process."""
 
     generation: int
     sequence: int
     position: SourcePosition = None
     at_ms: int = 0
     by: str = ""
-
-
-class Outcome(Enum):
-    """What became of a transaction, as the position record shows it."""
-
-    COMMITTED = "committed"
-    NOT_COMMITTED = "not committed"
-    NEWER_LIFE = "newer life"
-    """Another life has taken over, or the record was removed: this life ends."""
 
 
 def check_producer_id(producer_id: object) -> str:
@@ -95,33 +74,7 @@ def slot_of(producer_id: str) -> tuple[str, int] | None:
 
 
 def next_life(found: ProducerState | None, *, at_ms: int, by: str) -> ProducerState:
-    """
-    Return the state that a new life starts with, and writes first.
-
-    Args:
-        found: The newest committed state of the producer id; None for the first life.
-        at_ms: Now, epoch milliseconds.
-        by: The process.
-    """
+    """Return the state that a new life starts with, and writes first; *found* is the newest one of the id."""
     if found is None:
         return ProducerState(1, 0, None, at_ms, by)
     return ProducerState(found.generation + 1, found.sequence, found.position, at_ms, by)
-
-
-def outcome_of(found: ProducerState | None, before: ProducerState, after: ProducerState) -> Outcome:
-    """
-    Find out what became of a transaction whose commit has an unknown outcome.
-
-    Args:
-        found: The newest committed state, read after the open transaction of this producer id was ended.
-        before: The state before the transaction, committed by this life.
-        after: The state that the transaction would have written.
-
-    Returns:
-        NOT_COMMITTED also for a transaction without messages: it may be repeated.
-    """
-    if found is None or found.generation != before.generation:
-        return Outcome.NEWER_LIFE
-    if found.sequence == before.sequence:
-        return Outcome.NOT_COMMITTED
-    return Outcome.COMMITTED if found.sequence == after.sequence else Outcome.NEWER_LIFE

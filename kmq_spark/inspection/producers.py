@@ -1,21 +1,26 @@
-"""
-What can be wrong with the producers of a queue that have an id.
-
-Rule 1: no client here: facts in, findings out.
-"""
+"""What can be wrong with the resuming producers of a queue."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from kmq_spark.errors import KafkaClientError
+from kmq_spark.inspection.facts import ProducersFacts
 from kmq_spark.inspection.spans import counted, span
+from kmq_spark.kafka.client_errors import DENIED
+from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS
 from kmq_spark.kafka.topic_rules import alter_command, replication_findings
+from kmq_spark.producer.position_log import PARTITION, PositionLog
+from kmq_spark.producer.registry import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kmq_spark.inspection.facts import ProducersFacts
+    from kmq_spark.config import Reach
+    from kmq_spark.inspection.cluster import Cluster
+    from kmq_spark.kafka.queue_topics import QueueTopics
 
 MAX_LISTED = 3
 """Maximum number of ids listed in a finding."""
@@ -27,6 +32,31 @@ class Problem(NamedTuple):
     what: str
     is_bad: bool
     repair: str
+
+
+def look_at_producers(cluster: Cluster, topics: QueueTopics, reach: Reach) -> ProducersFacts | None:
+    """
+    Return what `kmq doctor` looks at; None where we may not read the topic of the positions.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time.
+    """
+    (topic,) = cluster.topics([topics.producers_topic]).values()
+    if not topic.partition_count:
+        return ProducersFacts(topic)
+    began_s = time.monotonic()
+    (end,) = offsets_of(
+        cluster.admin, topic.name, [PARTITION], LATEST, reach["timeout"], with_open_transactions=True
+    ).values()
+    try:
+        found = PositionLog(topics, **reach).all(PATIENCE_S)
+    except KafkaClientError as error:
+        if error.code in DENIED:
+            return None
+        raise
+    (stable,) = cluster.offsets(topic.name, [PARTITION], LATEST).values()
+    open_ms = round(1000 * (time.monotonic() - began_s)) if stable < end else 0
+    return ProducersFacts(topic, len(found), tuple(each.key for each in found if each.state is None), open_ms)
 
 
 def producers_problems(facts: ProducersFacts, queue: str, longest_transaction_ms: int = 0) -> Iterator[Problem]:
@@ -70,12 +100,6 @@ def producers_problems(facts: ProducersFacts, queue: str, longest_transaction_ms
             is_bad=False,
             repair="start its producer again, or wait for its transaction.timeout.ms; "
             "kafka-transactions.sh find-hanging",
-        )
-    if facts.unused:
-        yield Problem(
-            f"{counted(len(facts.unused), 'producer id')} unused for producer_retention_ms: {_some(facts.unused)}",
-            is_bad=False,
-            repair=f"where it is needed no more: kmq producer forget {queue} {facts.unused[0]}",
         )
 
 

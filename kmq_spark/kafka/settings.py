@@ -52,11 +52,7 @@ REQUIRED_VALUES: dict[str, tuple[str, ...]] = {
 OWN_KEYS = frozenset(
     {
         "bootstrap.servers",
-        "client.id",
-        "group.id",
-        "group.protocol",
         "transactional.id",
-        "partition.assignment.strategy",
         "delivery.report.only.error",
         "message.max.bytes",
     }
@@ -123,10 +119,25 @@ def _base_of_client(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     }
 
 
-def _with_extra(config: dict[str, Any], extra: Mapping[str, str] | None) -> dict[str, Any]:
+MEMBER_KEYS = frozenset(
+    {
+        "group.id",
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+    }
+)
+"""Settings of a member of a consumer group: given in `extra`, they are for no other client of the program."""
+
+
+def _with_extra(config: dict[str, Any], extra: Mapping[str, str] | None, *, is_member: bool = False) -> dict[str, Any]:
     given = dict(extra or {})
     check_extra(given)
-    return {**config, **given}
+    return {**config, **{key: value for key, value in given.items() if is_member or key not in MEMBER_KEYS}}
 
 
 def admin_config(bootstrap_servers: str, client_id: str = "", extra: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -153,7 +164,7 @@ def producer_config(
     extra: Mapping[str, str] | None = None,
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-    delivery_timeout_ms: int = 120_000,
+    delivery_timeout: float = 120.0,
 ) -> dict[str, Any]:
     """
     Return the settings of a producer of messages.
@@ -166,7 +177,7 @@ def producer_config(
         # At 10,000 messages/s and more, 5 ms fill a batch. Below that rate, 5 ms are small against the broker's round
         # trip.
         "linger.ms": 5,
-        "delivery.timeout.ms": delivery_timeout_ms,
+        "delivery.timeout.ms": round(delivery_timeout * 1000),
     }
     return _with_extra(config, extra)
 
@@ -235,26 +246,12 @@ def _base_of_reader(bootstrap_servers: str, client_id: str) -> dict[str, Any]:
     }
 
 
-MEMBER_KEYS = frozenset(
-    {
-        "group.instance.id",
-        "group.protocol",
-        "group.remote.assignor",
-        "heartbeat.interval.ms",
-        "max.poll.interval.ms",
-        "partition.assignment.strategy",
-        "session.timeout.ms",
-    }
-)
-"""Settings of a member of a consumer group. librdkafka checks that they are consistent even if no group is joined."""
-
-
 def reader_config(
     bootstrap_servers: str, group: str, client_id: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the settings of a consumer that assigns its partitions itself, joins no group and commits nothing."""
     config = {**_base_of_reader(bootstrap_servers, client_id or new_client_id("reader")), "group.id": group}
-    return _with_extra(config, {key: value for key, value in (extra or {}).items() if key not in MEMBER_KEYS})
+    return _with_extra(config, extra)
 
 
 GROUP_PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -296,6 +293,7 @@ def consumer_config(
     Raises:
         ConfigError: *extra* would break a guarantee, or *group_protocol* is unknown.
     """
+    group_protocol = (extra or {}).get("group.protocol", group_protocol)
     if group_protocol not in GROUP_PROTOCOLS:
         allowed = " or ".join(map(repr, GROUP_PROTOCOLS))
         message = f"group_protocol is not allowed: got {group_protocol!r}, allowed {allowed}; correct the call"
@@ -312,7 +310,7 @@ def consumer_config(
         "fetch.message.max.bytes": 4_194_304,
         **GROUP_PROTOCOLS[group_protocol],
     }
-    return _with_extra(config, extra)
+    return _with_extra(config, extra, is_member=True)
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], config: Mapping[str, Any]) -> Client:

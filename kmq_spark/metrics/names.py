@@ -32,9 +32,6 @@ Name = Literal[
     "kmq_tracker_last_commit_timestamp_seconds",
     "kmq_tracker_batches_since_snapshot",
     "kmq_tracker_tick_delay_seconds",
-    "kmq_producer_messages_total",
-    "kmq_producer_uncommitted",
-    "kmq_producer_last_commit_timestamp_seconds",
     "kmq_group_members",
     "kmq_group_silent_members",
     "kmq_group_held",
@@ -122,13 +119,6 @@ METRICS: dict[Name, Metric] = {
     ),
     "kmq_tracker_tick_delay_seconds": Metric(
         "gauge", ("queue",), "How long messages have been due without a TICK in the log; 0 if no TICK is missing."
-    ),
-    "kmq_producer_messages_total": Metric(
-        "counter", ("queue",), "Messages that this producer with an id has committed."
-    ),
-    "kmq_producer_uncommitted": Metric("gauge", ("queue",), "Messages given to this producer and not committed yet."),
-    "kmq_producer_last_commit_timestamp_seconds": Metric(
-        "gauge", ("queue",), "Time of this producer's last commit, clock of its host; its start counts as a commit."
     ),
     "kmq_group_members": Metric(
         "gauge", ("group",), "Members of the fleet's coordination group, those that stand by included."

@@ -1,11 +1,13 @@
 """
-One life of a producer id: fence the older one, then write transactions of messages and their position.
+One life of a producer id: fence the older one, then write messages and their position in transactions.
 
-Rule 1: an outcome that is not known is looked up: a new Kafka producer of the same transactional id ends what is open,
-and then the position record decides (`core/producing.py`).
-Rule 2: one thread writes; it may be asked to stop by another one.
+Rule 1: a life is one process with a producer id; its generation is that of the life before, plus 1. The sequence counts
+the committed messages of all lives, without a gap.
+Rule 2: the position record in the log decides. After an unknown outcome, a new Kafka producer with the same
+transactional id ends what is open, and the newest record shows whether the transaction was committed.
 
-Source: KIP-98; KIP-588 for why a time-out looks like fencing.
+Source: Kafka's proposal "Idempotent Producer" (pid, sequence, generation); KIP-98; KIP-588 for why a time-out looks
+like fencing.
 """
 
 from __future__ import annotations
@@ -15,38 +17,31 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException
-
-from kmq_spark.core.markers import MessageId
-from kmq_spark.core.producing import Outcome, ProducerState, next_life, outcome_of
-from kmq_spark.errors import FencedError, KafkaClientError, KmqError
+from kmq_spark.core.producing import ProducerState, next_life
+from kmq_spark.errors import FencedError, KafkaClientError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import REFUSED
 from kmq_spark.kafka.transaction import TransactionalProducer
-from kmq_spark.wire.headers import GENERATION, PRODUCER, RECORD_BYTES, SEQUENCE
-from kmq_spark.wire.headers import size_of as bytes_of
-from kmq_spark.wire.position import EncodedPosition, decode_position
+from kmq_spark.wire.headers import GENERATION, PRODUCER, RECORD_BYTES, SEQUENCE, size_of
+from kmq_spark.wire.position import decode_state, encode_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from confluent_kafka import KafkaError, Producer
-    from confluent_kafka import Message as KafkaMessage
+    from confluent_kafka import KafkaError, Message
 
-    from kmq_spark.kafka.records import OutgoingRecord
-    from kmq_spark.kafka.transaction import Record
+    from kmq_spark.core.producing import SourcePosition
+    from kmq_spark.kafka.transaction import OnDelivery, Record
     from kmq_spark.producer.position_log import PositionLog
     from kmq_spark.wire.headers import Headers
 
-    OnDelivery = Callable[[MessageId | None, KmqError | None], object]
-
-    Item = tuple[bytes | None, bytes | None, int, Headers | None, OnDelivery | None]
-    """A message: value, key, partition, headers, callback."""
-
-    Position = EncodedPosition | int | None
-    """A source position as it is written; None if it does not change. Most positions are numbers: they need no text."""
+    Item = tuple[bytes | None, bytes | None, int, Headers]
+    """A message: value, key, partition, headers."""
 
 logger = logging.getLogger(__name__)
+
+SENDER_HEADER_BYTES = 1_024
+"""What the three headers add to a message, at most; the queue topic has room for them beyond the largest message."""
 
 CLAIM_WAIT_S = 2.0
 """How long a fenced producer looks for the record of the life that fenced it."""
@@ -58,37 +53,14 @@ RETRY_PAUSE_S = 0.5
 class _RefusedError(Exception):
     """The broker refuses a message for good; the transaction is aborted."""
 
-    def __init__(self, index: int, code: str, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, index: int, error: KafkaError) -> None:
+        super().__init__(error.str())
         self.index = index
-        self.code = code
+        self.code = error.name()
 
 
 class Life:
-    """
-    One life of a producer id.
-
-    Attributes:
-        state: What is committed.
-        key: The id.
-        topic: Queue topic.
-        log: Log of the position records.
-        transactions: The Kafka producer; replaced where it is over.
-        is_sink: Whether it is that of a slot of a Spark sink; names its crash points.
-
-    Args:
-        log: Log of the position records.
-        key: The id.
-        config: librdkafka settings, `transactional.id` among them.
-        by: This process, for the position records.
-        timeout: Bound on each call to the broker, and on beginning.
-        is_sink: See above.
-
-    Raises:
-        FencedError: Another life began at the same time.
-        KafkaClientError: The broker cannot be reached in time, or refuses the transactional id.
-        WireError: The position record of this id cannot be read.
-    """
+    """One life of a producer id, of a program or of a slot of a Spark sink. One thread uses it."""
 
     def __init__(
         self,
@@ -100,126 +72,131 @@ class Life:
         timeout: float,
         is_sink: bool = False,
     ) -> None:
-        """Fence the older life, read what it has committed, and write the new generation."""
-        self.log = log
+        """
+        Fence the older life, read what it has committed, and write the next generation.
+
+        Raises:
+            FencedError: Another life began at the same time.
+            KafkaClientError: The broker cannot be reached in time, or refuses the transactional id.
+            WireError: The position record of this id cannot be read.
+        """
         self.key = key
         self.topic = log.queue_topic
-        self.is_sink = is_sink
+        self._log = log
         self._config = config
         self._by = by
         self._timeout = timeout
-        self._is_stopping = False
-        self.transactions, self.state = self._begin()
-
-    @property
-    def client(self) -> Producer:
-        """The Kafka client, to be left alone in a child process."""
-        return self.transactions.client
-
-    def stop(self) -> None:
-        """Try nothing again from now on; may be called by another thread."""
-        self._is_stopping = True
+        self._sent, self._committed = (
+            ("sink.rows-sent", "sink.committed") if is_sink else ("producer.sent", "producer.committed")
+        )
+        self._producer, self.state = self._begin()
 
     def close(self) -> None:
         """Give up what is open."""
-        self.transactions.close()
+        self._producer.close()
 
-    def write(
-        self, items: list[Item], position: Position, timeout_s: float, letters: Sequence[OutgoingRecord] = ()
-    ) -> None:
+    def after(self, count: int, position: SourcePosition) -> ProducerState:
         """
-        Write one transaction. Write it again until it is committed or cannot be committed.
+        Return the state behind a commit of *count* messages, with a copy of the position.
 
-        Args:
-            items: Messages; may be empty.
-            position: Source position after these messages.
-            timeout_s: How long it is tried, seconds.
-            letters: Records of other topics in the same transaction; they have no sequence.
+        Raises:
+            ConfigError: The position is not allowed.
+        """
+        sequence = self.state.sequence + count
+        state = ProducerState(self.state.generation, sequence, position, int(time.time() * 1000), self._by)
+        return decode_state(encode_state(state))
+
+    def write(self, items: Sequence[Item], after: ProducerState, timeout: float) -> None:
+        """
+        Write messages and the state behind them in one transaction, again until it is committed or cannot be.
 
         Raises:
             FencedError: A newer life has taken over; nothing of the transaction is visible.
-            KafkaClientError: The broker refuses a message, which is named; or it did not succeed in time.
+            KafkaClientError: The broker refuses a message, which is named; or it did not succeed within *timeout*.
         """
-        before, after = self.state, self._state_after(len(items), position)
-        work = _Work(self, items, before, after, letters)
-        until_s = time.monotonic() + timeout_s
+        record = self._log.record_of(self.key, after)
+        refused: list[_RefusedError] = []
+        is_first = True
+
+        def send() -> None:
+            nonlocal is_first
+            if refused:
+                raise refused[0]
+            # A report costs more than a message: only a second attempt asks for them, to learn what is refused.
+            self._producer.send_all(self._records(items, None if is_first else refused))
+            is_first = False
+            failpoint(self._sent)
+            self._producer.send(record)
+            failpoint("producer.position-sent")
+
+        until_s = time.monotonic() + timeout
         while True:
             try:
-                self.transactions.run(work, [], None)
+                self._producer.run(send)
                 break
             except _RefusedError as error:
-                raise self._refused(error, items, before) from error
+                raise self._refused(error, items) from error
             except FencedError as error:
-                self._look_for_newer_life(before, error)
+                self._look_for_newer_life(error)
             except KafkaClientError as error:
-                if not error.retriable or time.monotonic() > until_s or self._is_stopping:
+                if not error.retriable or time.monotonic() > until_s:
                     raise
                 logger.warning(
                     "outcome of a transaction of producer %s is unknown; reading it from the log: %s",
                     self.key, error, extra={"action": "producer_replaced", "queue": self.topic},
                 )  # fmt: skip
-            if self._look_up(before, after, until_s) is Outcome.COMMITTED:
+            if self._is_committed(after, until_s):
                 break
-        failpoint("sink.committed" if self.is_sink else "producer.committed")
+        failpoint(self._committed)
         self.state = after
-        work.call_back_all()
-
-    def _state_after(self, count: int, given: Position) -> ProducerState:
-        position = self.state.position
-        if given is not None:
-            position = given if isinstance(given, int) else decode_position(given)
-        return ProducerState(
-            self.state.generation, self.state.sequence + count, position, int(time.time() * 1000), self._by
-        )
 
     def _begin(self) -> tuple[TransactionalProducer, ProducerState]:
-        """Fence, read, write the next generation; again where the broker went away meanwhile."""
         until_s = time.monotonic() + self._timeout
         while True:
+            producer, found = self._fence_and_read(until_s)
+            state = next_life(found, at_ms=int(time.time() * 1000), by=self._by)
             try:
-                transactions = TransactionalProducer(self._config, self._timeout, role="producer")
-                found = self.log.newest(self.key)
-                state = next_life(found, at_ms=int(time.time() * 1000), by=self._by)
-                record = self.log.record_of(self.key, state)
-                transactions.run(partial(transactions.send, record), [], None)
+                producer.run(partial(producer.send, self._log.record_of(self.key, state)))
             except KafkaClientError as error:
                 if not error.retriable or time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_PAUSE_S)
-            else:
-                logger.info(
-                    "producer %s of %s started generation %d after sequence %d",
-                    self.key, self.topic, state.generation, state.sequence,
-                    extra={"action": "producer_began", "queue": self.topic},
-                )  # fmt: skip
-                return transactions, state
+                continue
+            logger.info(
+                "producer %s of %s started generation %d after sequence %d",
+                self.key, self.topic, state.generation, state.sequence,
+                extra={"action": "producer_began", "queue": self.topic},
+            )  # fmt: skip
+            return producer, state
 
-    def _look_up(self, before: ProducerState, after: ProducerState, until_s: float) -> Outcome:
-        """
-        End what is open by a new Kafka producer, and find out what was committed.
-
-        Raises:
-            FencedError: A newer life has taken over.
-            KafkaClientError: The broker did not answer in time.
-        """
+    def _fence_and_read(self, until_s: float) -> tuple[TransactionalProducer, ProducerState | None]:
+        """Fence older lives, end what is open, and read the newest record, which cannot change any more."""
         while True:
             try:
-                self.transactions.close()
-                self.transactions = TransactionalProducer(self._config, self._timeout, role="producer")
-                found = self.log.newest(self.key)
+                producer = TransactionalProducer(self._config, self._timeout, role="producer")
+                return producer, self._log.newest(self.key)
             except KafkaClientError as error:
-                if not error.retriable or time.monotonic() > until_s or self._is_stopping:
+                if not error.retriable or time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_PAUSE_S)
-                continue
-            outcome = outcome_of(found, before, after)
-            if outcome is Outcome.NEWER_LIFE:
-                raise self._fenced_by(found)
-            return outcome
 
-    def _look_for_newer_life(self, before: ProducerState, cause: FencedError) -> None:
+    def _is_committed(self, after: ProducerState, until_s: float) -> bool:
         """
-        Find out who fenced this producer; return where it was the broker.
+        Find out whether the transaction was committed that would have written *after*.
+
+        Raises:
+            FencedError: A newer life has taken over, or the position was forgotten.
+            KafkaClientError: The broker did not answer in time.
+        """
+        self._producer.close()
+        self._producer, found = self._fence_and_read(until_s)
+        if found not in (self.state, after):  # a position may be a list
+            raise self._fenced_by(found)
+        return found == after
+
+    def _look_for_newer_life(self, cause: FencedError) -> None:
+        """
+        Raise the error of a producer that a newer life has fenced; return where the broker did it.
 
         After `transaction.timeout.ms` of silence (a suspended process), or where it has forgotten an idle transactional
         id, the broker answers as if there were a newer producer. A newer life writes its generation first. Looking must
@@ -228,13 +205,40 @@ class Life:
         until_s = None
         while until_s is None or time.monotonic() < until_s:
             try:
-                found = self.log.newest(self.key)
+                found = self._log.newest(self.key)
             except KafkaClientError:
                 return
-            if found is None or found.generation != before.generation:
+            if found is None or found.generation != self.state.generation:
                 raise self._fenced_by(found) from cause
-            until_s = time.monotonic() + CLAIM_WAIT_S if until_s is None else until_s
+            until_s = until_s or time.monotonic() + CLAIM_WAIT_S
             time.sleep(LOOK_EVERY_S)
+
+    def _records(
+        self, items: Sequence[Item], refused: list[_RefusedError] | None
+    ) -> Iterator[tuple[Record, OnDelivery | None]]:
+        # The client reads the headers within the call, so one list serves all messages.
+        numbered: Headers = [
+            (PRODUCER, self.key.encode()),
+            (GENERATION, b"%d" % self.state.generation),
+            (SEQUENCE, b""),
+        ]
+        first = self.state.sequence + 1
+        report = None
+        for index, (value, key, partition, headers) in enumerate(items):
+            numbered[2] = (SEQUENCE, b"%d" % (first + index))
+            if refused is not None:
+                report = partial(_note_refused, refused, index)
+            yield (self.topic, partition, key, value, headers + numbered if headers else numbered), report
+
+    def _refused(self, error: _RefusedError, items: Sequence[Item]) -> KafkaClientError:
+        sequence = self.state.sequence + error.index + 1
+        return KafkaClientError(
+            f"cannot send to {self.topic}: the broker rejected the message of sequence {sequence}, "
+            f"{size_of_item(items[error.index])} bytes: {error} ({error.code}); no message after sequence "
+            f"{self.state.sequence} was committed; correct the message or the topic, then create a new producer, which "
+            "continues there",
+            code=error.code,
+        )
 
     def _fenced_by(self, found: ProducerState | None) -> FencedError:
         what = f"producer {self.key} of {self.topic} was fenced"
@@ -245,108 +249,13 @@ class Life:
             f"{self.state.generation}; stop this one"
         )
 
-    def _refused(self, error: _RefusedError, items: list[Item], before: ProducerState) -> KafkaClientError:
-        sequence = before.sequence + error.index + 1
-        return KafkaClientError(
-            f"cannot send to {self.topic}: the broker rejected the message of sequence {sequence}, "
-            f"{size_of(items[error.index])} bytes: {error} ({error.code}); no message after sequence "
-            f"{before.sequence} was committed; correct the message or the topic, "
-            "then create a new producer, which continues there",
-            code=error.code,
-        )
+
+def _note_refused(refused: list[_RefusedError], index: int, error: KafkaError | None, _: Message) -> None:
+    if error is not None and error.name() in REFUSED:
+        refused.append(_RefusedError(index, error))
 
 
-class _Work:
-    """
-    Writes one transaction; after a failure, writes it anew.
-
-    The first attempt requests no delivery reports: a report takes longer than a message. If it fails, the next attempt
-    requests them, to find out which message the broker refuses.
-    """
-
-    def __init__(
-        self,
-        life: Life,
-        items: list[Item],
-        before: ProducerState,
-        after: ProducerState,
-        letters: Sequence[OutgoingRecord],
-    ) -> None:
-        self._life = life
-        self._letters = letters
-        self._items = items
-        self._before = before
-        self._record = life.log.record_of(life.key, after)
-        self._has_callbacks = any(on_delivery is not None for _, _, _, _, on_delivery in items)
-        self._places: dict[int, MessageId] = {}
-        self._attempts = 0
-        self._refused: _RefusedError | None = None
-
-    def __call__(self) -> None:
-        if self._refused is not None:
-            raise self._refused
-        transactions = self._life.transactions  # a new one after a failure
-        self._places.clear()
-        self._attempts += 1
-        if self._attempts > 1 or self._has_callbacks:
-            records = enumerate(self._records())
-            transactions.send_all((record, partial(self._on_report, number)) for number, record in records)
-        else:
-            self._send_unreported(transactions)
-        for letter in self._letters:
-            transactions.send(letter)
-        failpoint("sink.rows-sent" if self._life.is_sink else "producer.sent")
-        transactions.send(self._record)
-        failpoint("producer.position-sent")
-
-    def call_back_all(self) -> None:
-        """Call the callbacks of the committed messages."""
-        if not self._has_callbacks:
-            return
-        for number, (_, _, _, _, on_delivery) in enumerate(self._items):
-            if on_delivery is not None:
-                call_back(on_delivery, self._places.get(number), None)
-
-    def _send_unreported(self, transactions: TransactionalProducer) -> None:
-        # This loop is half of the cost of a message: it calls only the client, and the client reads the headers within
-        # the call, so that one list serves all messages.
-        topic, sequence, produce = self._life.topic, self._before.sequence, transactions.client.produce
-        numbered = self._numbered()
-        for value, key, partition, own, _ in self._items:
-            sequence += 1
-            numbered[2] = (SEQUENCE, b"%d" % sequence)
-            headers = own + numbered if own else numbered
-            try:
-                produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]  # a narrower list
-            except (BufferError, KafkaException):
-                transactions.send_all([((topic, partition, key, value, headers), None)])
-
-    def _records(self) -> Iterator[Record]:
-        numbered = self._numbered()
-        for sequence, (value, key, partition, own, _) in enumerate(self._items, self._before.sequence + 1):
-            numbered[2] = (SEQUENCE, b"%d" % sequence)
-            yield (self._life.topic, partition, key, value, own + numbered if own else numbered)
-
-    def _numbered(self) -> Headers:
-        """Return the headers of a message of this life; the third one is to be replaced for each message."""
-        return [(PRODUCER, self._life.key.encode()), (GENERATION, b"%d" % self._before.generation), (SEQUENCE, b"")]
-
-    def _on_report(self, number: int, error: KafkaError | None, record: KafkaMessage) -> None:
-        if error is None:
-            self._places[number] = MessageId(record.partition() or 0, record.offset() or 0)
-        elif self._refused is None and error.name() in REFUSED:
-            self._refused = _RefusedError(number, error.name(), error.str())
-
-
-def call_back(on_delivery: OnDelivery, place: MessageId | None, error: KmqError | None) -> None:
-    """Call a sender's callback; what it raises is logged."""
-    try:
-        on_delivery(place, error)
-    except Exception:
-        logger.exception("delivery callback raised an exception", extra={"action": "callback_failed"})
-
-
-def size_of(item: Item) -> int:
-    """Return the approximate size of a message, bytes."""
-    value, key, _, headers, _ = item
-    return RECORD_BYTES + bytes_of(key, value, headers)
+def size_of_item(item: Item) -> int:
+    """Return the size of a message as the broker counts it, at most, bytes."""
+    value, key, _, headers = item
+    return RECORD_BYTES + size_of(key, value, headers)

@@ -1,8 +1,7 @@
 """
 The topic `<queue>.producers`: the newest position record of each producer id.
 
-Rule 1: a reader of positions reads to the high watermark (`committed.py`): else an older record would be taken for the
-newest.
+Rule 1: a reader of positions reads to the high watermark: else it would take an older record for the newest.
 Rule 2: compacted and never deleted by age: a position that is gone means that everything is sent again.
 Rule 3: one partition; a record that cannot be read fails the reader of its id and no other.
 
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka.admin import AdminClient
 
-from kmq_spark.core.producing import ProducerState
 from kmq_spark.errors import TopicError, WireError
 from kmq_spark.kafka.log_reader import read_committed
 from kmq_spark.kafka.lookups import settings_of
@@ -28,69 +26,48 @@ from kmq_spark.wire.position import decode_state, encode_state
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kmq_spark.core.producing import ProducerState
     from kmq_spark.kafka.queue_topics import QueueTopics
 
 PARTITION = 0
 
 
 class Found(NamedTuple):
-    """
-    The newest record of one producer id.
-
-    Attributes:
-        key: Producer id; `sink/<id>/<slot>` for a slot of a sink.
-        state: What it has committed; None where the record cannot be read.
-        problem: Why it cannot be read, empty where it can.
-        appended_at_ms: When it was appended, epoch milliseconds, clock of broker or producer as the topic is set.
-    """
+    """The newest record of one producer id; *problem* says why it cannot be read."""
 
     key: str
     state: ProducerState | None
     problem: str = ""
-    appended_at_ms: int = -1
 
 
 class PositionLog:
-    """
-    Reads the position records of one queue.
-
-    Args:
-        topics: Names of the queue.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Bound on each call, and on how long nothing may arrive while the topic is read.
-        extra: librdkafka settings.
-    """
+    """Reads the position records of one queue. Nothing is asked before the first call."""
 
     def __init__(
         self, topics: QueueTopics, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Connect lazily: nothing is asked before the first call."""
         self.topic = topics.producers_topic
         self.queue_topic = topics.queue_topic
-        self._topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._timeout = timeout
         self._config = reader_config(
             bootstrap_servers, f"{topics.consumer_group}.producers", new_client_id("positions"), extra
         )
-        self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
+        self._admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
 
     def ensure(self) -> None:
         """
-        Check that the topic exists, and its settings where we may.
+        Check that the topic exists, and its settings where we may read them.
 
         Raises:
             TopicError: The queue or the topic does not exist, or the topic deletes records.
-            KafkaClientError: The broker cannot be reached or refuses.
+            KafkaClientError: The broker cannot be reached in time.
         """
-        queue = self._topics.queue_topic
-        if not partition_count(self.admin, queue, self._bootstrap_servers, self._timeout):
-            message = f"queue {queue!r} has no topic {queue!r}; run `kmq queue create {queue}`"
+        self.queue_partition_count()
+        if not self._exists():
+            message = f"topic {self.topic!r} does not exist; run `kmq queue create {self.queue_topic}`"
             raise TopicError(message)
-        if not self.exists():
-            message = f"topic {self.topic!r} does not exist; run `kmq queue create {queue}`"
-            raise TopicError(message)
-        found = settings_of(self.admin, [self.topic], self._timeout, skip_errors=True).get(self.topic, {})
+        found = settings_of(self._admin, [self.topic], self._timeout, skip_errors=True).get(self.topic, {})
         if (policy := found.get("cleanup.policy", "compact")) != "compact":
             message = (
                 f"topic {self.topic!r} would lose positions: got cleanup.policy={policy}, must be compact; run "
@@ -98,14 +75,18 @@ class PositionLog:
             )
             raise TopicError(message)
 
-    def exists(self) -> bool:
+    def queue_partition_count(self) -> int:
         """
-        Return whether there is the topic: a queue of an earlier release has none until a producer makes it.
+        Return the number of partitions of the queue topic.
 
         Raises:
+            TopicError: The queue does not exist.
             KafkaClientError: The broker cannot be reached in time.
         """
-        return partition_count(self.admin, self.topic, self._bootstrap_servers, self._timeout) > 0
+        if count := partition_count(self._admin, self.queue_topic, self._bootstrap_servers, self._timeout):
+            return count
+        message = f"queue {self.queue_topic!r} has no topic; run `kmq queue create {self.queue_topic}`"
+        raise TopicError(message)
 
     def newest(self, key: str) -> ProducerState | None:
         """
@@ -115,45 +96,45 @@ class PositionLog:
             WireError: The newest record of the id cannot be read.
             KafkaClientError: The broker cannot be reached in time.
         """
-        value, offset, _ = self._read(key).get(key, (None, -1, -1))
+        value, offset = self._read(key).get(key, (None, -1))
         return None if value is None else decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
 
-    def all(self, patience_s: float | None = None) -> list[Found]:
+    def all(self, patience: float | None = None) -> list[Found]:
         """
         Return the newest record of every producer id that was not forgotten, by id; none where there is no topic.
-
-        Args:
-            patience_s: See `read_committed`; set by read-only callers.
 
         Raises:
             KafkaClientError: The broker cannot be reached in time.
         """
-        if not self.exists():
+        if not self._exists():
             return []
         found = []
-        for key, (value, offset, appended_at_ms) in sorted(self._read(None, patience_s).items()):
+        for key, (value, offset) in sorted(self._read(None, patience).items()):
             if value is None:
                 continue
             try:
                 state = decode_state(value, topic=self.topic, partition=PARTITION, offset=offset)
             except WireError as error:
-                found.append(Found(key, None, str(error), appended_at_ms))
+                found.append(Found(key, None, str(error)))
             else:
-                found.append(Found(key, state, "", appended_at_ms))
+                found.append(Found(key, state))
         return found
+
+    def _exists(self) -> bool:
+        return partition_count(self._admin, self.topic, self._bootstrap_servers, self._timeout) > 0
 
     def record_of(self, key: str, state: ProducerState | None) -> OutgoingRecord:
         """Return the record that makes a state the newest one; None forgets the id."""
         value = None if state is None else encode_state(state)
         return OutgoingRecord(self.topic, PARTITION, key.encode(), value, [])
 
-    def _read(self, wanted: str | None, patience_s: float | None = None) -> dict[str, tuple[bytes | None, int, int]]:
-        """Return the newest value, offset and append time by key, of one key or of all."""
-        newest: dict[str, tuple[bytes | None, int, int]] = {}
+    def _read(self, wanted: str | None, patience: float | None = None) -> dict[str, tuple[bytes | None, int]]:
+        """Return the newest value and its offset by key, of one key or of all."""
+        newest: dict[str, tuple[bytes | None, int]] = {}
         key_wanted = None if wanted is None else wanted.encode()
-        for record in read_committed(self._config, self.topic, [PARTITION], self._timeout, patience_s=patience_s):
+        for record in read_committed(self._config, self.topic, [PARTITION], self._timeout, patience_s=patience):
             key: Any = record.key()
             if key is not None and key_wanted in {None, key}:
                 value: Any = record.value()
-                newest[key.decode("utf-8", "replace")] = (value, record.offset() or 0, record.timestamp()[1])
+                newest[key.decode("utf-8", "replace")] = (value, record.offset() or 0)
         return newest

@@ -78,9 +78,6 @@ RECORD_BYTES = 64
 
 _MAX_DIGITS = 19
 
-_LARGEST_SEQUENCE = 2**62
-"""Of generations and sequences; no producer gets there."""
-
 _ENDS_WITH_DELIVERY = frozenset({DELAY_MS, NOT_BEFORE_MS, MAX_DELIVERIES})
 """Headers that are not copied to a redelivered copy: the delay is over, and the limit is written with its new value."""
 
@@ -118,7 +115,7 @@ class Death(NamedTuple):
         delivery_count: Total number of deliveries.
         first_sent_ms: Append time of the first copy, epoch milliseconds; None if unknown.
         attempts_ms: Append times of the copies, oldest first; empty if their payload was gone.
-        queue: Logical queue; empty if none.
+        logical_queue: Logical queue; empty if none.
     """
 
     topic: str
@@ -128,38 +125,7 @@ class Death(NamedTuple):
     delivery_count: int
     first_sent_ms: int | None
     attempts_ms: tuple[int, ...]
-    queue: str
-
-
-class Sender(NamedTuple):
-    """
-    The producer with an id that sent a message.
-
-    Attributes:
-        producer_id: Id of the producer.
-        generation: Generation of the producer, from 1.
-        sequence: Sequence number of the message among all messages of that producer, from 1.
-    """
-
-    producer_id: str
-    generation: int
-    sequence: int
-
-
-def sender_of(headers: Given) -> Sender | None:
-    """Return the sender of a message, from any copy of it; None if it has no id or a header is unreadable."""
-    known = headers if isinstance(headers, dict) else by_name(headers)
-    producer_id = text_of(known, PRODUCER)
-    generation, sequence = read_number(known.get(GENERATION)), read_number(known.get(SEQUENCE))
-    if not producer_id or not generation or not sequence or max(generation, sequence) > _LARGEST_SEQUENCE:
-        return None
-    return Sender(producer_id, generation, sequence)
-
-
-def is_first_copy(headers: Given) -> bool:
-    """Return whether a record of the queue topic is a first copy: neither redelivered nor redriven."""
-    known = headers if isinstance(headers, dict) else by_name(headers)
-    return ORIGIN not in known
+    logical_queue: str
 
 
 def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
@@ -179,7 +145,7 @@ def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
         delivery_count=read_number(known.get(DLQ_DELIVERY_COUNT)) or 0,
         first_sent_ms=read_number(known.get(FIRST_SENT_MS)),
         attempts_ms=tuple(_numbers(known.get(ATTEMPTS_MS))),
-        queue=text_of(known, LOGICAL_QUEUE),
+        logical_queue=text_of(known, LOGICAL_QUEUE),
     )
 
 

@@ -1,10 +1,10 @@
 """
 The position records of producers that resume: bytes of the topic `<queue>.producers`.
 
-Rule 1: key = producer id, value = one JSON object: `version`, `generation`, `sequence`, `position` or
-`position_base64` (bytes), `at` (epoch milliseconds), `by`. No value (a tombstone): the id was forgotten.
-Rule 2: a position is copied when it is given: what a caller changes later is not written.
-Rule 3: a JSON position comes back equal to what was given; what JSON would change (tuples, keys that are no text) is
+Key = producer id, value = one JSON object: `version`, `generation`, `sequence`, `position` or `position_base64`
+(bytes), `at` (epoch milliseconds), `by`. No value (a tombstone): the id was forgotten.
+
+Rule 1: a JSON position comes back equal to what was given; what JSON would change (tuples, keys that are no text) is
 refused.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from kmq_spark.core.producing import MAX_COUNT, ProducerState, SourcePosition
 from kmq_spark.errors import ConfigError, MalformedRecordError, UnsupportedVersionError
@@ -31,32 +31,27 @@ _SHOWN_CHARS = 60
 _JSON_KINDS = (str, int, float, list, dict)
 
 
-class EncodedPosition(NamedTuple):
-    """A position as it is written: the JSON member's name, and its value as JSON text."""
-
-    name: str
-    text: str
-
-
-NO_POSITION = EncodedPosition("position", "null")
-
-
-def encode_position(position: SourcePosition) -> EncodedPosition:
+def encode_state(state: ProducerState) -> bytes:
     """
-    Return a copy of a position, in the form in which it is written.
-
-    Args:
-        position: Bytes, or what JSON can hold: text, numbers, lists, dicts with text keys; None for none.
+    Return the value of a position record.
 
     Raises:
-        ConfigError: It is neither bytes nor JSON, or is larger than `MAX_POSITION_BYTES`.
+        ConfigError: The position is neither bytes nor JSON, or is larger than `MAX_POSITION_BYTES`.
     """
-    if position is None:
-        return NO_POSITION
+    name, text = _encoded(state.position)
+    # Written by hand around the position, which is JSON already.
+    return (
+        f'{{"version":{VERSION},"generation":{state.generation},"sequence":{state.sequence},'
+        f'"{name}":{text},"at":{state.at_ms},"by":{json.dumps(state.by)}}}'
+    ).encode()
+
+
+def _encoded(position: SourcePosition) -> tuple[str, str]:
+    """Return the name of a position's JSON member, and its value as JSON text."""
     if isinstance(position, bytes):
         _check_size(len(position))
-        return EncodedPosition("position_base64", f'"{base64.b64encode(position).decode("ascii")}"')
-    if not isinstance(position, _JSON_KINDS):
+        return "position_base64", f'"{base64.b64encode(position).decode("ascii")}"'
+    if position is not None and not isinstance(position, _JSON_KINDS):
         raise _no_json(position, f"it is of type {type(position).__name__}")
     try:
         text = json.dumps(position, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -70,39 +65,12 @@ def encode_position(position: SourcePosition) -> EncodedPosition:
             raise
         raise _no_json(position, str(error)[:_SHOWN_CHARS]) from None
     _check_size(size)
-    return EncodedPosition("position", text)
-
-
-def decode_position(encoded: EncodedPosition) -> SourcePosition:
-    """Return the position that `encode_position` got."""
-    value: Any = json.loads(encoded.text)
-    return base64.b64decode(value) if encoded.name == "position_base64" else value
-
-
-def encode_state(state: ProducerState) -> bytes:
-    """
-    Return the value of a position record.
-
-    Raises:
-        ConfigError: The position is not allowed.
-    """
-    position = encode_position(state.position)
-    # Written by hand around the position, which is JSON already.
-    return (
-        f'{{"version":{VERSION},"generation":{state.generation},"sequence":{state.sequence},'
-        f'"{position.name}":{position.text},"at":{state.at_ms},"by":{json.dumps(state.by)}}}'
-    ).encode()
+    return "position", text
 
 
 def decode_state(value: bytes, *, topic: str = "", partition: int = -1, offset: int = -1) -> ProducerState:
     """
     Read the value of a position record.
-
-    Args:
-        value: As it lies in the log.
-        topic: Its place, for the error.
-        partition: Likewise.
-        offset: Likewise.
 
     Raises:
         UnsupportedVersionError: A later build wrote it.

@@ -83,6 +83,13 @@ def read_all(bootstrap_servers: str, topic: str) -> list[Any]:
     return sorted(records, key=lambda record: (record.partition(), record.offset()))
 
 
+def sender_of(record: Any) -> str:  # noqa: ANN401  # as the client gives it
+    """Return id, generation and sequence that a message has from its resuming producer; empty where it has none."""
+    headers = dict(record.headers() or ())
+    names = ("kmq-producer", "kmq-generation", "kmq-sequence")
+    return " ".join(headers[name].decode() for name in names if name in headers)
+
+
 def consumer_of(queue: Queue, /, **options: Any) -> QueueConsumer:
     """Return a consumer of a queue."""
     return QueueConsumer(queue.name, bootstrap_servers=queue.bootstrap_servers, **options)

@@ -41,12 +41,13 @@ time.sleep(60)
 
 COPIER = """
 import sys
-from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.producer.resuming import ResumingProducer
 queue, servers = sys.argv[1:]
-options = {"producer_id": "copier", "commit_every": 3, "commit_every_ms": 3_600_000}
-with QueueProducer(queue, bootstrap_servers=servers, **options) as producer:
+with ResumingProducer(queue, "copier", bootstrap_servers=servers) as producer:
     for number in range((producer.position or 0) + 1, 11):
-        producer.send(str(number), position=number)
+        producer.send(str(number))
+        if number % 3 == 0 or number == 10:
+            producer.commit(number)
 """
 
 

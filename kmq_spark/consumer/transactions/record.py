@@ -11,15 +11,12 @@ Source: Kafka Streams and Flink commit results with offsets (KIP-129, KIP-447). 
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.errors import ConfigError, KafkaClientError, TopicError, UsageError
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.topics import partition_count
-from kmq_spark.producer.producer import checked_headers
-from kmq_spark.producer.send_options import option_headers, wait_ms
 from kmq_spark.wire.headers import RECORD_BYTES
 from kmq_spark.wire.headers import size_of as bytes_of
 
@@ -30,8 +27,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from kmq_spark.consumer.message import Message
-    from kmq_spark.producer.producer import Headers
-    from kmq_spark.producer.retention import KnownRetentions
+    from kmq_spark.producer.options import Headers, SendOptions
 
 MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
 """Maximum bytes of results: sent within seconds over a slow network, and far below the limit of librdkafka's buffer."""
@@ -90,12 +86,12 @@ class Transaction:
         messages: Messages acknowledged so far, each once.
     """
 
-    def __init__(self, topics: KnownTopics, retentions: KnownRetentions) -> None:
+    def __init__(self, topics: KnownTopics, options: SendOptions) -> None:
         """Start without results and acknowledgements."""
         self.results: list[OutgoingRecord] = []
         self.messages: dict[int, Message] = {}
         self._topics = topics
-        self._retentions = retentions
+        self._options = options
         self._size = 0
         self._lock = threading.Lock()
         self._is_over = False
@@ -108,7 +104,7 @@ class Transaction:
         key: bytes | str | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
-        queue: str | None = None,
+        logical_queue: str | None = None,
         delay: float | timedelta | None = None,
         at: datetime | float | None = None,
         ttl: float | timedelta | None = None,
@@ -116,8 +112,8 @@ class Transaction:
         """
         Record a result. It is sent when the block ends.
 
-        Only the consumers of a queue apply *queue*, *delay*, *at* and *ttl*. Readers of another topic see the record
-        immediately, with the headers.
+        Only the consumers of a queue apply *logical_queue*, *delay*, *at* and *ttl*. Readers of another topic see the
+        record immediately, with the headers.
 
         Args:
             topic: Any topic, including the topic of a queue.
@@ -125,7 +121,7 @@ class Transaction:
             key: All results with one key are sent to one partition; text is encoded as UTF-8.
             headers: Names that begin with `kmq-` are reserved.
             partition: Partition of the topic. By default the key selects it; without a key it is random.
-            queue: Logical queue on this topic, as for `QueueProducer.send`.
+            logical_queue: Logical queue on this topic, as for `QueueProducer.send`.
             delay: Time after the append time before the message is delivered, seconds or a timedelta. The append time
                 is before the commit.
             at: Instant before which the message is not delivered, aware datetime or epoch seconds. *delay* and *at*
@@ -139,7 +135,7 @@ class Transaction:
             KafkaClientError: The transaction would be too large, or the broker cannot be reached.
             UsageError: The block has ended.
         """
-        pairs = [*checked_headers(headers or ()), *option_headers(queue=queue, delay=delay, at=at, ttl=ttl)]
+        pairs = self._options.headers(topic, headers, logical_queue=logical_queue, delay=delay, at=at, ttl=ttl)
         record = OutgoingRecord(
             topic,
             -1 if partition is None else partition,
@@ -148,7 +144,6 @@ class Transaction:
             [(name, _encoded(name, text)) for name, text in pairs],
         )
         self._topics.check(topic, max(record.partition, 0))
-        self._retentions.check(topic, wait_ms(delay, at, time.time()))
         size = size_of(record)
         with self._lock:
             self._check_open()

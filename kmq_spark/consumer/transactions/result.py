@@ -36,7 +36,7 @@ from kmq_spark.kafka.client_errors import REFUSED
 from kmq_spark.kafka.records import OutgoingRecord
 from kmq_spark.kafka.settings import reader_config, transactional_producer_config
 from kmq_spark.kafka.transaction import TransactionalProducer
-from kmq_spark.producer.retention import KnownRetentions
+from kmq_spark.producer.options import SendOptions
 from kmq_spark.wire.codec import encode_marker
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class ResultTransactions:
         self._leases = leases
         self._consumer_id = consumer_id
         self._known_topics = KnownTopics(lambda: markers.client, bootstrap_servers, timeout)
-        self._retentions = KnownRetentions(bootstrap_servers, extra, timeout)
+        self._options = SendOptions(bootstrap_servers, timeout, extra)
         self._timeout = timeout
         self._transaction_timeout_s = transaction_timeout_ms(lease_ms) / 1000
         self._config = transactional_config(
@@ -198,7 +198,7 @@ class ResultTransactions:
         if getattr(self._thread, "is_open", False):
             message = "a transaction is already open in this thread: got a second one; end the first block"
             raise UsageError(message)
-        transaction = Transaction(self._known_topics, self._retentions)
+        transaction = Transaction(self._known_topics, self._options)
         self._thread.is_open = True
         try:
             yield transaction

@@ -262,11 +262,11 @@ def test_bad_settings_of_batches_are_refused(
 
 def test_batch_has_no_message_of_another_logical_queue_or_that_is_delayed_or_expired(queue: Queue) -> None:
     for number in range(5):
-        queue.send(f"mine-{number}", queue="emails")
+        queue.send(f"mine-{number}", logical_queue="emails")
         queue.send(f"other-{number}")
-        queue.send(f"delayed-{number}", queue="emails", delay=2)
-        queue.send(f"expired-{number}", queue="emails", ttl=0.001)
-        queue.send(f"lasting-{number}", queue="emails", ttl=3_600)
+        queue.send(f"delayed-{number}", logical_queue="emails", delay=2)
+        queue.send(f"expired-{number}", logical_queue="emails", ttl=0.001)
+        queue.send(f"lasting-{number}", logical_queue="emails", ttl=3_600)
     time.sleep(0.1)
     due_at = time.monotonic() + 2.2
     found: list[bytes | None] = []

@@ -221,7 +221,7 @@ def test_handlers_of_a_run_write_transactions_of_their_own(queue: Queue, results
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"queue": "emails", "delay": timedelta(seconds=1.5), "ttl": 60, "headers": [("trace", b"1")]},
+    {"logical_queue": "emails", "delay": timedelta(seconds=1.5), "ttl": 60, "headers": [("trace", b"1")]},
     {"at": datetime(2020, 1, 1, tzinfo=UTC)},
     {"delay": 0},
 ]
@@ -260,8 +260,8 @@ def test_results_take_the_options_of_a_producer_and_its_consumers_keep_to_them(
 @pytest.mark.parametrize(
     "options",
     [
-        {"queue": "a b"},
-        {"queue": "x" * 300},
+        {"logical_queue": "a b"},
+        {"logical_queue": "x" * 300},
         {"delay": -1},
         {"delay": float("nan")},
         {"delay": 1, "at": 1},

@@ -68,9 +68,9 @@ def test_position_after_skipped_messages_does_not_set_the_group_back(
     with consumer_of(queue, start_in_transaction=True) as consumer:
         queue.send("a")
         receive_all(consumer, 1)
-        queue.send("other", queue="emails")
+        queue.send("other", logical_queue="emails")
         assert wait_until(lambda: not consumer.receive(1, 0.1) and queue.committed() == {0: 2})
-        queue.send("other", queue="emails")
+        queue.send("other", logical_queue="emails")
         consumer.receive(1, 0.5)
         queue.send("b")
         receive_all(consumer, 1)
@@ -89,7 +89,7 @@ def test_position_after_skipped_messages_is_committed_in_a_transaction(queue: Qu
         transactional_id = f"{QueueTopics(queue.name).consumer_transactional_id('same')}.starts"
         newer = Producer({"bootstrap.servers": queue.bootstrap_servers, "transactional.id": transactional_id})
         newer.init_transactions(30)
-        queue.send("other", queue="emails")
+        queue.send("other", logical_queue="emails")
         with pytest.raises(FencedError, match="give each consumer its own consumer_id"):
             wait_until(lambda: bool(consumer.receive(1, 0.1)))
         assert queue.committed() == {0: 1}

@@ -114,7 +114,7 @@ def test_peek_shows_what_is_held_and_what_is_ready_escaped_and_takes_nothing(que
 def test_peek_shows_logical_queue_and_delay_and_no_more_than_asked_for(queue: Queue) -> None:
     """What waits for its time looks as ready as anything else without them."""
     queue.send("a")
-    queue.send("b", queue="emails", delay=3_600)
+    queue.send("b", logical_queue="emails", delay=3_600)
     with consumer_of(queue) as consumer:
         (message,) = receive_all(consumer, 1)
         servers = queue.bootstrap_servers

@@ -1,4 +1,4 @@
-"""`kmq producer list | show | forget | verify`, and what the other commands say of producers with an id."""
+"""`kmq producer list | forget`, and what the other commands say of resuming producers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kmq_spark.dlq.dead_letters import redrive
 from kmq_spark.errors import FencedError, TopicError
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.producer.producer import QueueProducer
-from kmq_spark.wire.headers import Sender, sender_of
+from kmq_spark.producer.resuming import ResumingProducer
 from tests.brokers import quick_broker
-from tests.kafka.conftest import Queue, read_all
+from tests.kafka.conftest import Queue, read_all, sender_of
 from tests.kafka.operator.test_commands import checks, kmq
 
 if TYPE_CHECKING:
@@ -24,23 +23,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
-def copy(queue: Queue, *values: str, producer_id: str = "copier", **options: Any) -> None:
+def producer_of(queue: Queue, producer_id: str = "copier") -> ResumingProducer:
+    """Return a resuming producer."""
+    return ResumingProducer(queue.name, producer_id, bootstrap_servers=queue.bootstrap_servers)
+
+
+def copy(queue: Queue, *values: str, producer_id: str = "copier") -> None:
     """Send values, the number of each its position, in one life."""
-    with QueueProducer(
-        queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id=producer_id, **options
-    ) as producer:
+    with producer_of(queue, producer_id) as producer:
         for value in values:
-            producer.send(value, position=producer.sequence + 1)
-            producer.commit()
-
-
-def write(queue: Queue, producer_id: str, generation: int, *sequences: int) -> None:
-    """Write messages with the headers of a producer, past it: what a defect would leave."""
-    client = Producer({"bootstrap.servers": queue.bootstrap_servers})
-    for sequence in sequences:
-        headers = {"kmq-producer": producer_id, "kmq-generation": str(generation), "kmq-sequence": str(sequence)}
-        client.produce(queue.name, b"x", partition=0, headers=headers)  # type: ignore[arg-type]  # a mapping works
-    assert client.flush(30) == 0
+            producer.send(value)
+            producer.commit(producer.sequence + 1)
 
 
 def kmq_json(queue: Queue, *arguments: str) -> tuple[int, Any]:
@@ -52,14 +45,18 @@ def kmq_json(queue: Queue, *arguments: str) -> tuple[int, Any]:
 def test_list_shows_what_each_producer_has_committed(queue: Queue) -> None:
     copy(queue, "a", "b")
     copy(queue, "c")
-    copy(queue, "d", producer_id="other")
-    code, (first, second) = kmq_json(queue, "list", queue.name)
+    with producer_of(queue, "other") as other:
+        other.commit({"file": "x" * 100})
+    with producer_of(queue, "raw") as raw:
+        raw.commit(b"\x00\xff\x1b")
+    code, (first, second, third) = kmq_json(queue, "list", queue.name)
     assert code == 0
     assert (first["id"], first["generation"], first["sequence"], first["position"]) == ("copier", 2, 3, 3)
-    assert (second["id"], second["is_unused"], second["problem"]) == ("other", False, None)
-    table = kmq(queue.bootstrap_servers, "producer", "list", queue.name)
-    assert table.stdout.split()[:3] == ["ID", "GENERATION", "SEQUENCE"]
-    assert "unused" not in table.stdout
+    assert (second["position"], second["problem"]) == ({"file": "x" * 100}, None)
+    assert third["position_hex"] == "00ff1b"
+    table = kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
+    assert table.split()[:3] == ["ID", "GENERATION", "SEQUENCE"]
+    assert "0x00ff1b" in table
 
 
 def test_list_of_a_queue_without_producers_is_empty(queue: Queue) -> None:
@@ -68,112 +65,35 @@ def test_list_of_a_queue_without_producers_is_empty(queue: Queue) -> None:
     assert (result.exit_code, result.stderr) == (0, f"no producer of {queue.name} has an id\n")
 
 
-def test_producer_that_was_not_used_for_long_is_listed_as_such(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy(queue, "a")
-    monkeypatch.setenv("KMQ_QUEUE__PRODUCER_RETENTION_MS", "1000")
-    monkeypatch.setattr("kmq_spark.cli.producer.time.time", lambda: 4_000_000_000.0)
-    _, (found,) = kmq_json(queue, "list", queue.name)
-    assert found["is_unused"]
-    assert ", unused" in kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
-
-
-def test_show_prints_the_whole_position(queue: Queue) -> None:
-    position = {"file": "x" * 100, "line": 7}
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
-        producer.commit(position=position)
-    assert kmq_json(queue, "show", queue.name, "copier")[1]["position"] == position
-    result = kmq(queue.bootstrap_servers, "producer", "show", queue.name, "copier")
-    assert (result.exit_code, json.dumps(position) in result.stdout) == (0, True)
-
-
-def test_position_of_bytes_is_shown_as_hex(queue: Queue) -> None:
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
-        producer.commit(position=b"\x00\xff\x1b")
-    assert kmq_json(queue, "show", queue.name, "copier")[1]["position_hex"] == "00ff1b"
-    assert "0x00ff1b" in kmq(queue.bootstrap_servers, "producer", "list", queue.name).stdout
-
-
-@pytest.mark.parametrize("command", ["show", "forget", "verify"])
-def test_unknown_producer_is_an_error_that_says_where_to_look(queue: Queue, command: str) -> None:
-    result = kmq(queue.bootstrap_servers, "producer", command, queue.name, "unknown")
+@pytest.mark.parametrize("options", [[], ["--execute"]])
+def test_unknown_producer_or_queue_is_an_error_that_says_where_to_look(queue: Queue, options: list[str]) -> None:
+    result = kmq(queue.bootstrap_servers, "producer", "forget", queue.name, "unknown", *options)
     assert result.exit_code == 1
     assert "has no producer 'unknown'" in result.stderr
     assert f"`kmq producer list {queue.name}`" in result.stderr
-
-
-@pytest.mark.parametrize("command", ["list", "show", "forget", "verify"])
-def test_missing_queue_is_an_error(bootstrap_servers: str, command: str) -> None:
-    result = kmq(bootstrap_servers, "producer", command, "not-there", *(["p"] if command != "list" else []))
-    assert (result.exit_code, "queue 'not-there' has no topic" in result.stderr) == (1, True)
+    missing = kmq(queue.bootstrap_servers, "producer", "forget", "not-there", "p", *options)
+    assert (missing.exit_code, "run `kmq queue create not-there`" in missing.stderr) == (1, True)
 
 
 def test_forget_shows_and_only_with_execute_removes_the_position(queue: Queue) -> None:
     copy(queue, "a")
-    dry = kmq(queue.bootstrap_servers, "producer", "forget", queue.name, "copier")
-    assert (dry.exit_code, "nothing was written" in dry.stdout) == (0, True)
+    shown = kmq(queue.bootstrap_servers, "producer", "forget", queue.name, "copier")
+    assert (shown.exit_code, "nothing was written" in shown.stdout) == (0, True)
     assert len(kmq_json(queue, "list", queue.name)[1]) == 1
     code, done = kmq_json(queue, "forget", queue.name, "copier", "--execute")
     assert (code, done["is_forgotten"], done["sequence"]) == (0, True, 1)
     assert kmq_json(queue, "list", queue.name) == (0, [])
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
-        assert (producer.position, producer.sequence, producer.generation) == (None, 0, 1)
+    with producer_of(queue) as producer:
+        assert (producer.position, producer.sequence) == (None, 0)
 
 
 def test_producer_that_is_forgotten_while_it_runs_is_fenced(queue: Queue) -> None:
-    producer = QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier")
-    assert kmq_json(queue, "forget", queue.name, "copier", "--execute")[0] == 0
-    producer.send("a", position=1)
-    with pytest.raises(FencedError, match="its position was forgotten"):
-        producer.commit()
-    with pytest.raises(FencedError):
-        producer.close()
+    with producer_of(queue) as producer:
+        assert kmq_json(queue, "forget", queue.name, "copier", "--execute")[0] == 0
+        producer.send("a")
+        with pytest.raises(FencedError, match="its position was forgotten"):
+            producer.commit(1)
     assert read_all(queue.bootstrap_servers, queue.name) == []
-
-
-def test_verify_of_a_producer_that_was_restarted_finds_nothing_wrong(make_queue: Callable[..., Queue]) -> None:
-    queue = make_queue(partitions=3)
-    copy(queue, *"abcde")
-    copy(queue, *"fg")
-    code, found = kmq_json(queue, "verify", queue.name, "copier")
-    assert (code, found["is_exact"], found["messages"], found["first"], found["last"]) == (0, True, 7, 1, 7)
-    assert [(life["generation"], life["first"], life["last"]) for life in found["generations"]] == [
-        (1, 1, 5),
-        (2, 6, 7),
-    ]
-    assert (
-        "no hole, no repeat, in order"
-        in kmq(queue.bootstrap_servers, "producer", "verify", queue.name, "copier").stdout
-    )
-
-
-def test_verify_finds_holes_and_repeats_and_ends_with_3(queue: Queue) -> None:
-    write(queue, "broken", 1, 1, 2, 4, 4, 3, 7)
-    code, found = kmq_json(queue, "verify", queue.name, "broken")
-    assert code == 3
-    assert (found["holes"], found["repeated"], found["out_of_order"]) == ([[5, 6]], [4], 2)
-    result = kmq(queue.bootstrap_servers, "producer", "verify", queue.name, "broken")
-    assert result.exit_code == 3
-    for line in ("MISSING: 2 messages: 5 to 6", "REPEATED: 1 message: 4", "OUT OF ORDER: 2 messages"):
-        assert line in result.stdout
-
-
-def test_verify_finds_messages_that_the_id_has_not_committed(queue: Queue) -> None:
-    copy(queue, "a", "b")
-    write(queue, "copier", 1, 3)
-    code, found = kmq_json(queue, "verify", queue.name, "copier")
-    assert (code, found["beyond_position"], found["missing"]) == (3, 1, 0)
-
-
-def test_verify_does_not_take_removed_messages_for_holes(queue: Queue) -> None:
-    from confluent_kafka import TopicPartition  # noqa: PLC0415  # of this test alone
-
-    copy(queue, *"abcd")
-    admin = AdminClient({"bootstrap.servers": queue.bootstrap_servers})
-    (third,) = [each for each in read_all(queue.bootstrap_servers, queue.name) if each.value() == b"c"]
-    for future in admin.delete_records([TopicPartition(queue.name, 0, third.offset())]).values():
-        future.result()
-    code, found = kmq_json(queue, "verify", queue.name, "copier")
-    assert (code, found["removed_by_retention"], found["first"], found["last"]) == (0, 2, 3, 4)
 
 
 def bury(queue: Queue) -> None:
@@ -188,13 +108,12 @@ def bury(queue: Queue) -> None:
     assert client.flush(30) == 0
 
 
-def test_redriven_message_keeps_its_sender_and_is_no_repeat(queue: Queue) -> None:
+def test_redriven_message_keeps_its_sender(queue: Queue) -> None:
     copy(queue, "a")
     bury(queue)
-    assert redrive(queue.name, everything=True, bootstrap_servers=queue.bootstrap_servers).done == 1
+    assert redrive(queue.name, all=True, bootstrap_servers=queue.bootstrap_servers).done == 1
     _, again = read_all(queue.bootstrap_servers, queue.name)
-    assert sender_of(again.headers()) == Sender("copier", 1, 1)
-    assert kmq_json(queue, "verify", queue.name, "copier")[0] == 0
+    assert sender_of(again) == "copier 1 1"
 
 
 def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queue: Callable[..., Queue]) -> None:
@@ -203,10 +122,9 @@ def test_message_that_is_redriven_to_another_queue_has_no_sender_there(make_queu
     copy(queue, "a")
     copy(other, "b")
     bury(queue)
-    redrive(queue.name, everything=True, to=other.name, bootstrap_servers=queue.bootstrap_servers)
+    redrive(queue.name, all=True, to=other.name, bootstrap_servers=queue.bootstrap_servers)
     _, moved = read_all(other.bootstrap_servers, other.name)
-    assert (moved.value(), sender_of(moved.headers())) == (b"a", None)
-    assert kmq_json(other, "verify", other.name, "copier")[0] == 0
+    assert (moved.value(), sender_of(moved)) == (b"a", "")
 
 
 def test_message_show_names_the_sender(queue: Queue) -> None:

@@ -43,7 +43,7 @@ def set_retention(queue: Queue, topic: str, retention_ms: int) -> None:
 
 
 def test_options_travel_as_headers_behind_the_senders_own(queue: Queue, producer: QueueProducer) -> None:
-    producer.send("a", headers=[("trace", b"1")], queue="emails", delay=timedelta(seconds=2), ttl=60)
+    producer.send("a", headers=[("trace", b"1")], logical_queue="emails", delay=timedelta(seconds=2), ttl=60)
     producer.send("b", at=datetime(2030, 1, 1, tzinfo=UTC) if queue_keeps_for_ever(queue) else 1)
     producer.send("c")
     producer.flush()
@@ -79,7 +79,7 @@ def test_delay_past_the_retention_of_queue_or_markers_is_refused_until_it_is_rai
     assert [record.value() for record in read_all(queue.bootstrap_servers, queue.name)] == [b"an hour", b"more"]
 
 
-@pytest.mark.parametrize("options", [{"delay": -1}, {"ttl": 0}, {"queue": "q" * 300}, {"delay": 1, "at": 1}])
+@pytest.mark.parametrize("options", [{"delay": -1}, {"ttl": 0}, {"logical_queue": "q" * 300}, {"delay": 1, "at": 1}])
 def test_bad_option_sends_nothing(queue: Queue, producer: QueueProducer, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         producer.send("x", **options)

@@ -1,4 +1,4 @@
-"""A producer with an id under `kill -9`, broker restarts and a second life: each line of its source once, in order."""
+"""A resuming producer under `kill -9`, broker restarts and a second life: each line of its source once, in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 from faults.copier import FENCED_CODE
 from faults.on_producers import PRODUCER_POINTS, CopyStage
 from faults.sequences import Sent, read_sent, violations
-from kmq_spark.errors import KafkaClientError
 from kmq_spark.failpoints import EXIT_CODE
-from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
-from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.producer.resuming import ResumingProducer
 from tests.brokers import quick_broker, quick_java
 from tests.kafka.conftest import Queue, seen, wait_until
 from tests.limits import ENDS_S
@@ -48,7 +46,7 @@ def test_producer_killed_at_a_crash_point_loses_and_repeats_nothing(
 ) -> None:
     stage = copy_of(lines=1_000, rate=2_000)
     for nth in (1, 3):
-        copier = stage.copier(failpoint=f"{point}:{nth}", commit_every_ms=20)
+        copier = stage.copier(failpoint=f"{point}:{nth}", commit_every_s=0.02)
         assert copier.wait(ENDS_S) == EXIT_CODE, copier.last_words()
     stage.finish()
     verdict = stage.verdict()
@@ -60,11 +58,11 @@ def test_suspended_producer_that_wakes_up_behind_a_newer_one_is_fenced_and_doubl
     copy_of: Callable[..., CopyStage],
 ) -> None:
     stage = copy_of(lines=2_000, rate=1_000)
-    older = stage.copier(commit_every_ms=20, is_staying=True)
+    older = stage.copier(commit_every_s=0.02, is_staying=True)
     assert stage.begun(older)
     older.wait_for("copied", 0.5)
     older.pause()
-    newer = stage.copier(commit_every_ms=20)
+    newer = stage.copier(commit_every_s=0.02)
     assert stage.begun(newer)
     older.resume()
     assert older.wait(ENDS_S) == FENCED_CODE, older.last_words()
@@ -80,7 +78,7 @@ def test_producer_goes_on_through_a_broker_that_was_killed(tmp_path: Path, copy_
     """
     with quick_broker() as broker:
         stage = copy_of(lines=30_000, rate=1_000, on=broker)
-        copier = stage.copier(commit_every_ms=20)
+        copier = stage.copier(commit_every_s=0.02)
         assert stage.begun(copier)
         for seconds in (0.5, 1.5):
             copier.wait_for("copied", seconds)
@@ -95,15 +93,15 @@ def test_producer_goes_on_through_a_broker_that_was_killed(tmp_path: Path, copy_
 
 def test_producer_whose_transaction_the_broker_gave_up_goes_on(queue: Queue) -> None:
     """Its process was suspended for longer than a transaction may take; no other life has begun."""
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
-        producer.send("a", position=1)
-        producer.commit()
+    with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
+        producer.send("a")
+        producer.commit(1)
         # What the broker does with a transactional id of such a process: a new epoch.
         other = EpochBump(queue, "copier")
         other.bump()
-        producer.send("b", position=2)
-        producer.commit()
-        assert (producer.position, producer.generation) == (2, 1)
+        producer.send("b")
+        producer.commit(2)
+        assert producer.position == 2
     assert seen(queue) == [b"a", b"b"]
 
 
@@ -126,9 +124,9 @@ def test_producer_is_not_held_up_for_good_by_the_open_transaction_of_another(que
     """A reader of committed records would take an older position for the newest one."""
     from confluent_kafka import Producer  # noqa: PLC0415  # the other
 
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
-        producer.send("a", position=1)
-        producer.commit()
+    with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
+        producer.send("a")
+        producer.commit(1)
         other = Producer(
             {
                 "bootstrap.servers": queue.bootstrap_servers, "transactional.id": f"{queue.name}-other",
@@ -140,23 +138,11 @@ def test_producer_is_not_held_up_for_good_by_the_open_transaction_of_another(que
         other.produce(f"{queue.name}.producers", b"open", b"other")
         other.flush(30)
         # Behind the open transaction's record: not yet visible to readers of committed records.
-        producer.send("b", position=2)
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
+        producer.send("b")
+        producer.commit(2)
+    with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
         assert (producer.position, producer.sequence) == (2, 2)
     assert wait_until(lambda: seen(queue) == [b"a", b"b"])
-
-
-@pytest.mark.slow
-def test_transaction_time_out_beyond_the_brokers_limit_is_reported_with_both_settings() -> None:
-    with quick_broker(extra={"transaction.max.timeout.ms": "20000"}) as broker:
-        create_queue("orders", bootstrap_servers=broker.bootstrap_servers, partitions=1)
-        with pytest.raises(KafkaClientError, match=r"lower transaction_timeout_ms, or raise transaction\.max"):
-            QueueProducer(
-                "orders",
-                bootstrap_servers=broker.bootstrap_servers,
-                producer_id="copier",
-                transaction_timeout_ms=30_000,
-            )
 
 
 def test_checker_of_sequences_finds_what_is_wrong() -> None:
@@ -192,6 +178,7 @@ def test_restarted_producer_with_broker_restarts_loses_and_repeats_nothing(tmp_p
 
 
 def test_reader_of_sequences_reads_what_was_sent(queue: Queue) -> None:
-    with QueueProducer(queue.name, bootstrap_servers=queue.bootstrap_servers, producer_id="copier") as producer:
+    with ResumingProducer(queue.name, "copier", bootstrap_servers=queue.bootstrap_servers) as producer:
         producer.send(b"00000001 ...")
+        producer.commit(1)
     assert read_sent(queue.bootstrap_servers, queue.name) == [Sent(0, 0, 1, "copier", 1, 1)]

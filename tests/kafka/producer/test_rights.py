@@ -1,4 +1,4 @@
-"""A producer with an id on a broker with Kafka's own authorizer: what `kmq acls` lists is enough."""
+"""A resuming producer on a broker with Kafka's own authorizer: what `kmq acls` lists is enough."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from kmq_spark.errors import KmqError
-from kmq_spark.producer.producer import QueueProducer
+from kmq_spark.producer.resuming import ResumingProducer
 from tests.kafka.secured import SecuredBroker
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         yield broker
 
 
-def producer_of(secured: SecuredBroker, part: str = PART, queue: str = QUEUE) -> QueueProducer:
-    """Return a producer with an id, as the user of a part."""
-    return QueueProducer(
-        queue, bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part), producer_id="copier"
+def producer_of(secured: SecuredBroker, part: str = PART) -> ResumingProducer:
+    """Return a resuming producer, as the user of a part."""
+    return ResumingProducer(
+        QUEUE, "copier", bootstrap_servers=secured.bootstrap_servers, extra=secured.credentials(part)
     )
 
 
@@ -39,9 +39,8 @@ def test_producer_with_an_id_does_its_work_with_what_kmq_acls_lists(secured: Sec
     for number in (1, 2):
         with producer_of(secured) as producer:
             assert (producer.position, producer.sequence) == (number - 1 or None, number - 1)
-            producer.send("x", position=number)
-    seen = secured.kmq("viewer", "producer", "verify", QUEUE, "copier", "-o", "json")
-    assert (seen.exit_code, json.loads(seen.stdout)["messages"]) == (0, 2)
+            producer.send("x")
+            producer.commit(number)
     listed = secured.kmq("viewer", "producer", "list", QUEUE, "-o", "json")
     assert [each["position"] for each in json.loads(listed.stdout)] == [2]
     doctor = secured.kmq("viewer", "doctor", QUEUE, "-o", "json")

@@ -132,8 +132,8 @@ def test_killed_consumer_held_no_more_than_its_limit_and_the_rest_was_never_coun
 def test_message_of_a_killed_consumer_comes_again_to_its_logical_queue_alone(stage: Stage) -> None:
     with QueueProducer(stage.queue, bootstrap_servers=stage.bootstrap_servers) as producer:
         for number in range(500):
-            producer.send(f"report {number}", queue="reports")
-        producer.send("mail", queue="emails")
+            producer.send(f"report {number}", logical_queue="reports")
+        producer.send("mail", logical_queue="emails")
         producer.send("plain")
     with stage.tracking():
         with holding(stage, 1, queue="emails") as (held, process):

@@ -9,20 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmq_spark.core.producing import Outcome, ProducerState, check_producer_id, next_life, outcome_of
+from kmq_spark.core.producing import ProducerState, check_producer_id, next_life
 from kmq_spark.errors import ConfigError, MalformedRecordError, UnsupportedVersionError
-from kmq_spark.wire.headers import (
-    Sender,
-    dead_letter_headers,
-    is_first_copy,
-    redelivery_headers,
-    redrive_headers,
-    sender_of,
-)
-from kmq_spark.wire.position import MAX_RECORD_BYTES, decode_position, decode_state, encode_position, encode_state
+from kmq_spark.wire.headers import dead_letter_headers, redelivery_headers, redrive_headers
+from kmq_spark.wire.position import MAX_RECORD_BYTES, decode_state, encode_state
 
 BEFORE = ProducerState(3, 100, "a", 1_000, "p-1")
-AFTER = ProducerState(3, 150, "b", 2_000, "p-1")
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=50),
@@ -37,30 +29,6 @@ def test_first_life_has_generation_1_and_no_message() -> None:
 
 def test_next_life_keeps_sequence_and_position() -> None:
     assert next_life(BEFORE, at_ms=5, by="p-2") == ProducerState(4, 100, "a", 5, "p-2")
-
-
-@pytest.mark.parametrize(
-    ("found", "outcome"),
-    [
-        (BEFORE, Outcome.NOT_COMMITTED),
-        (AFTER, Outcome.COMMITTED),
-        # The next life, before and after its first message.
-        (ProducerState(4, 100, "a"), Outcome.NEWER_LIFE),
-        (ProducerState(4, 150, "b"), Outcome.NEWER_LIFE),
-        # Forgotten; forgotten and begun anew.
-        (None, Outcome.NEWER_LIFE),
-        (ProducerState(1, 0), Outcome.NEWER_LIFE),
-        # Another program has written under this id.
-        (ProducerState(3, 120, "c"), Outcome.NEWER_LIFE),
-    ],
-)
-def test_position_record_shows_the_outcome_of_a_transaction(found: ProducerState | None, outcome: Outcome) -> None:
-    assert outcome_of(found, BEFORE, AFTER) is outcome
-
-
-def test_transaction_without_messages_may_be_repeated() -> None:
-    after = ProducerState(3, 100, "b", 2_000, "p-1")
-    assert outcome_of(after, BEFORE, after) is Outcome.NOT_COMMITTED
 
 
 @pytest.mark.parametrize("producer_id", ["a", "nightly-import", "A.b_c-9", "x" * 100])
@@ -103,29 +71,25 @@ def test_unknown_field_is_skipped() -> None:
     assert decode_state(value) == ProducerState(1, 2, 5, 0, "")
 
 
+def of(position: Any) -> ProducerState:  # noqa: ANN401  # any JSON, and what is none
+    """Return a state with a position."""
+    return ProducerState(1, 1, position, 0, "")
+
+
 @given(JSON_VALUES | st.binary(max_size=4_096))
 def test_position_comes_back_as_it_was_given(position: Any) -> None:  # noqa: ANN401  # any JSON
-    assert decode_position(encode_position(position)) == position
-    assert decode_state(encode_state(ProducerState(1, 1, position, 0, ""))).position == position
-
-
-def test_position_is_copied() -> None:
-    """What a caller changes later is not written."""
-    position = {"line": 1}
-    encoded = encode_position(position)
-    position["line"] = 2
-    assert decode_position(encoded) == {"line": 1}
+    assert decode_state(encode_state(of(position))).position == position
 
 
 @pytest.mark.parametrize("position", [b"x" * 4_096, "x" * 4_094, 10**4_000])
 def test_largest_position_is_taken(position: Any) -> None:  # noqa: ANN401  # any JSON
-    assert decode_position(encode_position(position)) == position
+    assert decode_state(encode_state(of(position))).position == position
 
 
 @pytest.mark.parametrize("position", [b"x" * 4_097, "x" * 4_095, ["x" * 5_000], "ä" * 2_048])
 def test_position_that_is_too_large_is_refused_with_its_size(position: Any) -> None:  # noqa: ANN401  # any JSON
     with pytest.raises(ConfigError, match=r"position is too large: got \d+ bytes, at most 4096; store a reference"):
-        encode_position(position)
+        encode_state(of(position))
 
 
 def _nested() -> list[Any]:
@@ -145,7 +109,7 @@ def _nested() -> list[Any]:
 )  # fmt: skip
 def test_position_that_is_neither_bytes_nor_json_is_refused(position: Any) -> None:  # noqa: ANN401  # wrong on purpose
     with pytest.raises(ConfigError, match=r"position is neither bytes nor JSON: got .*; use text, numbers, lists"):
-        encode_position(position)
+        encode_state(of(position))
 
 
 @pytest.mark.parametrize(
@@ -183,26 +147,9 @@ def test_position_record_of_a_later_version_is_refused_with_what_to_do() -> None
 SENT = [("a", b"1"), ("kmq-producer", b"nightly"), ("kmq-generation", b"2"), ("kmq-sequence", b"7")]
 
 
-def test_headers_name_the_producer_of_a_message() -> None:
-    assert sender_of(SENT) == Sender("nightly", 2, 7)
-    assert is_first_copy(SENT)
-
-
-@pytest.mark.parametrize("number", range(1, 4))
-def test_message_without_one_of_the_headers_has_no_sender(number: int) -> None:
-    assert sender_of(SENT[:number] + SENT[number + 1 :]) is None
-
-
-@pytest.mark.parametrize("wrong", [b"0", b"-1", b"x", None])
-def test_message_with_an_unreadable_sequence_has_no_sender(wrong: bytes | None) -> None:
-    assert sender_of([*SENT[:3], ("kmq-sequence", wrong)]) is None
-
-
-def test_redelivery_dead_letter_and_redrive_keep_the_sender_and_are_no_first_copies() -> None:
+def test_redelivery_dead_letter_and_redrive_keep_the_sender() -> None:
     place: Any = {"queue_partition": 0, "message_offset": 7, "sent_at_ms": 1_000}
     copy = redelivery_headers(SENT, delivery_count=1, **place)
     letter = dead_letter_headers(copy, source_topic="q", group="g", delivery_count=2, reason="bad", **place)
-    redriven = redrive_headers(letter)
-    for headers in (copy, letter, redriven):
-        assert sender_of(headers) == Sender("nightly", 2, 7)
-        assert not is_first_copy(headers)
+    for headers in (copy, letter, redrive_headers(letter)):
+        assert headers[:4] == SENT

@@ -10,7 +10,7 @@ import pytest
 from kmq_spark.config import load_settings
 
 ROOT = Path(__file__).parents[3]
-FILES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 VARIABLE = re.compile(r"KMQ_([A-Z]+)__([A-Z_]+)")
 KEY = re.compile(r"`\[([a-z]+)\] ([a-z_]+)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from faults.mix import DELAYED, EXPIRING, LOGICAL_QUEUE, NAMED, WAYS, Mix, ask
-from kmq_spark.producer.send_options import option_headers
+from kmq_spark.producer.options import option_headers
 
 DRAWS = 5_000
 
@@ -15,7 +15,7 @@ def test_message_has_the_headers_that_its_event_names() -> None:
     generator = random.Random(1)
     for _ in range(DRAWS):
         asked = ask(generator)
-        options = {name: asked.options.get(name) for name in ("queue", "delay", "ttl")}
+        options = {name: asked.options.get(name) for name in ("logical_queue", "delay", "ttl")}
         found = option_headers(at=None, **options)
         written = {name: value.decode() for name, value in found if isinstance(value, bytes)}
         assert written == asked.headers
@@ -24,9 +24,9 @@ def test_message_has_the_headers_that_its_event_names() -> None:
 def test_shares_of_what_messages_ask_for_are_as_named() -> None:
     generator = random.Random(2)
     drawn = [ask(generator).options for _ in range(DRAWS)]
-    for name, share in (("queue", NAMED), ("delay", DELAYED), ("ttl", EXPIRING)):
+    for name, share in (("logical_queue", NAMED), ("delay", DELAYED), ("ttl", EXPIRING)):
         assert abs(sum(name in options for options in drawn) / DRAWS - share) < 0.03
-    assert {options["queue"] for options in drawn if "queue" in options} == {LOGICAL_QUEUE}
+    assert {options["logical_queue"] for options in drawn if "logical_queue" in options} == {LOGICAL_QUEUE}
 
 
 def test_workers_use_each_way_once_before_one_comes_again() -> None:

@@ -34,12 +34,8 @@ def test_settings_that_we_may_not_read_are_no_problem() -> None:
             ProducersFacts(TopicFacts("orders.producers", 1, {"min.insync.replicas": "1"}, 3)),
             "has min.insync.replicas=1 with 3 replicas", True, "min.insync.replicas=2",
         ),
-        (ProducersFacts(GOOD, 2, unreadable=("a",)), "the position of a cannot be read", True, "forget orders a"),
-        (ProducersFacts(GOOD, 1, open_for_ms=2_000), "has been open in orders.producers for at least 2.0 s", False, ""),
-        (
-            ProducersFacts(GOOD, 9, unused=("a", "b", "c", "d")),
-            "4 producer ids unused for producer_retention_ms: a, b, c and 1 more", False, "forget orders a",
-        ),
+        (ProducersFacts(GOOD, 4, ("a", "b", "c", "d")), "of a, b, c and 1 more cannot", True, "forget orders a"),
+        (ProducersFacts(GOOD, 1, (), 2_000), "has been open in orders.producers for at least 2.0 s", False, ""),
     ],
 )  # fmt: skip
 def test_problem_is_named_with_its_repair(facts: ProducersFacts, what: str, is_bad: bool, repair: str) -> None:  # noqa: FBT001  # a table

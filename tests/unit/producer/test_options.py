@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kmq_spark.errors import ConfigError
-from kmq_spark.producer.send_options import check_wait, option_headers, wait_ms
+from kmq_spark.producer.options import option_headers, wait_ms
 
 NEW_YEAR_MS = b"1893456000000"
 """2030, epoch milliseconds."""
@@ -19,8 +19,8 @@ NEW_YEAR_MS = b"1893456000000"
     ("options", "headers"),
     [
         ({}, []),
-        ({"queue": "emails"}, [("kmq-logical-queue", b"emails")]),
-        ({"queue": "a" * 200}, [("kmq-logical-queue", b"a" * 200)]),
+        ({"logical_queue": "emails"}, [("kmq-logical-queue", b"emails")]),
+        ({"logical_queue": "a" * 200}, [("kmq-logical-queue", b"a" * 200)]),
         ({"delay": 1.5}, [("kmq-delay-ms", b"1500")]),
         ({"delay": timedelta(minutes=1)}, [("kmq-delay-ms", b"60000")]),
         ({"delay": 0}, []),
@@ -56,10 +56,10 @@ def test_options_become_headers(options: dict[str, Any], headers: list[tuple[str
         ({"ttl": -5}, "ttl is out of bounds: got -5"),
         ({"ttl": math.nan}, "ttl is out of bounds: got nan"),
         ({"ttl": False}, "ttl is out of bounds: got False"),
-        ({"queue": ""}, "queue name is not allowed: got '', 1 to 200"),
-        ({"queue": "e mails"}, "queue name is not allowed: got 'e mails'"),
-        ({"queue": 7}, "queue name is not allowed: got 7"),
-        ({"queue": "q" * 300}, r"queue name is not allowed: got 'q{59}… \(300 characters\), 1 to 200"),
+        ({"logical_queue": ""}, "logical queue name is not allowed: got '', 1 to 200"),
+        ({"logical_queue": "e mails"}, "logical queue name is not allowed: got 'e mails'"),
+        ({"logical_queue": 7}, "logical queue name is not allowed: got 7"),
+        ({"logical_queue": "q" * 300}, r"logical queue name is not allowed: got 'q{59}… \(300 characters\), 1 to 200"),
     ],
 )
 def test_bad_option_is_reported(options: dict[str, Any], message: str) -> None:
@@ -67,13 +67,8 @@ def test_bad_option_is_reported(options: dict[str, Any], message: str) -> None:
         option_headers(**options)
 
 
-def test_wait_past_the_retention_is_refused() -> None:
-    """The payload or its marker would be removed before the delay ends."""
+def test_wait_until_the_first_delivery() -> None:
     assert wait_ms(timedelta(hours=1), None, now_s=0) == 3_600_000
     assert wait_ms(None, 100, now_s=40) == 60_000
     assert wait_ms(None, 40, now_s=100) == 0
     assert wait_ms(None, None, now_s=0) == 0
-    check_wait(3_600_000, 3_600_000, "orders")
-    check_wait(3_600_000, -1, "")
-    with pytest.raises(ConfigError, match=r"message would wait too long: got 3600001 ms, retention.ms of orders is"):
-        check_wait(3_600_001, 3_600_000, "orders")
