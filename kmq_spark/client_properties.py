@@ -72,12 +72,8 @@ _OPTION = re.compile(r'([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 
 def parse_properties(text: str, source: str) -> dict[str, str]:
     r"""
-    Read a Java properties file.
-
-    Args:
-        text: Content of the file: `key=value`, `key: value` or `key value`; comments begin with `#` or `!`; `\\`
-            continues a line.
-        source: Name of the file, for error texts.
+    Read a Java properties file: `key=value`, `key: value` or `key value`; comments begin with `#` or `!`; `\\`
+    continues a line.
 
     Raises:
         ConfigError: A line has no key or no value.
@@ -95,10 +91,7 @@ def parse_properties(text: str, source: str) -> dict[str, str]:
 
 def to_librdkafka(properties: Mapping[str, str]) -> dict[str, str]:
     """
-    Translate settings to librdkafka.
-
-    Args:
-        properties: Settings by their names in the Java client, in librdkafka, or mixed.
+    Translate settings to librdkafka, by their names in the Java client, in librdkafka, or mixed.
 
     Raises:
         ConfigError: A setting loads classes, or has no counterpart.
@@ -124,11 +117,7 @@ def to_java(properties: Mapping[str, str]) -> dict[str, str]:
     """
     Translate settings to the Java client that Spark's Kafka source uses.
 
-    Args:
-        properties: Settings by their names in the Java client, in librdkafka, or mixed.
-
-    Returns:
-        The connection settings; tuning settings of librdkafka have no counterpart and are left out.
+    Tuning settings of librdkafka have no counterpart and are left out.
 
     Raises:
         ConfigError: A setting loads classes, or has no counterpart.
@@ -195,9 +184,6 @@ def is_java_only(key: str) -> bool:
 def check_safe(properties: Mapping[str, str]) -> None:
     """
     Check that no setting makes a Java client load classes.
-
-    Args:
-        properties: Settings by their names in the Java client.
 
     Raises:
         ConfigError: A setting loads classes.

@@ -1,8 +1,7 @@
 """
-Track the completed records of a partitioned log as offset ranges: the state that is folded from a redrive topic.
+The completed records of a partitioned log, folded from a redrive topic.
 
-Rule 1: store ranges, not single offsets. A million dead letters that were redriven together take one entry.
-Rule 2: no clock, no Kafka. Ranges may be added in any order and more than once.
+Ranges, not single offsets: a million dead letters that were redriven together take one entry.
 """
 
 from __future__ import annotations
@@ -20,18 +19,11 @@ class ClosedRanges:
     """The closed (completed) offsets of each partition."""
 
     def __init__(self) -> None:
-        """Create an instance without closed offsets."""
         self._added: dict[int, list[tuple[int, int]]] = {}
         self._merged: dict[int, tuple[list[int], list[int]]] = {}
 
     def add(self, partition: int, ranges: Iterable[OffsetRange]) -> None:
-        """
-        Close ranges of a partition.
-
-        Args:
-            partition: Partition of the log whose records are closed.
-            ranges: Ranges in any order; they may overlap ranges that are already closed.
-        """
+        """Close ranges of a partition, in any order; they may overlap ranges that are already closed."""
         self._added.setdefault(partition, []).extend((first, first + count) for first, count in ranges)
 
     def is_closed(self, partition: int, offset: int) -> bool:

@@ -22,24 +22,19 @@ MAX_SLOTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SlotPosition:
-    """
-    What a slot has committed.
-
-    Attributes:
-        query: Id of the streaming query, as its checkpoint has it; `run:<run id>` of a batch job.
-        batch: Number of the batch.
-        slots: Slots of the sink.
-        rows: Rows of that batch and slot that are committed.
-        digest: Digest of those rows, in order.
-        is_whole: Whether these are all rows of the batch and slot.
-    """
+    """What a slot has committed."""
 
     query: str
+    """Id of the streaming query, as its checkpoint has it; `run:<run id>` of a batch job."""
     batch: int
     slots: int
+    """Slots of the sink."""
     rows: int
+    """Rows of that batch and slot that are committed."""
     digest: str
+    """Digest of those rows, in order."""
     is_whole: bool
+    """Whether these are all rows of the batch and slot."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the position as JSON holds it."""
@@ -48,11 +43,7 @@ class SlotPosition:
     @classmethod
     def parse(cls, position: object, where: str) -> SlotPosition:
         """
-        Read a position.
-
-        Args:
-            position: As the position record has it.
-            where: The slot, for the error.
+        Read the position of a slot; *where* names the slot in the error, here and below.
 
         Raises:
             SinkError: It is none.
@@ -66,15 +57,7 @@ class SlotPosition:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """
-    A batch that is to be written.
-
-    Attributes:
-        query: Id of the streaming query; `run:<run id>` of a batch job.
-        number: Its number.
-        slots: Slots of the sink.
-        continue_from: First batch of another query that is written; None refuses another query.
-    """
+    """A batch to write; *continue_from* is the first batch of another query, None refuses another query."""
 
     query: str
     number: int
@@ -85,11 +68,6 @@ class Batch:
 def rows_to_skip(found: SlotPosition | None, batch: Batch, where: str) -> int:
     """
     Return how many rows of a batch a slot has committed already; -1 for all of them, without a look at the rows.
-
-    Args:
-        found: What the slot has committed; None for nothing.
-        batch: The batch.
-        where: Sink and slot, for the error.
 
     Raises:
         SinkError: The slot was written by another query, with another number of slots, or is ahead of the batch.
@@ -122,7 +100,7 @@ def _of_another_query(found: SlotPosition, batch: Batch, where: str) -> int:
         message = (
             f"{where} was written by another query: got query {batch.query}, batch {batch.number}; it has query "
             f"{found.query}, batch {found.batch}; with a new checkpoint batches begin at 0 again: give "
-            "continue_from_batch (--continue-from-batch) the first batch whose rows the queue does not have, or choose "
+            "continue_from_batch the first batch whose rows the queue does not have, or choose "
             "another sink_id"
         )
         raise SinkError(message)
@@ -133,12 +111,8 @@ def check_repeated(found: SlotPosition, digest: str, rows: int, where: str, *, i
     """
     Refuse a repeated batch that has other rows than those that are committed.
 
-    Args:
-        found: What the slot has committed of this batch.
-        digest: Digest of the first `found.rows` rows of the repeated batch, or of all where it has fewer.
-        rows: How many those are.
-        where: Sink and slot, for the error.
-        is_end: Whether the repeated batch has no more rows than these.
+    *digest* is that of the first `found.rows` rows of the repeated batch, or of all *rows* where it has fewer; *is_end*
+    says that it has no more.
 
     Raises:
         SinkError: They differ, or there are more or fewer rows than before.

@@ -72,18 +72,7 @@ def dead_letter_of(
     headers: Headers,
     queue_topic: str,
 ) -> DeadLetter:
-    """
-    Build a dead letter from a record of a dead-letter topic.
-
-    Args:
-        partition: Partition of the record.
-        offset: Offset of the record.
-        dead_at_ms: Append time of the record, epoch milliseconds, broker clock.
-        key: Record key.
-        value: Record value.
-        headers: Record headers.
-        queue_topic: Topic of the queue. A dead letter from another topic is not a message of this queue.
-    """
+    """Build a dead letter from a record of a dead-letter topic."""
     death = death_of(headers)
     return DeadLetter(
         partition=partition,

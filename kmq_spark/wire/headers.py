@@ -3,9 +3,8 @@ The headers that kmq-spark writes on messages and dead letters.
 
 Rule 1: all values are UTF-8 text, so that any Kafka tool can display them.
 Rule 2: headers of other programs are kept unchanged, including order, repeated names and null values.
-Rule 3: headers are untrusted; a header that cannot be read counts as absent.
-Rule 4: pure functions on lists of `(name, value)`. If a name is repeated, the last value counts, as with Kafka's
-`lastHeader`.
+Rule 3: headers are untrusted; a header that cannot be read counts as absent. If a name is repeated, the last value
+counts, as with Kafka's `lastHeader`.
 
 Source: the `__dlq.errors.*` names are those of Kafka's share groups (KIP-1191), so tools for those can read these dead
 letters.
@@ -103,38 +102,24 @@ _ENDS_WITH_DEATH = frozenset(
 
 
 class Death(NamedTuple):
-    """
-    The information in the headers of a dead letter.
-
-    Attributes:
-        topic: Topic of the copy that was delivered last; empty if the headers do not name it, so the record is not a
-            dead letter of kmq-spark.
-        source: Partition and offset of that copy.
-        origin: Partition and offset of the first copy; None if unknown.
-        reason: Why the message was dead-lettered.
-        delivery_count: Total number of deliveries.
-        first_sent_ms: Append time of the first copy, epoch milliseconds; None if unknown.
-        attempts_ms: Append times of the copies, oldest first; empty if their payload was gone.
-        logical_queue: Logical queue; empty if none.
-    """
+    """The information in the headers of a dead letter."""
 
     topic: str
+    """Topic of the copy that was delivered last; empty if the record is not a dead letter of kmq-spark."""
     source: MessageId | None
+    """Place of that copy."""
     origin: MessageId | None
+    """Place of the first copy."""
     reason: str
     delivery_count: int
     first_sent_ms: int | None
     attempts_ms: tuple[int, ...]
+    """Append times of the copies, oldest first; empty if their payload was gone."""
     logical_queue: str
 
 
 def death_of(headers: Iterable[tuple[str, bytes | None]] | None) -> Death:
-    """
-    Read the headers of a dead letter.
-
-    Args:
-        headers: Headers of any record of a dead-letter topic; a header that cannot be read counts as absent.
-    """
+    """Read the headers of any record of a dead-letter topic."""
     known = by_name(headers)
     source = b"%s:%s" % (known.get(DLQ_PARTITION) or b"", known.get(DLQ_OFFSET) or b"")
     return Death(
@@ -175,16 +160,7 @@ def place_of(headers: Given, name: str) -> MessageId | None:
 
 
 def delivery_count_of(headers: Given) -> int:
-    """
-    Return the number of previous deliveries of a message.
-
-    Args:
-        headers: Headers as the Kafka client returns them, None if there are none; or by name.
-
-    Returns:
-        Number of deliveries so far; 0 if the header is absent or unreadable. It is limited so that this number plus 1
-        is a valid delivery count of a START.
-    """
+    """Return the number of deliveries of a message so far; limited, so that one more is valid in a START."""
     return min(read_number(_last(headers, DELIVERY_COUNT)) or 0, MAX_DELIVERY_COUNT - 1)
 
 
@@ -206,15 +182,10 @@ def first_sent_ms_of(headers: Given, appended_at_ms: int) -> int | None:
 
 def expires_at_ms_of(headers: Given, appended_at_ms: int) -> int | None:
     """
-    Return when a message expires.
+    Return when a message expires, epoch milliseconds, from any copy and its append time (negative if unknown).
 
-    Args:
-        headers: Headers of any copy of the message.
-        appended_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
-
-    Returns:
-        Epoch milliseconds on the broker's clock; the earlier instant if both headers are present; None if the message
-        never expires. A TTL counts from the append time of the first copy, which later copies carry in a header.
+    The earlier instant counts if both headers are present; None if the message never expires. A TTL counts from the
+    append time of the first copy, which later copies carry in a header.
     """
     known = headers if isinstance(headers, dict) else by_name(headers)
     instant, ttl_ms = read_number(known.get(EXPIRES_AT_MS)), read_number(known.get(TTL_MS))
@@ -237,24 +208,24 @@ def redelivery_headers(
     last_error: str = "",
 ) -> Headers:
     """
-    Return the headers of the next copy of a message.
+    Return the headers of the next copy of a message, from those of the copy that was delivered last.
+
+    Headers of other programs are unchanged, then come those of kmq-spark. Origin and first-sent time are set once and
+    then kept. Delay headers are removed because the delay is over. Exception: `NOT_BEFORE_MS` is kept if
+    *decided_at_ms* (append time of the TICK) has not reached it, because the broker's clock was set back while the
+    message waited.
 
     Args:
-        headers: Headers of the copy that was delivered last.
+        headers: Headers of that copy.
         delivery_count: Number of deliveries so far, including that one.
         queue_partition: Queue partition of that copy.
         message_offset: Message offset of that copy.
-        sent_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
+        sent_at_ms: Append time of that copy; negative if unknown.
         is_silent: Whether the lease of that delivery ran out without a release.
         subscription: Subscription that the copy is intended for; empty does not change the header.
         max_deliveries: The queue's delivery limit, 0 for none; written if a delivery of the message was silent.
-        decided_at_ms: Append time of the TICK that decided, epoch milliseconds.
+        decided_at_ms: Append time of the TICK that decided.
         last_error: Exception text of that delivery; empty does not change the header.
-
-    Returns:
-        Headers of other programs unchanged, then those of kmq-spark. Origin and first-sent time are set once and then
-        kept. Delay headers are removed because the delay is over. Exception: `NOT_BEFORE_MS` is kept if
-        *decided_at_ms* has not reached it, because the broker's clock was set back while the message waited.
     """
     given = list(headers or ())
     known = by_name(given)
@@ -279,17 +250,7 @@ def redelivery_headers(
 
 
 class CommonHeaders:
-    """
-    What the first copies of a run of messages have in common in their headers, made once.
-
-    Args:
-        delivery_count: As for `redelivery_headers`, and so are the others.
-        queue_partition: Queue partition of the messages.
-        is_silent: Whether the lease ran out without a release.
-        subscription: Subscription that the copies are intended for.
-        max_deliveries: The queue's delivery limit.
-        last_error: Exception text of the delivery.
-    """
+    """What the first copies of a run of messages have in common in their headers, made once."""
 
     def __init__(
         self,
@@ -301,7 +262,6 @@ class CommonHeaders:
         max_deliveries: int = 0,
         last_error: str = "",
     ) -> None:
-        """Make the headers that no message changes."""
         common = redelivery_headers(
             None, delivery_count=delivery_count, queue_partition=queue_partition, message_offset=0, sent_at_ms=-1,
             is_silent=is_silent, subscription=subscription, max_deliveries=max_deliveries, last_error=last_error,
@@ -317,13 +277,7 @@ class CommonHeaders:
         """
         Return what `redelivery_headers` returns for a message that has no header of an earlier delivery.
 
-        Args:
-            headers: Headers of the message, as the Kafka client returns them.
-            message_offset: Offset of the message.
-            sent_at_ms: Append time of the message, epoch milliseconds; negative if unknown.
-
-        Returns:
-            The headers of the copy; None if the message has a header that a redelivery reads or changes.
+        None if the message has a header that a redelivery reads or changes.
         """
         for name, _ in headers or ():
             if name in _OF_DELIVERIES:
@@ -350,22 +304,10 @@ def dead_letter_headers(
     reason: str,
 ) -> Headers:
     """
-    Return the headers of a dead letter.
+    Return the headers of a dead letter: those of a redelivery, then the six headers of Kafka's share groups (KIP-1191).
 
-    Args:
-        headers: Headers of the copy that was delivered last.
-        source_topic: Topic of that copy.
-        group: Consumer group that could not process the message.
-        delivery_count: Number of deliveries so far, including that one.
-        queue_partition: Queue partition of that copy.
-        message_offset: Message offset of that copy.
-        sent_at_ms: Append time of that copy, epoch milliseconds; negative if unknown.
-        reason: Why the message is dead-lettered, free text.
-
-    Returns:
-        Headers of other programs unchanged, then those of a redelivery, then the six headers of Kafka's share groups.
-
-    Source: KIP-1191.
+    *source_topic* is the topic of the copy that was delivered last, *group* the consumer group that could not process
+    it; the others are as for `redelivery_headers`.
     """
     given = list(headers or ())
     ours = {DELIVERY_COUNT: b"%d" % delivery_count}
@@ -383,15 +325,10 @@ def dead_letter_headers(
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]] | None, *, subscription: str = "") -> Headers:
     """
-    Return the headers of a dead letter that is sent back to its queue (redrive).
+    Return the headers of a dead letter that is sent back to its queue, or to one subscription of it.
 
-    Args:
-        headers: Headers of the dead letter.
-        subscription: Subscription that the message is sent back to; empty for none.
-
-    Returns:
-        The headers without those of the dead letter, of counts, delays and TTL. The delivery count starts again; origin
-        and first-sent time are kept.
+    Those of the dead letter, of counts, delays and TTL are left out: the delivery count starts again. Origin and
+    first-sent time are kept.
     """
     kept = [
         (name, value)
@@ -434,11 +371,7 @@ def _last(headers: Given, wanted: str) -> bytes | None:
 
 
 def read_number(value: bytes | None) -> int | None:
-    """
-    Return the number (at least 0) in a header value; None if it is absent or not a number.
-
-    Numbers with more digits than an int64 are rejected: they are hostile input and slow to parse.
-    """
+    """Return the number in a header value; None if it is none, or has more digits than an int64: slow to parse."""
     return int(value) if value is not None and len(value) <= _MAX_DIGITS and value.isdigit() else None
 
 

@@ -36,7 +36,7 @@ def test_next_batch_is_written_and_a_repeated_one_continued() -> None:
         ),
         (Batch("query-a", 8, 9), "number of slots of slot 3 of sink s changed: got 9, it has 8; .* set slots=8"),
         (Batch("query-b", 0, 8), "^slot 3 of sink s was written by another query: got query query-b, batch 0; it has"),
-        (Batch("query-b", 8, 8), "continue_from_batch .*--continue-from-batch.* or choose another sink_id"),
+        (Batch("query-b", 8, 8), "continue_from_batch .* or choose another sink_id"),
         (Batch("run:1", 0, 8), "was written by another query"),
     ],
 )  # fmt: skip
