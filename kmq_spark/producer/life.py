@@ -86,9 +86,7 @@ class Life:
         self._config = config
         self._by = by
         self._timeout = timeout
-        self._sent, self._committed = (
-            ("sink.rows-sent", "sink.committed") if is_sink else ("producer.sent", "producer.committed")
-        )
+        self._is_sink = is_sink
         self._producer, self.state = self._begin()
 
     def close(self) -> None:
@@ -125,7 +123,7 @@ class Life:
             # A report costs more than a message: only a second attempt asks for them, to learn what is refused.
             self._producer.send_all(self._records(items, None if is_first else refused))
             is_first = False
-            failpoint(self._sent)
+            failpoint("sink.rows-sent" if self._is_sink else "producer.sent")
             self._producer.send(record)
             failpoint("producer.position-sent")
 
@@ -147,7 +145,7 @@ class Life:
                 )  # fmt: skip
             if self._is_committed(after, until_s):
                 break
-        failpoint(self._committed)
+        failpoint("sink.committed" if self._is_sink else "producer.committed")
         self.state = after
 
     def _begin(self) -> tuple[TransactionalProducer, ProducerState]:
