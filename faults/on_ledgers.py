@@ -46,12 +46,12 @@ class LedgerChild(Child):
         """Start it."""
         command = [
             *(sys.executable, "-m", "kmq_spark.cli.main", "ledger", "run", stage.queue, "--events"),
-            *("--bootstrap-server", stage.bootstrap_servers, "--ledger-dir", str(folder), "--driver-memory", "512m"),
+            *("--bootstrap-server", stage.bootstrap_servers, "--driver-memory", "512m"),
             *options,
         ]
         self._patience = stage.patience
         log = stage.folder / f"ledger-{time.time_ns()}.log"
-        super().__init__(command, log, {"KMQ_LEDGER__TRIGGER_INTERVAL_MS": "500"})
+        super().__init__(command, log, {"KMQ_LEDGER__DIR": str(folder), "KMQ_LEDGER__INTERVAL": "0.5"})
 
     def wait_for(self, pattern: str, folder: Path) -> bool:
         """Wait until there is one more file of a pattern; return whether there is."""
@@ -144,7 +144,7 @@ def _must_be_whole(stage: Stage, folder: Path) -> None:
 
     A marker has a row for each of its ranges, so a TICK has none; an unreadable one has one row.
     """
-    last = LedgerChild(stage, folder, "--trigger", "available-now")
+    last = LedgerChild(stage, folder, "--once")
     stage.adopt(last)
     if last.wait(READY_TIMEOUT_S) != 0:
         stage.fail(f"I10: the ledger did not write what is there: {last.exit_code}, {last.last_words()}")

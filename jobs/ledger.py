@@ -1,7 +1,7 @@
 """
 Write the ledger under `spark-submit` or as a Databricks job. Takes the arguments of `kmq ledger run`.
 
-    ./spark-submit.sh jobs/ledger.py --config conf/local.toml --trigger available-now orders
+    ./spark-submit.sh jobs/ledger.py --config conf/local.toml --once orders
 """
 
 from __future__ import annotations

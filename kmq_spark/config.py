@@ -197,9 +197,6 @@ class TrackerSettings(_Section):
 class LedgerSettings(_Section):
     """`[ledger]`: the ledger, the history of all messages in Delta tables."""
 
-    queues: tuple[TrackedName, ...] = ()
-    """Queues of this application; none: those of `[tracker]`. Arguments of `kmq ledger run` go before both."""
-
     dir: str = "ledger"
     """Folder of the tables: a local path, or one of the cluster's file systems. Not used where `catalog` is set."""
 
@@ -209,32 +206,17 @@ class LedgerSettings(_Section):
     checkpoint_dir: str = ""
     """Where Spark keeps how far it has read; empty: `_checkpoints` in `dir`. Needed with `catalog`."""
 
-    coordination: bool = False
-    """Whether the ledger contains the changes of coordination groups and fleets; `[tracker] coordination_topic`."""
-
-    trigger: Literal["processing-time", "available-now"] = "processing-time"
-    """`processing-time` runs until stopped; `available-now` writes what is there and ends."""
-
-    trigger_interval_ms: int = Field(default=10_000, ge=0, le=3_600_000)
-    """Shortest time between two batches of a query: how old the ledger is. Each batch is a commit and a few files."""
+    interval: float = Field(default=10.0, ge=0.0, le=3_600.0)
+    """Shortest time between two batches of a query, seconds: the age of the ledger. Each batch is a commit."""
 
     max_records_per_batch: int = Field(default=200_000, ge=1, le=100_000_000)
     """Bound on one batch of a query. Spark key: `maxOffsetsPerTrigger`."""
 
-    tasks: int = Field(default=1, ge=1, le=1_000)
-    """Spark tasks of a batch, and so files of a commit; a batch of one queue is seldom worth two."""
-
     keep_days: int = Field(default=30, ge=0, le=36_500)
     """Whole days that `kmq ledger maintain` leaves in the tables, today not counted; 0 = all."""
 
-    vacuum_hours: int = Field(default=168, ge=168, le=876_000)
-    """How long `kmq ledger maintain` leaves files that no row needs, for readers at work; Delta's own bound is 168."""
-
     fail_on_removed: bool = True
     """Whether records that retention removed unread stop the ledger; set false for one run to continue."""
-
-    restart_limit: int = Field(default=20, ge=0, le=1_000_000)
-    """How many times in a row a failed query is started again before the process ends with an error."""
 
 
 class MetricsSettings(_Section):

@@ -152,8 +152,6 @@ def coordination_grants(fleet: str, group: str, topic: str) -> Iterator[Grant]:
     if used_by:
         yield Grant("viewer", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
         yield Grant("viewer", "group", "kmq.coordination.overview", ("Describe",))
-        yield Grant("ledger", "topic", topic, ("Read", "Describe", "DescribeConfigs"))
-        yield Grant("ledger", "group", f"{topic}.ledger-", ("Read", "Describe"), is_prefix=True)
         yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs", "AlterConfigs"))
 
 

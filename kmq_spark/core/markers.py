@@ -137,3 +137,16 @@ class Marker:
     release: Release = Release.RENEWED
     due_at_ms: int = 0
     rules: QueueRules | None = None
+
+    @property
+    def event(self) -> str:
+        """What the marker says of a message, in a word, for its history."""
+        if self.type is MarkerType.END:
+            return self.outcome.name.lower().replace("_", "-")
+        if self.type is MarkerType.START:
+            return "deferred" if self.never_handed_out else "started"
+        if self.never_handed_out:
+            return "returned unseen"
+        if self.release is Release.FAILED:
+            return "failed"
+        return "released" if self.release is Release.GIVEN_BACK or not self.redeliver_after_ms else "renewed"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.core.markers import MarkerType, MessageId, Outcome, Release
+from kmq_spark.core.markers import MarkerType, MessageId, Outcome
 from kmq_spark.inspection.spans import span
 from kmq_spark.wire.headers import ORIGIN, PREVIOUS, place_of
 
@@ -131,21 +131,8 @@ def last_outcome(markers: Sequence[PlacedMarker]) -> PlacedMarker | None:
     return ended
 
 
-def event_name(marker: Marker) -> str:
-    """Return the name of a marker's event."""
-    if marker.type is MarkerType.END:
-        return marker.outcome.name.lower().replace("_", "-")
-    if marker.type is MarkerType.START:
-        return "deferred" if marker.never_handed_out else "started"
-    if marker.never_handed_out:
-        return "returned unseen"
-    if marker.release is Release.FAILED:
-        return "failed"
-    return "released" if marker.release is Release.GIVEN_BACK or not marker.redeliver_after_ms else RENEWED
-
-
 def _what(marker: Marker, at_ms: int) -> str:
-    name, after = event_name(marker), span(marker.redeliver_after_ms)
+    name, after = marker.event, span(marker.redeliver_after_ms)
     reason = f": {marker.reason}" if marker.reason else ""
     details = {
         "started": f", delivery {marker.delivery_count}, lease {after}",

@@ -1,27 +1,17 @@
 """
-Read a ledger in a local folder without Spark: delta-rs reads the Delta log, DuckDB runs the SQL.
+Ask a ledger in a local folder, without Spark: delta-rs reads the Delta log, DuckDB runs the SQL of `sql/`.
 
-Rule 1: The views are exactly those of `sql/`. `_SETUP` defines for DuckDB the functions that only Spark has.
-Rule 2: Nothing is written or downloaded: DuckDB may not install extensions.
-Rule 3: A table that this reader cannot read is an error that names it. There are no partial results.
+Rule 1: Nothing is written or downloaded: DuckDB may not install extensions.
+Rule 2: A table that cannot be read is an error that names it. There are no partial results.
 """
 
 from __future__ import annotations
 
-from decimal import Decimal
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from kmq_spark.errors import LedgerError, SetupError
-from kmq_spark.ledger.queries import VIEWS, known_view, queue_and_group, view_sql
-from kmq_spark.ledger.schema import (
-    COLUMNS,
-    TABLES,
-    VERSION_PROPERTY,
-    Location,
-    check_columns,
-    check_version,
-    missing_table_error,
-)
+from kmq_spark.errors import ConfigError, LedgerError, SetupError
+from kmq_spark.ledger.schema import COLUMNS, TABLES, VERSION_PROPERTY, Location, check_version, missing_table_error
 
 try:
     import duckdb
@@ -33,23 +23,13 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kmq_spark.core.markers import MessageId
 
-_SETUP = """
-SET TimeZone = 'UTC';
-CREATE MACRO unix_millis(instant) AS epoch_ms(instant);
-CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000);
-CREATE MACRO sequence(low, high) AS generate_series(low, high);
-CREATE MACRO explode(items) AS unnest(items);
-CREATE MACRO collect_set(item) AS coalesce(list(DISTINCT item) FILTER (item IS NOT NULL), []);
-CREATE MACRO count_if(condition) AS count(CASE WHEN condition THEN 1 END);  -- DuckDB's own returns a HUGEINT
-CREATE MACRO percentile_approx(value, share) AS quantile_disc(value, share);
--- The views use one pattern, yyyy-MM-dd HH:mm:ss.SSS.
-CREATE MACRO date_format(instant, pattern) AS strftime(instant, '%Y-%m-%d %H:%M:%S.%g');
-CREATE MACRO text_of(value) AS coalesce(TRY(decode(value)), repaired_text(value));
-"""
+VIEWS = (
+    "marker_events", "deliveries", "in_flight", "stuck_now", "message_story", "slowest_handlers", "hottest_poison",
+    "redeliveries_by_hour", "totals",
+)  # fmt: skip
+"""Every view, each after the views that it uses; its SQL, with its description, is in `sql/`."""
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
@@ -58,28 +38,23 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
 }
 
-_TYPES = {"integer": "int", "long": "bigint"}
-"""Delta's type names whose SQL names differ."""
-
-_OMITTED_FROM_HISTORY = "queue, origin_partition, origin_offset, step"
-"""Columns that have the same value in all rows of one message's history, or only define their order."""
+_STORY_COLUMNS = "* EXCLUDE (queue, origin_partition, origin_offset, step)"
+"""Without what is the same in all rows of one message's history, or only defines their order."""
 
 
 def connect(folder: str) -> duckdb.DuckDBPyConnection:
     """
-    Open a ledger in DuckDB, with its tables and views by name, for custom SQL.
-
-    In `messages` and `dead_letters` the column `key` is text; bytes that are not UTF-8 are replaced by U+FFFD.
+    Open a ledger in DuckDB, with its tables and views by name, for your own SQL.
 
     Args:
         folder: Local path of the ledger.
 
     Returns:
-        An in-memory connection. It reads the present version of the ledger; later batches need a new connection.
+        An in-memory connection. It reads the present version of the ledger; later batches need a new connection. A key
+        is text, or hex with `0x` where it is not UTF-8.
 
     Raises:
         LedgerError: The folder contains no ledger of this version, or delta-rs does not support its Delta features.
-        SetupError: The extra `ledger` is not installed.
     """
     return _connect(Location(folder))
 
@@ -88,125 +63,85 @@ def read_rows(
     location: Location, view: str, *, queue: str = "", message: MessageId | None = None, limit: int
 ) -> list[dict[str, Any]]:
     """
-    Return rows of a view or a table.
+    Return rows of a view or a table: values by column; instants are in UTC.
 
-    Args:
-        location: Location of the ledger: a local folder.
-        view: Name of the view or table.
-        queue: Return only rows of `queue` or `queue@subscription`; all rows if empty.
-        message: Any copy of the message whose history is requested; needs *queue*.
-        limit: Maximum number of rows.
-
-    Returns:
-        Values by column, one mapping per row. Instants are in UTC.
-
-    Raises:
-        ConfigError: There is no such view.
-        LedgerError: As for `connect`.
+    *queue* is `queue` or `queue@subscription`, empty for all. *message* is any copy of the message whose history is
+    asked for; it needs *queue*.
     """
-    known_view(view)
+    if view not in (*VIEWS, *TABLES):
+        message_text = f"unknown view: got {view!r}; expected one of {', '.join((*VIEWS, *TABLES))}; correct the name"
+        raise ConfigError(message_text)
+    name, at, subscription = queue.partition("@")
+    where, values = ("queue = ?", [name]) if queue else ("true", [])
+    if at:
+        or_both = "subscription IS NULL OR " if message is not None else ""
+        where, values = f"{where} AND ({or_both}subscription = ?)", [*values, subscription]
     connection = _connect(location)
     try:
+        columns, order = "*", ""
         if message is not None:
-            return _rows(connection, *_history_query(connection, queue, message, limit))
-        # Read tables as they are stored: keys remain bytes.
-        source = f"{view}_as_stored" if view in TABLES else view
-        where, values = _of_queue(queue)
-        return _rows(connection, f"SELECT * FROM {source} WHERE {where} LIMIT {limit:d}", values)  # noqa: S608  # ours
+            # Fetch all rows, although there is only one: DuckDB accepts no other query before the last row was fetched.
+            found = connection.execute(
+                "SELECT origin_partition, origin_offset FROM messages "
+                "WHERE queue = ? AND queue_partition = ? AND message_offset = ?",
+                [name, *message],
+            ).fetchall()
+            where, values = (
+                f"{where} AND origin_partition = ? AND origin_offset = ?",
+                [*values, *(found or [message])[0]],
+            )
+            columns, order = _STORY_COLUMNS, "ORDER BY event_at, message_offset, step"
+        query = f"SELECT {columns} FROM {view} WHERE {where} {order} LIMIT {limit:d}"  # noqa: S608  # ours
+        # Convert through Arrow: DuckDB's own conversion of instants needs pytz.
+        rows: list[dict[str, Any]] = connection.sql(query, params=values).to_arrow_table().to_pylist()
     except duckdb.Error as error:
-        raise LedgerError(
-            f"cannot read the ledger at {location}: got {_first_line(error)}; try `--engine spark`"
-        ) from error
+        raise LedgerError(f"cannot read the ledger at {location}: got {_first_line(error)}; report it") from error
     finally:
         connection.close()
+    return rows
 
 
 def _connect(location: Location) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(config=_CONFIG)
-    connection.create_function("repaired_text", _repaired_text, ["BLOB"], "VARCHAR")
-    connection.execute(_SETUP)
+    connection.execute("SET TimeZone = 'UTC'")
     for table in TABLES:
-        connection.register(f"{table}_as_stored", _dataset(location, table))
-        columns = "* REPLACE (text_of(key) AS key)" if "key" in COLUMNS[table] else "*"
-        connection.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM {table}_as_stored")  # noqa: S608  # ours
+        connection.register(f"stored_{table}", _dataset(location, table))
+        columns = "*"
+        if "key" in COLUMNS[table]:
+            columns = "* REPLACE (coalesce(TRY(decode(key)), '0x' || lower(hex(key))) AS key)"
+        connection.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM stored_{table}")  # noqa: S608  # ours
     for view in VIEWS:
         connection.execute(f"CREATE VIEW {view} AS {view_sql(view)}")
     return connection
+
+
+def view_sql(view: str) -> str:
+    """Return the SQL of a view."""
+    # Not a file path: spark-submit runs this package from an archive.
+    return (files("kmq_spark.ledger") / "sql" / f"{view}.sql").read_text(encoding="utf-8")
 
 
 def _dataset(location: Location, table: str) -> Any:  # noqa: ANN401  # pyarrow's, which has no types
     folder = location.local_folder
     if folder is None:
         raise LedgerError(
-            f"cannot read the ledger at {location} without Spark: got no local folder; use `--engine spark` or "
-            "`kmq_spark.ledger.open_ledger`"
+            f"cannot read the ledger at {location}: got no local folder; ask its tables by SQL where they are"
         )
-    name = location.sql_name(table)
     if not (folder / table / "_delta_log").is_dir():
         raise missing_table_error(location, table)
+    name = location.sql_name(table)
     try:
         found = DeltaTable(folder / table)
         properties = found.metadata().configuration
         check_version(name, properties.get(VERSION_PROPERTY))
         if properties.get("delta.columnMapping.mode", "none") != "none":
             # An Arrow dataset finds columns by name. With column mapping, the names in the files differ.
-            raise LedgerError(
-                f"cannot read {name} without Spark: got a table with column mapping; use `--engine spark`"
-            )
-        check_columns(table, name, {field.name: _sql_type(field.type) for field in found.schema().fields})
+            raise LedgerError(f"cannot read {name}: got a table with column mapping; ask it by SQL with Spark")
         return found.to_pyarrow_dataset()
     except (DeltaError, OSError) as error:
         raise LedgerError(
-            f"cannot read {name} without Spark: got {_first_line(error)}; use `--engine spark`"
+            f"cannot read {name}: got {_first_line(error)}; delta-rs must be able to read the table"
         ) from error
-
-
-def _sql_type(kind: Any) -> str:  # noqa: ANN401  # one of deltalake's three classes of types
-    element = getattr(kind, "element_type", None)
-    if element is not None:
-        return f"array<{_sql_type(element)}>"
-    name = getattr(kind, "type", "")
-    return _TYPES.get(name, name)
-
-
-def _repaired_text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
-def _of_queue(queue: str) -> tuple[str, list[str]]:
-    if not queue:
-        return "true", []
-    name, group = queue_and_group(queue)
-    return ("queue = ?", [name]) if group is None else ("queue = ? AND group_name = ?", [name, group])
-
-
-def _history_query(
-    connection: duckdb.DuckDBPyConnection, queue: str, message: MessageId, limit: int
-) -> tuple[str, Sequence[object]]:
-    """
-    Return the query of a message's history. It first finds the first copy of the message, by which the view is
-    filtered.
-    """
-    name, group = queue_and_group(queue)
-    # Fetch all rows, although there is only one: DuckDB accepts no other query before the last row was fetched.
-    found = connection.execute(
-        "SELECT origin_partition, origin_offset FROM messages "
-        "WHERE queue = ? AND queue_partition = ? AND message_offset = ?",
-        [name, *message],
-    ).fetchall()
-    origin = found[0] if found else message
-    where, values = "queue = ? AND origin_partition = ? AND origin_offset = ?", [name, *origin]
-    if group is not None:
-        where, values = f"{where} AND (group_name IS NULL OR group_name = ?)", [*values, group]
-    # `at` is a keyword in DuckDB.
-    order = f'ORDER BY "at", message_offset, step LIMIT {limit:d}'
-    return f"SELECT * EXCLUDE ({_OMITTED_FROM_HISTORY}) FROM message_story WHERE {where} {order}", values  # noqa: S608  # ours
-
-
-def _rows(connection: duckdb.DuckDBPyConnection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:
-    # Convert through Arrow: DuckDB's own conversion of instants needs pytz.
-    rows: list[dict[str, Any]] = connection.sql(query, params=list(values)).to_arrow_table().to_pylist()
-    return [{name: int(value) if isinstance(value, Decimal) else value for name, value in row.items()} for row in rows]
 
 
 def _first_line(error: Exception) -> str:

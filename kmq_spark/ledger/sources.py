@@ -1,95 +1,133 @@
 """
 The input of a ledger: the topics of a queue as streams of rows, one row per record or range.
 
-Rule 1: The ledger never affects the tracker: it has other consumer groups and other checkpoints, and does not write to
-Kafka.
-Rule 2: The content of the topics is untrusted. Unreadable headers become null, unreadable markers become rows with an
+Rule 1: The content of the topics is untrusted. Unreadable headers become null, unreadable markers become rows with an
 error.
-Rule 3: Message values stay in Kafka. The ledger stores only their size.
+Rule 2: Message values stay in Kafka. The ledger stores only their size.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812  # the field's name for it
-from pyspark.sql.streaming.state import GroupStateTimeout
 
-from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION
-from kmq_spark.ledger.coordination_rows import FOLDED_SCHEMA, STATE_SCHEMA, FoldRecordsSettings, fold_records
-from kmq_spark.ledger.marker_rows import DECODED_SCHEMA, decode_batches
-from kmq_spark.ledger.schema import COLUMNS, COORDINATION, DEAD_LETTERS, MARKERS, MESSAGES
+from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MAX_QUEUE_PARTITION, Marker, MarkerType, OffsetRange
+from kmq_spark.errors import WireError
+from kmq_spark.ledger.schema import COLUMNS, DEAD_LETTERS, MARKERS, MESSAGES
 from kmq_spark.wire import headers as H  # noqa: N812  # a namespace of names
+from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSource:
-    """
-    One topic, read as a stream.
-
-    Attributes:
-        bootstrap_servers: Comma-separated `host:port`.
-        topic: Name of the topic.
-        group_id_prefix: Prefix of the consumer group names that Spark generates, for ACLs.
-        starting_offsets: Offsets by partition at which to begin without a checkpoint; empty for the beginning of the
-            log.
-        max_records_per_batch: Maximum number of records per batch.
-        fail_on_removed: Whether the query fails if records were removed before they were read.
-        extra: Java client keys without the `kafka.` prefix.
-    """
-
-    bootstrap_servers: str
-    topic: str
-    group_id_prefix: str
-    starting_offsets: Mapping[int, int] = field(default_factory=dict)
-    max_records_per_batch: int = 200_000
-    fail_on_removed: bool = True
-    extra: Mapping[str, str] = field(default_factory=dict)
-
-    def options(self) -> dict[str, str]:
-        """Return the options of Spark's Kafka source."""
-        offsets = {self.topic: {str(partition): offset for partition, offset in self.starting_offsets.items()}}
-        return {
-            **{f"kafka.{key}": value for key, value in self.extra.items()},
-            "kafka.bootstrap.servers": self.bootstrap_servers,
-            "subscribe": self.topic,
-            "startingOffsets": json.dumps(offsets) if self.starting_offsets else "earliest",
-            "maxOffsetsPerTrigger": str(self.max_records_per_batch),
-            "groupIdPrefix": self.group_id_prefix,
-            # Skip the records of aborted transactions.
-            "kafka.isolation.level": "read_committed",
-            # As in the tracker: otherwise small partitions wait for the 500 ms long poll.
-            "kafka.fetch.max.wait.ms": "10",
-            "kafkaConsumer.pollTimeoutMs": "30000",
-            "failOnDataLoss": str(self.fail_on_removed).lower(),
-            "includeHeaders": "true",
-        }
+    from pyspark.sql import Column, DataFrame
 
 
-def read_topic(spark: SparkSession, source: TopicSource) -> DataFrame:
-    """Read a topic as a stream, with Kafka's own columns (`key`, `value`, `partition`, `offset`, `timestamp`, …)."""
-    return spark.readStream.format("kafka").options(**source.options()).load()
+def topic_options(
+    topic: str,
+    *,
+    bootstrap_servers: str,
+    extra: Mapping[str, str],
+    group_id_prefix: str,
+    starting_offsets: Mapping[int, int],
+    max_records_per_batch: int,
+    fail_on_removed: bool,
+) -> dict[str, str]:
+    """Return the options of Spark's Kafka source; without *starting_offsets* it begins with the first record."""
+    offsets = {topic: {str(partition): offset for partition, offset in starting_offsets.items()}}
+    return {
+        **{f"kafka.{key}": value for key, value in extra.items()},
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "subscribe": topic,
+        "startingOffsets": json.dumps(offsets) if starting_offsets else "earliest",
+        "maxOffsetsPerTrigger": str(max_records_per_batch),
+        "groupIdPrefix": group_id_prefix,
+        # Skip the records of aborted transactions.
+        "kafka.isolation.level": "read_committed",
+        # As in the tracker: otherwise small partitions wait for the 500 ms long poll.
+        "kafka.fetch.max.wait.ms": "10",
+        "kafkaConsumer.pollTimeoutMs": "30000",
+        "failOnDataLoss": str(fail_on_removed).lower(),
+        "includeHeaders": "true",
+    }
 
 
-def marker_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
+_FIELDS = (
+    *(
+        "marker_partition",
+        "marker_offset",
+        "appended_at_us",
+        "range_index",
+        "kind",
+        "event",
+        "queue_partition",
+        "first_offset",
+    ),
+    *("message_count", "redeliver_after_ms", "due_at_ms", "delivery_count", "outcome", "reason", "release"),
+    *("never_handed_out", "consumer_id", "error"),
+)
+_KINDS = {**COLUMNS[MARKERS], "appended_at_us": "bigint", "due_at_ms": "bigint"}
+_ARROW_KINDS = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "boolean": pa.bool_()}
+_ARROW_SCHEMA = pa.schema([(name, _ARROW_KINDS[_KINDS[name]]) for name in _FIELDS])
+
+DECODED_SCHEMA = ", ".join(f"{name} {_KINDS[name]}" for name in _FIELDS)
+"""Columns of the result of `decode_batches`, in SQL."""
+
+Row = tuple[Any, ...]
+
+
+def decode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode markers, for `mapInArrow`."""
+    for batch in batches:
+        rows: list[Row] = []
+        names = ("marker_partition", "marker_offset", "appended_at_us", "value")
+        for place_and_value in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            rows.extend(_rows_of(*place_and_value))
+        columns = list(zip(*rows, strict=True)) or [()] * len(_FIELDS)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, _ARROW_SCHEMA.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+
+
+def _rows_of(partition: int, offset: int, appended_at_us: int, value: bytes | None) -> Iterator[Row]:
+    place = (partition, offset, appended_at_us)
+    try:
+        marker = decode_marker(value)
+    except WireError as error:
+        yield (*place, 0, *[None] * (len(_FIELDS) - 5), str(error))
+        return
+    if marker.type is not MarkerType.TICK:
+        for index, covered in enumerate(marker.ranges):
+            yield (*place, index, *_values(marker, covered))
+
+
+def _values(marker: Marker, covered: OffsetRange) -> Row:
+    is_start, is_end = marker.type is MarkerType.START, marker.type is MarkerType.END
+    return (
+        marker.type.name,
+        marker.event,
+        marker.queue_partition,
+        covered.first,
+        covered.count,
+        None if is_end else marker.redeliver_after_ms,
+        marker.due_at_ms or None,
+        marker.delivery_count if is_start else None,
+        marker.outcome.name if is_end else None,
+        marker.reason or None,
+        marker.release.name if marker.type is MarkerType.KEEPALIVE else None,
+        None if is_end else marker.never_handed_out,
+        marker.consumer_id or None,
+        None,
+    )
+
+
+def marker_rows(records: DataFrame, queue: str, subscription: str) -> DataFrame:
     """
     Convert records of a markers topic to rows of `markers`.
 
-    Args:
-        records: One row per Kafka record: `value: binary`, `partition: int`, `offset: long`, `timestamp: timestamp`.
-        queue: Name of the queue.
-        group: Name of the group; empty for the queue's own group.
-
-    Returns:
-        One row per range of each marker, no row for a TICK, and one row with `error` set per unreadable record.
+    Each range of a marker is a row, a TICK is none, an unreadable record is one row with `error` set.
     """
     raw = records.select(
         F.col("partition").alias("marker_partition"),
@@ -100,7 +138,7 @@ def marker_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
     decoded = raw.mapInArrow(decode_batches, DECODED_SCHEMA)
     values = {
         "queue": F.lit(queue),
-        "group_name": F.lit(group),
+        "subscription": F.lit(subscription),
         "appended_at": F.timestamp_micros("appended_at_us"),
         "due_at": F.timestamp_millis("due_at_ms"),
     }
@@ -109,16 +147,7 @@ def marker_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
 
 
 def message_rows(records: DataFrame, queue: str) -> DataFrame:
-    """
-    Convert records of a queue topic to rows of `messages`: metadata, never the value.
-
-    Args:
-        records: Kafka records with their headers.
-        queue: Name of the queue.
-
-    Returns:
-        One row per record.
-    """
+    """Convert records of a queue topic to rows of `messages`: metadata, never the value."""
     origin, previous = _place(H.ORIGIN), _place(H.PREVIOUS)
     is_copy = origin.isNotNull()
     values = {
@@ -135,8 +164,8 @@ def message_rows(records: DataFrame, queue: str) -> DataFrame:
         "is_first_copy": ~is_copy,
         "delivery_count": _number(H.DELIVERY_COUNT).cast("int"),
         "silent_count": _number(H.SILENT_COUNT).cast("int"),
-        "logical_queue": _text(H.LOGICAL_QUEUE),
-        "for_group": _text(H.SUBSCRIPTION),
+        "logical_queue": _text(H.QUEUE),
+        "for_subscription": _text(H.GROUP),
         "delay_ms": _number(H.DELAY_MS),
         "not_before": _instant(H.NOT_BEFORE_MS),
         "ttl_ms": _number(H.TTL_MS),
@@ -150,17 +179,11 @@ def message_rows(records: DataFrame, queue: str) -> DataFrame:
     return _shaped(records, MESSAGES, values)
 
 
-def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
+def dead_letter_rows(records: DataFrame, queue: str, subscription: str) -> DataFrame:
     """
     Convert records of a dead-letter topic to rows of `dead_letters`.
 
-    Args:
-        records: Kafka records with their headers.
-        queue: Name of the queue.
-        group: Name of the group; empty for the queue's own group.
-
-    Returns:
-        One row per record. `is_marker` is true for an unreadable record of the markers topic that was set aside.
+    `is_marker` is true for an unreadable record of the markers topic that was set aside.
     """
     origin, previous = _place(H.ORIGIN), _place(H.PREVIOUS)
     source_topic = _text(H.DLQ_TOPIC)
@@ -169,7 +192,7 @@ def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
     )
     values = {
         "queue": F.lit(queue),
-        "group_name": F.lit(group),
+        "subscription": F.lit(subscription),
         "dead_date": F.to_date("timestamp"),
         "dead_letter_partition": F.col("partition"),
         "dead_letter_offset": F.col("offset"),
@@ -188,50 +211,6 @@ def dead_letter_rows(records: DataFrame, queue: str, group: str) -> DataFrame:
         "value_bytes": F.length("value").cast("long"),
     }
     return _shaped(records, DEAD_LETTERS, values)
-
-
-def coordination_rows(records: DataFrame, written: Mapping[tuple[int, str], int]) -> DataFrame:
-    """
-    Convert records of the coordination topic to rows of `coordination`.
-
-    Args:
-        records: A stream of Kafka records. Without a checkpoint it must begin with the first record of the topic.
-        written: Offset of the newest record whose rows the table has, by partition and group.
-
-    Returns:
-        One row per change of a group.
-    """
-    raw = records.select(
-        F.col("partition").alias("coordination_partition"),
-        F.col("offset").alias("record_offset"),
-        F.unix_millis("timestamp").alias("appended_at_ms"),
-        F.col("key"),
-        F.col("value"),
-    )
-    changes = raw.groupBy("coordination_partition").applyInPandasWithState(
-        partial(fold_records, settings=FoldRecordsSettings(dict(written))),
-        FOLDED_SCHEMA,
-        STATE_SCHEMA,
-        "append",
-        # Time passes by the append times of records.
-        GroupStateTimeout.NoTimeout,
-    )
-    return change_rows(changes)
-
-
-def change_rows(changes: DataFrame) -> DataFrame:
-    """
-    Convert the results of `fold_records` to rows of `coordination`.
-
-    Args:
-        changes: Columns of `FOLDED_SCHEMA`.
-
-    Returns:
-        One row per change.
-    """
-    values = {"appended_at": F.timestamp_millis("appended_at_ms")}
-    values["change_date"] = F.to_date(values["appended_at"])
-    return _shaped(changes, COORDINATION, values)
 
 
 def _shaped(records: DataFrame, table: str, values: Mapping[str, Column]) -> DataFrame:

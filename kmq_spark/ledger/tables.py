@@ -1,16 +1,15 @@
 """
-Create, check and upgrade the tables of a ledger in Spark.
+Create, check and maintain the tables of a ledger in Spark.
 
-Rule 1: There are four append-only Delta tables. A row is written once and never changed, and only `maintain` deletes
-rows.
-Rule 2: Every table stores the version of its schema. An older or newer table, or one of another program, is reported
-and never written to.
-Rule 3: Payloads are not stored; their sizes and keys are.
+Rule 1: The tables are append-only. A row is written once and never changed; only `maintain` deletes rows, whole days.
+Rule 2: A table of another version, or one of another program, is reported and never written to.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import fcntl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
@@ -18,91 +17,109 @@ from pyspark.errors import PySparkException
 from kmq_spark.errors import LedgerError
 from kmq_spark.ledger.schema import (
     COLUMNS,
-    COORDINATION,
     DATE_COLUMNS,
     TABLES,
     VERSION,
     VERSION_PROPERTY,
     Location,
-    check_columns,
     check_version,
-    missing_columns,
     missing_table_error,
 )
+from kmq_spark.spark.queries import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 
-def create_tables(spark: SparkSession, location: Location) -> None:
-    """
-    Create the tables that do not exist, and check those that do.
+VACUUM_HOURS = 168
+"""How long `maintain` leaves files that no row needs, for readers at work; Delta's own bound."""
 
-    Raises:
-        LedgerError: The location contains no ledger of this version.
+
+class Maintained(NamedTuple):
+    """The result for one table: number of deleted rows, of files that were merged, and of files after the merge."""
+
+    table: str
+    deleted_rows: int
+    compacted_files: int
+    into_files: int
+
+
+@contextmanager
+def exclusive(location: Location) -> Iterator[None]:
     """
+    Lock a ledger on a local disk for writing: there the rename of a commit replaces another writer's.
+
+    On object stores and on Databricks concurrent commits are safe: a commit whose file name exists fails.
+    """
+    folder = location.local_folder
+    if folder is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / "_lock").open("w")
+    except OSError as error:
+        raise LedgerError(
+            f"cannot write the ledger at {location}: got {error.strerror}; correct [ledger] dir or its access rights"
+        ) from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LedgerError(
+                f"the ledger at {location} is in use: another process writes or maintains it; stop that process first"
+            ) from error
+        yield
+
+
+def create_tables(spark: SparkSession, location: Location) -> None:
+    """Create the tables that do not exist, and check those that do."""
     for table in TABLES:
         if not _exists(spark, location, table):
             _create(spark, location, table)
     check_tables(spark, location)
 
 
+def check_tables(spark: SparkSession, location: Location) -> None:
+    """Check that the location contains a ledger of this version."""
+    for table in TABLES:
+        if not _exists(spark, location, table):
+            raise missing_table_error(location, table)
+        name = location.sql_name(table)
+        # Not DESCRIBE DETAIL, which also counts the files: Spark jobs over the whole log of the table.
+        described = {row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE EXTENDED {name}").collect()}
+        properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+        is_delta = described.get("Provider", "").lower() == "delta"
+        check_version(name, properties.get(VERSION_PROPERTY) if is_delta else None)
+
+
+def maintain(spark: SparkSession, location: Location, *, keep_days: int) -> list[Maintained]:
+    """Delete all but *keep_days* whole UTC days (0 = keep all), compact, and remove files that no reader needs."""
+    with exclusive(location):
+        check_tables(spark, location)
+        try:
+            return [_maintain(spark, location, table, keep_days) for table in TABLES]
+        except PySparkException as error:
+            raise LedgerError(
+                f"cannot maintain the ledger at {location}: got {one_line(error)}; run it again, no row is lost"
+            ) from error
+
+
 def _create(spark: SparkSession, location: Location, table: str) -> None:
     columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS[table].items())
-    _run(
-        spark,
-        location,
-        f"CREATE TABLE IF NOT EXISTS {location.sql_name(table)} ({columns}) USING DELTA "
-        f"PARTITIONED BY ({DATE_COLUMNS[table]}) TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}', "
-        # Delta collects statistics for these first columns, which let a query for one message skip files.
-        "'delta.dataSkippingNumIndexedCols' = '13')",
-    )
-
-
-def check_tables(spark: SparkSession, location: Location) -> None:
-    """
-    Check that the location contains a ledger of this version.
-
-    Raises:
-        LedgerError: It does not; the message states what was found and what to do.
-    """
-    for table in TABLES:
-        if not _exists(spark, location, table):
-            raise missing_table_error(location, table)
-        _check_version(spark, location, table)
-        check_columns(table, location.sql_name(table), _columns(spark, location, table))
-
-
-def _columns(spark: SparkSession, location: Location, table: str) -> dict[str, str]:
-    return {field.name: field.dataType.simpleString() for field in spark.table(location.sql_name(table)).schema}
-
-
-def upgrade_tables(spark: SparkSession, location: Location) -> list[str]:
-    """
-    Add the columns and the table that an older schema lacks; no row is rewritten.
-
-    Returns:
-        The added columns, each as `table.column`, and the name of an added table.
-
-    Raises:
-        LedgerError: The location contains no ledger, or one of a newer version.
-    """
-    added = []
-    for table in TABLES:
-        if table == COORDINATION and not _exists(spark, location, table):
-            _create(spark, location, table)
-            added.append(table)
-        if not _exists(spark, location, table):
-            raise missing_table_error(location, table)
-        missing = missing_columns(table, location.sql_name(table), _columns(spark, location, table))
-        _check_version(spark, location, table, may_be_older=True)
-        name = location.sql_name(table)
-        if missing:
-            columns = ", ".join(f"{column} {COLUMNS[table][column]}" for column in missing)
-            _run(spark, location, f"ALTER TABLE {name} ADD COLUMNS ({columns})")
-            added += [f"{table}.{column}" for column in missing]
-        _run(spark, location, f"ALTER TABLE {name} SET TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}')")
-    return added
+    try:
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {location.sql_name(table)} ({columns}) USING DELTA "
+            f"PARTITIONED BY ({DATE_COLUMNS[table]}) TBLPROPERTIES ('{VERSION_PROPERTY}' = '{VERSION}', "
+            # Delta collects statistics for these first columns, which let a query for one message skip files.
+            "'delta.dataSkippingNumIndexedCols' = '13')"
+        )
+    except PySparkException as error:
+        raise LedgerError(
+            f"cannot write the ledger at {location}: got {one_line(error)}; correct the location or its access rights"
+        ) from error
 
 
 def _exists(spark: SparkSession, location: Location, table: str) -> bool:
@@ -114,7 +131,7 @@ def _exists(spark: SparkSession, location: Location, table: str) -> bool:
         return True
     if _has_files(spark, path):
         raise LedgerError(
-            f"ledger path is not a Delta table: got other files in {path!r}; choose another --ledger-dir, these files "
+            f"ledger path is not a Delta table: got other files in {path!r}; choose another [ledger] dir, these files "
             "are not changed"
         )
     return False
@@ -131,20 +148,18 @@ def _has_files(spark: SparkSession, path: str) -> bool:
     )
 
 
-def _check_version(spark: SparkSession, location: Location, table: str, *, may_be_older: bool = False) -> None:
-    name = location.sql_name(table)
-    # Not DESCRIBE DETAIL, which also counts the files: Spark jobs over the whole log of the table.
-    described = {row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE EXTENDED {name}").collect()}
-    properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
-    version = properties.get(VERSION_PROPERTY) if described.get("Provider", "").lower() == "delta" else None
-    check_version(name, version, may_be_older=may_be_older)
-
-
-def _run(spark: SparkSession, location: Location, statement: str) -> None:
-    try:
-        spark.sql(statement)
-    except PySparkException as error:
-        first = str(error).strip().splitlines()[0]
-        raise LedgerError(
-            f"cannot write the ledger at {location}: got {first}; correct the location or its access rights"
-        ) from error
+def _maintain(spark: SparkSession, location: Location, table: str, keep_days: int) -> Maintained:
+    name, deleted_rows = location.sql_name(table), 0
+    if keep_days:
+        # Use the UTC day, independent of the session's time zone: the date column contains UTC days.
+        today = "to_date(to_utc_timestamp(current_timestamp(), current_timezone()))"
+        deleted = spark.sql(
+            f"DELETE FROM {name} WHERE {DATE_COLUMNS[table]} < date_sub({today}, {keep_days})"  # noqa: S608  # ours
+        ).collect()
+        deleted_rows = max(int(deleted[0][0]), 0) if deleted and deleted[0][0] is not None else 0
+    # The rows are already in log order, so the rows of one message are near each other. Z-order would rewrite all
+    # files.
+    (optimized,) = spark.sql(f"OPTIMIZE {name}").collect()
+    metrics = optimized["metrics"]
+    spark.sql(f"VACUUM {name} RETAIN {VACUUM_HOURS} HOURS").collect()
+    return Maintained(table, deleted_rows, int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))

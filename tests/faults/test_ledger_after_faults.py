@@ -16,9 +16,10 @@ from faults.leases import read_leases
 from faults.load import finished_messages, write_record
 from faults.on_trackers import BUSY
 from faults.topics import Dump, read_dump
-from kmq_spark import ledger
 from kmq_spark.config import load_settings
 from kmq_spark.failpoints import EXIT_CODE
+from kmq_spark.ledger.reader import read_rows
+from kmq_spark.ledger.schema import Location
 from kmq_spark.ledger.service import LedgerService
 from tests.limits import COMES_S, ENDS_S
 
@@ -89,17 +90,17 @@ def counted(dump: Dump, stage: Stage) -> Counter[str]:
 
 
 def write_ledger(spark: SparkSession, folder: Path, *stages: Stage) -> None:
-    """Write what is there, as `kmq ledger run --trigger available-now` does."""
+    """Write what is there, as `kmq ledger run --once` does."""
     flags = {
         "kafka": {"bootstrap_servers": stages[0].bootstrap_servers},
-        "ledger": {"dir": str(folder), "trigger": "available-now"},
+        "ledger": {"dir": str(folder)},
     }
-    LedgerService(spark, [stage.queue for stage in stages], load_settings(None, flags)).run()
+    LedgerService(spark, [stage.queue for stage in stages], load_settings(None, flags), once=True).run()
 
 
-def differences(spark: SparkSession, stage: Stage, expected: Counter[str]) -> dict[str, tuple[int, int]]:
+def differences(folder: Path, stage: Stage, expected: Counter[str]) -> dict[str, tuple[int, int]]:
     """Return where the ledger's totals are not the topics' own: of each, the ledger's count and theirs."""
-    (total,) = ledger.totals(spark, stage.queue).collect()
+    (total,) = read_rows(Location(str(folder)), "totals", queue=stage.queue, limit=2)
     names = (*COUNTED, "sent", "dead_letters", "unreadable_markers")
     found = {name: (total[name], expected[name]) for name in names if total[name] != expected[name]}
     return found | ({"missing": (total["missing"], 0)} if total["missing"] else {})
@@ -107,7 +108,7 @@ def differences(spark: SparkSession, stage: Stage, expected: Counter[str]) -> di
 
 def lose_an_ack(spark: SparkSession, folder: Path, stage: Stage) -> None:
     """Take one END out of the ledger."""
-    name = ledger.Location(str(folder)).sql_name("markers")
+    name = Location(str(folder)).sql_name("markers")
     ended = f"queue = '{stage.queue}' AND kind = 'END' AND outcome = 'ACKED'"
     (row,) = spark.sql(f"SELECT * FROM {name} WHERE {ended} LIMIT 1").collect()  # noqa: S608  # our own
     place = " AND ".join(f"{column} = {row[column]}" for column in ("marker_partition", "marker_offset"))
@@ -143,10 +144,9 @@ def test_ledger_counts_what_the_topics_and_the_tracker_count_after_faults(
 
     folder = tmp_path / "ledger"
     write_ledger(spark, folder, stage, other)
-    ledger.open_ledger(spark, str(folder))
-    assert differences(spark, stage, expected) == {}
-    assert differences(spark, other, Counter(sent=OTHERS, started=OTHERS, acked=OTHERS)) == {}
+    assert differences(folder, stage, expected) == {}
+    assert differences(folder, other, Counter(sent=OTHERS, started=OTHERS, acked=OTHERS)) == {}
 
     lose_an_ack(spark, folder, stage)
-    by_the_ledger, by_the_topics = differences(spark, stage, expected)["acked"]
+    by_the_ledger, by_the_topics = differences(folder, stage, expected)["acked"]
     assert by_the_ledger < by_the_topics

@@ -37,7 +37,7 @@ FENCE = re.compile(
 )
 RUNS_ON = re.compile(
     r"kmq up|kmq tracker run(?!.*available-now)|spark-submit\.sh (?!.*available-now)|"
-    r"kmq ledger run(?!.*available-now)|kmq top(?!.*--once)"
+    r"kmq ledger run(?!.*--once)|kmq top(?!.*--once)"
 )
 """Commands that run until they are stopped."""
 
@@ -109,7 +109,6 @@ class Reader:
         self,
         document: str,
         until: dict[str, Callable[[str], bool]] | None = None,
-        before: Callable[[Block], None] = lambda _: None,
         kills: Collection[str] = (),
     ) -> None:
         """
@@ -119,12 +118,10 @@ class Reader:
             document: Its path below the root.
             until: For a Python block that runs on and holds the key: whether its output is complete.
             kills: Keys of *until* whose block is killed, since it cannot end.
-            before: Called with each block, for what the document takes for granted from there on.
         """
         for block in blocks_of(document):
             if block.reason:
                 continue
-            before(block)
             try:
                 self._type(block, until or {}, kills)
             except AssertionError as error:

@@ -8,24 +8,24 @@
 -- held_ms    From the START to the marker that ended the lease; to the deadline if no marker did.
 WITH numbered AS (
   SELECT *,
-    count_if(kind = 'START') OVER so_far AS lease_number,
+    count(*) FILTER (WHERE kind = 'START') OVER so_far AS lease_number,
     -- Whether a lease was open before this marker: a late END and a KEEPALIVE after the END are ignored.
     coalesce(max(CASE WHEN kind = 'START' THEN marker_offset END) OVER before, -1)
       > coalesce(max(CASE WHEN kind = 'END' THEN marker_offset END) OVER before, -1) AS is_open
   FROM marker_events
   WINDOW
     so_far AS (
-      PARTITION BY queue, group_name, queue_partition, message_offset, marker_partition
+      PARTITION BY queue, subscription, queue_partition, message_offset, marker_partition
       ORDER BY marker_offset ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
     ),
     before AS (
-      PARTITION BY queue, group_name, queue_partition, message_offset, marker_partition
+      PARTITION BY queue, subscription, queue_partition, message_offset, marker_partition
       ORDER BY marker_offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
     )
 ),
 leases AS (
   SELECT
-    queue, group_name, queue_partition, message_offset, marker_partition, lease_number,
+    queue, subscription, queue_partition, message_offset, marker_partition, lease_number,
     -- A lease has one START and at most one END, so `max` returns the value of that marker.
     max(CASE WHEN kind = 'START' THEN appended_at END) AS started_at,
     max(CASE WHEN kind = 'START' THEN marker_offset END) AS start_marker_offset,
@@ -36,21 +36,21 @@ leases AS (
     max(CASE WHEN kind = 'END' THEN outcome END) AS settled_as,
     max(CASE WHEN kind = 'END' THEN reason END) AS end_reason,
     max(CASE WHEN kind = 'END' THEN consumer_id END) AS settled_by,
-    -- Only the first release is used. No value is null here, because engines differ in `min_by` of a null.
+    -- Only the first release is used. `min_by` skips nulls, so no value may be null here.
     min(CASE WHEN is_release THEN appended_at END) AS released_at,
     min_by(release, CASE WHEN is_release THEN marker_offset END) AS release,
     coalesce(min_by(never_handed_out, CASE WHEN is_release THEN marker_offset END), false) AS is_return,
     nullif(min_by(coalesce(reason, ''), CASE WHEN is_release THEN marker_offset END), '') AS release_reason,
     max_by(deadline_at, CASE WHEN kind <> 'END' THEN marker_offset END) AS deadline_at,
-    count_if(kind = 'KEEPALIVE' AND NOT is_release) AS renewals
+    count(*) FILTER (WHERE kind = 'KEEPALIVE' AND NOT is_release) AS renewals
   FROM numbered
   WHERE lease_number > 0 AND (kind = 'START' OR is_open)
-  GROUP BY queue, group_name, queue_partition, message_offset, marker_partition, lease_number
+  GROUP BY queue, subscription, queue_partition, message_offset, marker_partition, lease_number
 ),
 followed AS (
   SELECT *,
     lead(started_at) OVER (
-      PARTITION BY queue, group_name, queue_partition, message_offset, marker_partition ORDER BY lease_number
+      PARTITION BY queue, subscription, queue_partition, message_offset, marker_partition ORDER BY lease_number
     ) AS next_started_at
   FROM leases
 ),
@@ -79,13 +79,13 @@ timed AS (
   FROM named
 )
 SELECT
-  queue, group_name, queue_partition, message_offset, delivery_count,
+  queue, subscription, queue_partition, message_offset, delivery_count,
   consumer_id,
   started_at,
   deadline_at,
   ended_at,
   outcome,
-  unix_millis(ended_at) - unix_millis(started_at) AS held_ms,
+  epoch_ms(ended_at) - epoch_ms(started_at) AS held_ms,
   renewals,
   coalesce(end_reason, release_reason) AS reason,
   settled_as,
@@ -93,7 +93,7 @@ SELECT
   settled_by,
   CASE
     WHEN settled_as IN ('REDELIVERED', 'DEAD_LETTERED') AND outcome <> 'REJECTED'
-    THEN unix_millis(settled_at) - unix_millis(deadline_at)
+    THEN epoch_ms(settled_at) - epoch_ms(deadline_at)
   END AS late_ms,
   lease_number, start_marker_offset, marker_partition
 FROM timed

@@ -22,14 +22,33 @@ pytestmark = pytest.mark.kafka
 ROOT = Path(__file__).parents[3]
 
 
-def test_notebook_runs_from_its_first_cell_to_its_last() -> None:
-    """A reader who runs all cells sees what the text says."""
-    notebook = json.loads((ROOT / "notebooks" / "queue_by_hand.ipynb").read_text(encoding="utf-8"))
+def run_cells(name: str) -> dict[str, Any]:
+    """Run the cells of a notebook in order; return its names."""
+    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102  # our own notebook
-    assert names["decisions"] == [(4, "DEAD_LETTER", "no such customer"), (5, "REDELIVER", "")]
+    return names
+
+
+def test_notebook_runs_from_its_first_cell_to_its_last() -> None:
+    """A reader who runs all cells sees what the text says."""
+    assert run_cells("queue_by_hand")["decisions"] == [(4, "DEAD_LETTER", "no such customer"), (5, "REDELIVER", "")]
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # a minute of work, and its ledger
+@pytest.mark.timeout(900)
+def test_ledger_notebook_draws_a_minute_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes its data by the product; each of its four plots is drawn, nothing is early or missing."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names = run_cells("ledger")
+    drawn = [len(names["plt"].figure(number).axes) for number in names["plt"].get_fignums()]
+    names["plt"].close("all")
+    assert drawn == [1, 2, 2, 1]
+    assert (names["early"], names["totals"][0]["missing"]) == (0, 0)
+    assert (len(names["redelivered"]) > 10, names["dead"].letters.sum() > 0, len(names["story"]) > 3) == (True,) * 3
 
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -44,7 +63,7 @@ NOT_RUN = {
 }
 """Blocks with a reason why they are not run, by document: one more is a decision."""
 
-OUTPUT = {"README.md": 1, "docs/commands.md": 1, "docs/ledger.md": 3}
+OUTPUT = {"README.md": 1, "docs/commands.md": 1, "docs/ledger.md": 2}
 """Blocks of `text`: output and drawings."""
 
 

@@ -7,8 +7,6 @@ The pages that are not here have no block that runs (`test_documents.py` counts 
 
 from __future__ import annotations
 
-import shutil
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,19 +16,16 @@ from kmq_spark.consumer.consumer import QueueConsumer
 from kmq_spark.core.markers import Marker, MarkerType, OffsetRange
 from kmq_spark.kafka.settings import marker_producer_config
 from kmq_spark.kafka.topics import create_queue
-from kmq_spark.ledger.sample import write_sample
 from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.producer.producer import QueueProducer
 from kmq_spark.wire.codec import encode_marker
 from tests.brokers import quick_broker
 from tests.kafka.conftest import Queue, ended, receive_all, seen
-from tests.kafka.documents import Block, Reader, make_reader
+from tests.kafka.documents import Reader, make_reader
 from tests.kafka.letters import Letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
 
 __all__ = ["make_reader"]  # a fixture of this module
 
@@ -124,26 +119,18 @@ def test_go_workers_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: 
 @pytest.mark.spark
 @pytest.mark.slow  # a JVM for each command that writes
 @pytest.mark.timeout(1800)
-def test_ledger_page_runs_as_typed(
-    own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader], spark: SparkSession
-) -> None:
-    """First on queues of its own, then on the made-up hour that the page asks."""
+def test_ledger_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
+    """Of the first queue one message is acknowledged, one rejected and one forgotten."""
     servers = own_broker.bootstrap_servers
     for name in ("orders", "emails"):
-        create_queue(name, bootstrap_servers=servers, partitions=1)
+        create_queue(name, bootstrap_servers=servers, partitions=2)
         with QueueConsumer(name, bootstrap_servers=servers) as consumer:
-            Queue(name, servers).send("a", "b")
-            for message in receive_all(consumer, 2):
-                message.ack()
-    reader = make_reader(own_broker.port)
-
-    def make_up_the_hour(block: Block) -> None:
-        if block.language == "python" and "ledger.connect" in block.text:
-            reader.stop()
-            shutil.rmtree(reader.folder / "ledger")
-            write_sample(spark, str(reader.folder / "ledger"), time.time_ns() // 1_000_000)
-
-    reader.read("docs/ledger.md", before=make_up_the_hour)
+            Queue(name, servers).send("a", "b", "c")
+            done, dead, _ = receive_all(consumer, 3)
+            done.ack()
+            dead.reject("no such customer")
+    Letters(Queue("orders", servers)).bury(b"d", key=b"customer-7", reason="no such customer")
+    make_reader(own_broker.port).read("docs/ledger.md")
 
 
 def fill_and_hold(servers: str) -> Queue:

@@ -18,11 +18,13 @@ import pytest
 
 from faults.protocol import MarkerType, Outcome
 from faults.topics import Dump, read_dump
-from kmq_spark import ledger
 from kmq_spark.config import Settings, load_settings
 from kmq_spark.errors import LedgerError, TopicError
 from kmq_spark.kafka.settings import marker_producer_config
+from kmq_spark.ledger.reader import read_rows
+from kmq_spark.ledger.schema import Location
 from kmq_spark.ledger.service import LedgerService
+from kmq_spark.ledger.tables import exclusive
 from tests.kafka.stage import Stage, receive_all
 from tests.limits import COMES_S, ENDS_S
 
@@ -35,17 +37,20 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
+ALL_ROWS = 10**9
+
 
 def ledger_settings(bootstrap_servers: str, folder: Path, **values: Any) -> Settings:
     """Return settings of a ledger that writes what is there and ends."""
-    flags = {"dir": str(folder), "trigger": "available-now", "restart_limit": 0, **values}
+    flags = {"dir": str(folder), **values}
     return load_settings(None, {"kafka": {"bootstrap_servers": bootstrap_servers}, "ledger": flags})
 
 
 def write_ledger(spark: SparkSession, queue: str, settings: Settings) -> dict[str, int]:
     """Write what is there; return the rows that were new."""
-    service = LedgerService(spark, [queue], settings)
+    service = LedgerService(spark, [queue], settings, once=True)
     service.run()
+    assert service.rows is not None
     return service.rows
 
 
@@ -85,9 +90,9 @@ def spoil(stage: Stage, count: int) -> None:
     producer.flush(10)
 
 
-def check_against_topics(spark: SparkSession, folder: Path, queue: str, dump: Dump) -> None:
+def check_against_topics(folder: Path, dump: Dump) -> None:
     """Every row stands for one record of the topics, and each record has its rows."""
-    location = ledger.open_ledger(spark, str(folder))
+    location = Location(str(folder))
     logged = [
         (partition, each.marker_offset, index)
         for partition, markers in dump.markers.items()
@@ -95,10 +100,10 @@ def check_against_topics(spark: SparkSession, folder: Path, queue: str, dump: Du
         if each.marker is None or each.marker.type is not MarkerType.TICK
         for index in range(1 if each.marker is None else len(each.marker.ranges))
     ]
-    rows = spark.table(location.sql_name("markers")).where(f"queue = '{queue}'")
-    places = rows.select("marker_partition", "marker_offset", "range_index").collect()
-    assert Counter(map(tuple, places)) == Counter(logged)
-    messages = ledger.read_view(spark, "messages").where(f"queue = '{queue}'").collect()
+    rows = read_rows(location, "markers", limit=ALL_ROWS)
+    places = [(row["marker_partition"], row["marker_offset"], row["range_index"]) for row in rows]
+    assert Counter(places) == Counter(logged)
+    messages = read_rows(location, "messages", limit=ALL_ROWS)
     assert len(messages) == len(dump.messages)
     assert {(r.place, r.origin, r.previous) for r in dump.messages} == {
         (
@@ -108,16 +113,16 @@ def check_against_topics(spark: SparkSession, folder: Path, queue: str, dump: Du
         )
         for row in messages
     }
-    dead = ledger.read_view(spark, "dead_letters").where(f"queue = '{queue}'").collect()
+    dead = read_rows(location, "dead_letters", limit=ALL_ROWS)
     assert Counter(row["reason"] for row in dead if not row["is_marker"]) == Counter(
         (record.header("__dlq.errors.message") or b"").decode() for record in dump.dead_letters
     )
     assert sum(row["is_marker"] for row in dead) == len(dump.set_aside)
 
 
-def check_totals(spark: SparkSession, queue: str, dump: Dump) -> None:
+def check_totals(folder: Path, dump: Dump) -> None:
     """The view comes out even, and says what the topics say."""
-    (total,) = ledger.totals(spark, queue).collect()
+    (total,) = read_rows(Location(str(folder)), "totals", limit=9)
     markers = [each.marker for logged in dump.markers.values() for each in logged if each.marker is not None]
     assert Outcome.REDELIVERED in {marker.outcome for marker in markers if marker.type is MarkerType.END}
     assert (total["sent"], total["missing"], total["unreadable_markers"]) == (60, 0, 2)
@@ -132,10 +137,10 @@ def kill_in_mid_write(stage: Stage, folder: Path) -> None:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "kmq_spark.cli.main", "ledger", "run", stage.queue),
-                *("--bootstrap-server", stage.bootstrap_servers, "--ledger-dir", str(folder)),
-                *("--trigger", "available-now"),
+                *("--bootstrap-server", stage.bootstrap_servers, "--once"),
             ],
-            stderr=stderr, start_new_session=True, env={**os.environ, "KMQ_LEDGER__MAX_RECORDS_PER_BATCH": "4"},
+            stderr=stderr, start_new_session=True,
+            env={**os.environ, "KMQ_LEDGER__DIR": str(folder), "KMQ_LEDGER__MAX_RECORDS_PER_BATCH": "4"},
         )  # fmt: skip
     third_commit = folder / "messages" / "_delta_log" / f"{3:020}.json"
     until = time.monotonic() + COMES_S
@@ -165,9 +170,9 @@ def test_signal_to_the_process_group_ends_the_ledger_cleanly(
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "kmq_spark.cli.main", "ledger", "run", queue.name, "--events"),
-                *("--bootstrap-server", queue.bootstrap_servers, "--ledger-dir", str(tmp_path / "ledger")),
+                *("--bootstrap-server", queue.bootstrap_servers),
             ],
-            stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True, cwd=tmp_path,
         )  # fmt: skip
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["event"] == "ready", log.read_text()
@@ -194,18 +199,16 @@ def test_ledger_holds_every_record_once_though_its_process_is_killed_and_its_che
     kill_in_mid_write(stage, folder)
     settings = ledger_settings(stage.bootstrap_servers, folder)
     assert write_ledger(spark, stage.queue, settings)["messages"] > 0
-    check_against_topics(spark, folder, stage.queue, dump)
+    check_against_topics(folder, dump)
 
     forget(folder / "_checkpoints")
     assert write_ledger(spark, stage.queue, settings) == {}
-    check_against_topics(spark, folder, stage.queue, dump)
-    check_totals(spark, stage.queue, dump)
-    shown = kmq("show", "totals", "--ledger-dir", str(folder), "-o", "json")
-    assert (shown.returncode, json.loads(shown.stdout)[0]["missing"]) == (0, 0), shown.stderr
+    check_against_topics(folder, dump)
+    check_totals(folder, dump)
 
 
-def test_ledger_in_a_catalog_has_lasting_views(queue: Queue, spark: SparkSession, tmp_path: Path) -> None:
-    """As on Databricks: tables and views of a schema, for every user who may read it; no folder is named."""
+def test_ledger_in_a_catalog_has_tables_of_a_schema(queue: Queue, spark: SparkSession, tmp_path: Path) -> None:
+    """As on Databricks: no folder is named."""
     queue.send("a", "b")
     schema = "kmq_ledger_test"
     spark.sql(f"CREATE SCHEMA {schema} LOCATION '{tmp_path / 'warehouse'}'")
@@ -214,7 +217,7 @@ def test_ledger_in_a_catalog_has_lasting_views(queue: Queue, spark: SparkSession
             queue.bootstrap_servers, tmp_path, catalog=f"spark_catalog.{schema}", checkpoint_dir=str(tmp_path / "c")
         )
         assert write_ledger(spark, queue.name, settings) == {"messages": 2}
-        assert spark.sql(f"SELECT count(*) FROM {schema}.message_story").collect()[0][0] == 2  # noqa: S608  # our own
+        assert spark.sql(f"SELECT count(*) FROM {schema}.messages").collect()[0][0] == 2  # noqa: S608  # our own
     finally:
         spark.sql(f"DROP SCHEMA {schema} CASCADE")
 
@@ -222,29 +225,21 @@ def test_ledger_in_a_catalog_has_lasting_views(queue: Queue, spark: SparkSession
 def test_ledger_in_a_relative_folder_is_written_shown_and_maintained(queue: Queue, tmp_path: Path) -> None:
     """As README has it: no folder is named, so the ledger lies in `ledger` below the working directory."""
     queue.send("a", "b")
-    written = kmq(
-        *("run", queue.name, "--bootstrap-server", queue.bootstrap_servers, "--trigger", "available-now"),
-        folder=tmp_path,
-    )
+    written = kmq("run", queue.name, "--bootstrap-server", queue.bootstrap_servers, "--once", folder=tmp_path)
     assert written.returncode == 0, written.stderr
     assert (tmp_path / "ledger" / "messages" / "_delta_log").is_dir()
-    for place in (
-        (),
-        ("--ledger-dir", "ledger"),
-        ("--ledger-dir", "./ledger/"),
-        ("--ledger-dir", str(tmp_path / "ledger")),
-    ):
-        shown = kmq("show", "messages", *place, "-o", "jsonl", folder=tmp_path)
+    for place in ({}, {"KMQ_LEDGER__DIR": "./ledger/"}, {"KMQ_LEDGER__DIR": str(tmp_path / "ledger")}):
+        shown = kmq("show", "messages", "-o", "jsonl", folder=tmp_path, **place)
         assert shown.returncode == 0, shown.stderr
         assert [json.loads(line)["value_bytes"] for line in shown.stdout.splitlines()] == [1, 1]
-    maintained = kmq("maintain", "--ledger-dir", "ledger", folder=tmp_path)
+    maintained = kmq("maintain", folder=tmp_path)
     assert maintained.returncode == 0, maintained.stderr
 
 
 def test_queue_that_does_not_exist_is_one_line_before_a_jvm_is_started(bootstrap_servers: str, tmp_path: Path) -> None:
-    place = ("--bootstrap-server", bootstrap_servers, "--ledger-dir", str(tmp_path / "ledger"))
+    place = ("--bootstrap-server", bootstrap_servers)
     # Where no Java can be found.
-    done = kmq("run", "not-there", *place, JAVA_HOME=str(tmp_path), PATH=str(tmp_path))
+    done = kmq("run", "not-there", *place, folder=tmp_path, JAVA_HOME=str(tmp_path), PATH=str(tmp_path))
     assert done.returncode == 1
     assert "topic 'not-there' does not exist; run `kmq queue create not-there`" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -253,10 +248,8 @@ def test_queue_that_does_not_exist_is_one_line_before_a_jvm_is_started(bootstrap
 
 def test_two_processes_do_not_write_one_ledger_on_a_disk(queue: Queue, spark: SparkSession, tmp_path: Path) -> None:
     """Renames on a local disk do not keep two writers apart."""
-    from kmq_spark.ledger.lock import exclusive  # noqa: PLC0415  # used here alone
-
     settings = ledger_settings(queue.bootstrap_servers, tmp_path)
-    with exclusive(ledger.Location(str(tmp_path))), pytest.raises(LedgerError, match="is in use: another process"):
+    with exclusive(Location(str(tmp_path))), pytest.raises(LedgerError, match="is in use: another process"):
         write_ledger(spark, queue.name, settings)
 
 

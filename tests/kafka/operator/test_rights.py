@@ -66,13 +66,14 @@ def send(
             producer.send(value, delay=delay)
 
 
-def in_its_own_process(secured: SecuredBroker, part: str, *arguments: str) -> str:
+def in_its_own_process(secured: SecuredBroker, part: str, *arguments: str, **environment: str) -> str:
     """Run a command that starts Spark, and return what it said on stderr."""
     command = [
         *(sys.executable, "-m", "kmq_spark.cli.main", *arguments, "--bootstrap-server", secured.bootstrap_servers),
-        *("--command-config", str(secured.properties(part)), "--trigger", "available-now"),
+        *("--command-config", str(secured.properties(part))),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S, env=dict(os.environ))
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_S, env=env)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -89,7 +90,15 @@ def test_each_part_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker
                 message.reject("no such customer")
     time.sleep(LEASE_MS / 1000)
     checkpoint = str(secured.folder / "checkpoint")
-    in_its_own_process(secured, "tracker", "tracker", "run", QUEUE, "--checkpoint-dir", checkpoint)
+    in_its_own_process(
+        secured,
+        "tracker",
+        "tracker",
+        "run",
+        QUEUE,
+        KMQ_TRACKER__CHECKPOINT_DIR=checkpoint,
+        KMQ_TRACKER__TRIGGER="available-now",
+    )
     with consumer(secured, "transactional-consumer") as worker:
         (message,) = receive_all(worker, 1)
         assert (message.value, message.delivery_count) == (b"forgotten", 2)
@@ -101,7 +110,7 @@ def test_each_part_does_its_work_with_what_kmq_acls_lists(secured: SecuredBroker
     look_at_everything(secured)
     redrive(secured)
     output = in_its_own_process(
-        secured, "ledger", "ledger", "run", QUEUE, "--ledger-dir", str(secured.folder / "ledger")
+        secured, "ledger", "ledger", "run", QUEUE, "--once", KMQ_LEDGER__DIR=str(secured.folder / "ledger")
     )
     assert "rows of messages" in output
 

@@ -28,13 +28,13 @@ TEXT = (ROOT / "databricks.yml").read_text(encoding="utf-8")
 BUNDLE: dict[str, Any] = yaml.safe_load(TEXT)
 JOBS: dict[str, dict[str, Any]] = BUNDLE["resources"]["jobs"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TRACKER = "kmq_tracker"
+TRACKER, LEDGER = "kmq_tracker", "kmq_ledger"
 FLEET = ("kmq_fleet_a", "kmq_fleet_b")
 CONTINUOUS = (TRACKER, *FLEET)
 SERVERLESS = "kmq_tracker_once"
 ON_CLUSTERS = [job for job in JOBS if job != SERVERLESS]
 
-SECTION_OF = {"kmq_tracker": "tracker", "kmq_ledger": "ledger", **dict.fromkeys(FLEET, "tracker")}
+SECTION_OF = {"kmq_tracker": "tracker", **dict.fromkeys(FLEET, "tracker")}
 COMMAND_OF: dict[str, Callable[..., None]] = {
     "kmq_tracker": kmq_spark.cli.tracker.run,
     **dict.fromkeys(FLEET, kmq_spark.cli.tracker.run),
@@ -43,8 +43,7 @@ COMMAND_OF: dict[str, Callable[..., None]] = {
 }
 
 OPTION_OF_FLAG = {
-    "--checkpoint-dir": "checkpoint_dir", "--trigger": "trigger", "--catalog": "catalog", "--fleet": "fleet",
-    "--fleet-member": "fleet_member",
+    "--checkpoint-dir": "checkpoint_dir", "--trigger": "trigger", "--fleet": "fleet", "--fleet-member": "fleet_member",
 }  # fmt: skip
 
 
@@ -68,6 +67,8 @@ def task_of(job: str) -> dict[str, Any]:
 def flags_of(job: str) -> dict[str, str]:
     """Return the parameters of a job's task: every one is a flag with a value."""
     parameters = [resolved(text) for text in task_of(job)["python_wheel_task"]["parameters"]]
+    if job == LEDGER:
+        assert parameters.pop() == "--once"
     return dict(zip(parameters[::2], parameters[1::2], strict=True))
 
 
@@ -105,6 +106,14 @@ def test_settings_of_each_job_are_taken(job: str, monkeypatch: pytest.MonkeyPatc
     got = getattr(settings, SECTION_OF[job])
     assert got.checkpoint_dir == values["checkpoint_dir"]
     assert got.trigger == ("processing-time" if job in CONTINUOUS else "available-now")
+
+
+def test_ledger_job_has_its_place_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in cluster_of(LEDGER)["spark_env_vars"].items():
+        monkeypatch.setenv(name, resolved(value) if name.startswith("KMQ_LEDGER") else "{}")
+    ledger = load_settings(Path(flags_of(LEDGER)["--config"])).ledger
+    assert ledger.catalog == "main.kmq"
+    assert local_checkpoint_settings(ledger.checkpoint_dir) == {}
 
 
 def test_serverless_job_has_its_secrets_from_a_file_in_a_volume(tmp_path: Path) -> None:
@@ -153,7 +162,7 @@ def test_the_two_forms_of_the_tracker_do_not_run_by_themselves_together() -> Non
     assert JOBS[SERVERLESS]["schedule"]["pause_status"] == "PAUSED"
 
 
-@pytest.mark.parametrize("job", ON_CLUSTERS)
+@pytest.mark.parametrize("job", [job for job in ON_CLUSTERS if job != LEDGER])
 def test_checkpoint_lies_in_a_volume_and_keeps_the_platforms_own_file_manager(job: str) -> None:
     checkpoint = flags_of(job)["--checkpoint-dir"]
     assert checkpoint.startswith("/Volumes/")
@@ -163,7 +172,7 @@ def test_checkpoint_lies_in_a_volume_and_keeps_the_platforms_own_file_manager(jo
 
 def test_secrets_are_named_and_nowhere_written() -> None:
     for job in ON_CLUSTERS:
-        for value in cluster_of(job)["spark_env_vars"].values():
+        for value in (cluster_of(job)["spark_env_vars"][f"KMQ_KAFKA__{name}"] for name in ("EXTRA", "SPARK_EXTRA")):
             assert re.fullmatch(r"\{\{secrets/\$\{var\.secret_scope\}/[a-z-]+\}\}", value)
     for word in ("password=", "token=", "sasl.jaas", "https://"):
         assert word not in TEXT
