@@ -159,7 +159,7 @@ def _must_be_whole(stage: Stage, folder: Path) -> None:
             for index in range(1 if one.marker is None else len(one.marker.ranges))
         ),
         MESSAGES: (tuple(record.place) for record in dump.messages),
-        DEAD_LETTERS: (tuple(record.place) for record in (*dump.dead_letters, *dump.set_aside)),
+        DEAD_LETTERS: (tuple(record.place) for record in dump.dead_letters),
     }
     for table, columns in PLACES.items():
         rows: list[dict[str, Any]] = read_rows(Location(str(folder)), table, limit=ALL_ROWS)

@@ -78,8 +78,6 @@ COLUMNS: dict[str, dict[str, str]] = {
         "dead_letter_partition": "int",
         "dead_letter_offset": "bigint",
         "dead_at": "timestamp",
-        "is_marker": "boolean",
-        "source_topic": "string",
         "source_partition": "int",
         "source_offset": "bigint",
         "origin_partition": "int",

@@ -180,13 +180,8 @@ def message_rows(records: DataFrame, queue: str) -> DataFrame:
 
 
 def dead_letter_rows(records: DataFrame, queue: str, subscription: str) -> DataFrame:
-    """
-    Convert records of a dead-letter topic to rows of `dead_letters`.
-
-    `is_marker` is true for an unreadable record of the markers topic that was set aside.
-    """
+    """Convert records of a dead-letter topic to rows of `dead_letters`."""
     origin, previous = _place(H.ORIGIN), _place(H.PREVIOUS)
-    source_topic = _text(H.DLQ_TOPIC)
     numbers = F.filter(
         F.transform(F.split(_text(H.ATTEMPTS_MS), ","), lambda text: text.try_cast("bigint")), lambda at: at.isNotNull()
     )
@@ -197,8 +192,6 @@ def dead_letter_rows(records: DataFrame, queue: str, subscription: str) -> DataF
         "dead_letter_partition": F.col("partition"),
         "dead_letter_offset": F.col("offset"),
         "dead_at": F.col("timestamp"),
-        "is_marker": F.coalesce(source_topic.endswith(".markers"), F.lit(False)) & origin.isNull(),  # noqa: FBT003  # a literal of SQL
-        "source_topic": source_topic,
         "source_partition": F.coalesce(previous["place_partition"], _number(H.DLQ_PARTITION).cast("int")),
         "source_offset": F.coalesce(previous["place_offset"], _number(H.DLQ_OFFSET)),
         "origin_partition": origin["place_partition"],

@@ -23,7 +23,6 @@ FROM wrong AS w
 LEFT JOIN (
   SELECT queue, subscription, origin_partition, origin_offset, max(dead_at) AS dead_at, max_by(reason, dead_at) AS reason
   FROM dead_letters
-  WHERE NOT is_marker
   GROUP BY queue, subscription, origin_partition, origin_offset
 ) AS x
   ON x.queue = w.queue AND x.subscription = w.subscription

@@ -44,7 +44,6 @@ dead AS (
     dead_at AS event_at, 4 AS step, 'dead letter' AS event, delivery_count, NULL AS who,
     concat_ws(', ', reason, 'at ' || dead_letter_partition || ':' || dead_letter_offset) AS detail
   FROM dead_letters
-  WHERE NOT is_marker
 )
 SELECT * FROM sent
 UNION ALL SELECT * FROM marked

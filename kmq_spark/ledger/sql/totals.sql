@@ -19,7 +19,7 @@ sent AS (
   SELECT queue, count(*) FILTER (WHERE is_first_copy) AS sent, max(sent_at) AS newest_at FROM messages GROUP BY queue
 ),
 dead AS (
-  SELECT queue, subscription, count(*) FILTER (WHERE NOT is_marker) AS dead_letters
+  SELECT queue, subscription, count(*) AS dead_letters
   FROM dead_letters
   GROUP BY queue, subscription
 ),

@@ -136,22 +136,13 @@ def test_hostile_headers_are_null_and_never_an_error(spark: SparkSession) -> Non
     assert (good_row["delivery_count"], good_row["value_bytes"], good_row["is_first_copy"]) == (4, 4, False)
 
 
-def test_dead_letter_of_an_unreadable_marker_is_distinguished_from_one_of_a_message(spark: SparkSession) -> None:
-    marker: Headers = [
-        ("__dlq.errors.topic", b"q.markers"),
-        ("__dlq.errors.partition", b"1"),
-        ("__dlq.errors.offset", b"5"),
-    ]
-    message: Headers = [
+def test_dead_letter_has_its_source_its_reason_and_its_attempts(spark: SparkSession) -> None:
+    headers: Headers = [
         ("kmq-origin", b"0:1"), ("kmq-previous", b"0:2"), ("kmq-attempts-ms", b"1000,x,2000"),
-        ("__dlq.errors.topic", b"q"), ("__dlq.errors.message", b"no"),
+        ("__dlq.errors.message", b"no"),
     ]  # fmt: skip
-    rows = dead_letter_rows(records(spark, (1_000, b"", marker), (2_000, b"", message)), "q", "").collect()
-    assert [(row["is_marker"], row["source_offset"], row["reason"]) for row in rows] == [
-        (True, 5, None),
-        (False, 2, "no"),
-    ]
-    assert len(rows[1]["attempts_at"]) == 2
+    (row,) = dead_letter_rows(records(spark, (2_000, b"", headers)), "q", "").collect()
+    assert (row["source_offset"], row["reason"], len(row["attempts_at"])) == (2, "no", 2)
 
 
 def test_each_way_a_lease_can_end_has_a_name(location: Location) -> None:
