@@ -103,7 +103,7 @@ def _armed(environment: Mapping[str, str]) -> _Armed | None:
     name, _, nth = text.partition(":")
     if name not in FAILPOINTS:
         close = difflib.get_close_matches(name, FAILPOINTS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "see `kmq failpoints`"
+        hint = f"did you mean {close[0]!r}?" if close else "see `FAILPOINTS` in kmq_spark/failpoints.py"
         message = f"unknown failpoint: got {name!r} in {VARIABLE}, {len(FAILPOINTS)} are known; {hint}"
         raise ConfigError(message)
     if nth and not (nth.isdecimal() and int(nth) >= 1):

@@ -158,7 +158,6 @@ def coordination_grants(fleet: str, group: str, topic: str) -> Iterator[Grant]:
 @one_line_errors
 def acls(
     name: Name,
-    print_them: Annotated[bool, typer.Option("--print", help="Print the commands; this is the only action.")] = True,
     part: Annotated[
         list[str] | None, typer.Option(help=f"Only this part: {', '.join(PARTS)}; may be repeated.", metavar="PART")
     ] = None,
@@ -183,7 +182,6 @@ def acls(
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
     from kmq_spark.kafka.queue_topics import QueueTopics
 
-    del print_them  # the command always prints; the flag exists because users of Kafka's tools expect it
     for each in part or ():
         if each not in PARTS:
             message = f"part is not allowed: got {each!r}, one of {', '.join(PARTS)}; correct --part"

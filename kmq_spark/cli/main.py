@@ -13,7 +13,6 @@ from kmq_spark.cli import (
     demo,
     dlq,
     doctor,
-    failpoints,
     group,
     ledger,
     message,
@@ -69,7 +68,6 @@ app.command("receive")(pipes.receive)
 app.command("acls")(acls.acls)
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)
-app.command("failpoints")(failpoints.failpoints)
 
 
 if __name__ == "__main__":

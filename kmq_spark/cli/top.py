@@ -17,12 +17,11 @@ from kmq_spark.cli.shared.common import one_line_errors, print_json
 from kmq_spark.cli.shared.looking import inspector_of
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table, width
-from kmq_spark.cli.shared.quit_key import quit_key
 from kmq_spark.errors import ConfigError, KmqError
 from kmq_spark.inspection.spans import span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
@@ -66,7 +65,7 @@ def top(
     interval: Annotated[float, typer.Option(help="Seconds between two frames.", min=0.2, max=3600)] = 2.0,
 ) -> None:
     """
-    Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. q or Ctrl+C ends it.
+    Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. Ctrl+C ends it.
 
     While the broker is not reachable, it reports that, keeps the last figures and tries again.
     """
@@ -77,10 +76,9 @@ def top(
     inspectors = {queue: inspector_of(queue, settings) for queue in queues}
     try:
         if sys.stdout.isatty() and not once and output is OutputForm.TABLE:
-            with quit_key() as is_quit:
-                _live(_frames(inspectors, interval, is_quit))
+            _live(_frames(inspectors, interval))
         else:
-            frames = _frames(inspectors, interval, _never)
+            frames = _frames(inspectors, interval)
             if once:
                 # A rate needs two checks, so skip the first frame.
                 next(frames)
@@ -93,27 +91,14 @@ def top(
             inspector.close()
 
 
-def _never(wait_s: float) -> bool:
-    """Wait and return False: there is no quit key."""
-    time.sleep(wait_s)
-    return False
-
-
-def _frames(
-    inspectors: dict[str, QueueInspector], interval_s: float, is_quit: Callable[[float], bool]
-) -> Iterator[Frame]:
-    """
-    Yield a frame for each check of the queues, until *is_quit* returns true; *is_quit* waits for the given seconds.
-
-    An error of the first check is raised; an error of a later check is part of the frame.
-    """
+def _frames(inspectors: dict[str, QueueInspector], interval_s: float) -> Iterator[Frame]:
+    """Yield a frame for each check of the queues; only an error of the first check is raised."""
     frame = Frame({}, {})
     for number in count():
         began_s = time.monotonic()
         frame = _next(inspectors, frame, is_first=number == 0)
         yield frame
-        if is_quit(max(0.05, interval_s - (time.monotonic() - began_s))):
-            return
+        time.sleep(max(0.05, interval_s - (time.monotonic() - began_s)))
 
 
 def _next(inspectors: dict[str, QueueInspector], before: Frame, *, is_first: bool) -> Frame:
@@ -166,7 +151,7 @@ def _screen(frame: Frame) -> Table:
     if frame.trouble:
         made.caption = Text(f"{time.strftime('%H:%M:%S')} {shown(frame.trouble)}", style="bold red")
     else:
-        made.caption = Text(f"{time.strftime('%H:%M:%S')}  q or Ctrl+C ends it", style="dim")
+        made.caption = Text(f"{time.strftime('%H:%M:%S')}  Ctrl+C ends it", style="dim")
     made.caption_justify = "left"
     return made
 

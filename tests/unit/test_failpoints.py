@@ -71,7 +71,7 @@ def test_once_file_lets_a_restarted_process_live(tmp_path: Path) -> None:
     ("value", "expected"),
     [
         ("tracker.comitted", "did you mean 'tracker.committed'?"),
-        ("nonsense", "see `kmq failpoints`"),
+        ("nonsense", "see `FAILPOINTS` in kmq_spark/failpoints.py"),
         ("tracker.committed:0", "a number from 1 on"),
         ("tracker.committed:x", "a number from 1 on"),
     ],

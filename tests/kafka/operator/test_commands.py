@@ -7,8 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -328,32 +326,6 @@ def test_top_fits_a_terminal_of_60_columns_and_ends_with_ctrl_c(queue: Queue) ->
     assert "Traceback" not in shown
     assert max(map(len, lines)) <= 60
     assert any(line.split()[1:3] == ["READY", "FLIGHT"] for line in lines)
-
-
-def test_q_ends_top_and_leaves_the_terminal_as_it_was(queue: Queue) -> None:
-    """As in every other live view of a terminal."""
-    # The terminal has to be the process's own: one that belongs to others must not be read.
-    command = [
-        *(sys.executable, "-m", "kmq_spark.cli.main", "top", queue.name, "--interval", "3600"),
-        *("--bootstrap-server", queue.bootstrap_servers),
-    ]
-    pid, leader = pty.fork()
-    if not pid:
-        os.execv(sys.executable, command)  # noqa: S606  # no shell is wanted
-    before = termios.tcgetattr(leader)
-    shown = b""
-    while b"Ctrl+C ends it" not in shown:
-        shown += os.read(leader, 65_536)
-    os.write(leader, b"q")
-    until = time.monotonic() + COMES_S
-    ended = (0, 0)
-    while not ended[0] and time.monotonic() < until:
-        ended = os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.05)
-    after = termios.tcgetattr(leader)
-    os.close(leader)
-    assert ended == (pid, 0)
-    assert after == before
 
 
 def strip_controls(text: str) -> str:

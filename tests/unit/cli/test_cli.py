@@ -17,7 +17,7 @@ SECRET = "canary-7f3a"
 
 COMMANDS = [
     (), ("queue",), ("queue", "create"), ("queue", "describe"), ("tracker",), ("tracker", "run"), ("up",), ("demo",),
-    ("failpoints",), ("dlq",), ("dlq", "list"), ("dlq", "show"), ("dlq", "redrive"), ("dlq", "purge"),
+    ("dlq",), ("dlq", "list"), ("dlq", "show"), ("dlq", "redrive"), ("dlq", "purge"),
     ("queue", "list"), ("queue", "peek"), ("send",), ("receive",), ("message",), ("message", "show"), ("doctor",),
     ("top",), ("tracker", "status"), ("acls",), ("group",), ("group", "init"), ("group", "list"),
     ("group", "describe"), ("group", "pause"), ("group", "seek"),
@@ -223,7 +223,7 @@ def test_unreachable_broker_is_one_line_within_the_time_out(command: tuple[str, 
 
 
 def test_every_command_that_takes_settings_takes_all_options_of_a_connection() -> None:
-    """One form everywhere; `acls`, `up`, `demo` and `failpoints` need none."""
+    """One form everywhere; `acls`, `up` and `demo` need none."""
     for command in COMMANDS:
         options = set(re.findall(r"--?[a-zX][a-z-]*", kmq(*command, "--help", env={"COLUMNS": "200"}).stdout))
         if "--config" in options:
