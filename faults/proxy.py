@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from faults.stage import BROKER_SETTINGS
 from kmq_spark.local.broker import EmbeddedBroker
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

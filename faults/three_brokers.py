@@ -19,7 +19,7 @@ from kmq_spark.local.broker import EmbeddedBroker
 from kmq_spark.local.broker_settings import log_properties, server_properties
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

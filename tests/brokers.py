@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, Producer
 
-from kmq_spark.cache import cache_folder, exclusive
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.local.broker import EmbeddedBroker
-from kmq_spark.local.jars import jar_paths
+from kmq_spark.local.jars import cache_folder, exclusive, jar_paths
 from kmq_spark.local.java import find_java
 from tests.kafka.conftest import wait_until
 from tests.limits import ENDS_S

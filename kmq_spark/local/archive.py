@@ -29,15 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def package_archive() -> Path:
-    """
-    Return the zip file of this package; write it first if it is not in the cache.
-
-    Returns:
-        Absolute path of `kmq_spark-<digest>.zip` in the directory of the jar sets.
-
-    Raises:
-        SetupError: The cache cannot be written.
-    """
+    """Return the zip file of this package; write it first if it is not in the cache."""
     contents = _contents()
     digest = hashlib.sha256(b"".join(_framed(name.encode()) + _framed(data) for name, data in contents.items()))
     target = cache_directory() / f"{PACKAGE.name}-{digest.hexdigest()[:12]}.zip"

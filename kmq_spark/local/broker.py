@@ -3,8 +3,7 @@ Run a real Kafka broker in a separate process, for the demo, the tests and the n
 
 Rule 1: the broker listens only on 127.0.0.1, on free ports. Its data directory is readable only for its user.
 Rule 2: the broker ends when the process that started it ends, even if that process is killed (supervisor.py).
-Rule 3: `start` returns when the broker answers; otherwise it raises an error with the broker's last log lines.
-Rule 4: After a kill the controller runs alone first, until it has fenced the dead broker, as the controllers of a
+Rule 3: After a kill the controller runs alone first, until it has fenced the dead broker, as the controllers of a
 production cluster do. Otherwise the broker starts with metadata in which it still leads its partitions, and it loses
 them a moment later. Kafka 4.3 then writes no end markers for a transaction that was being committed (KAFKA-20734), and
 no consumer can read its partitions any further.
@@ -35,12 +34,10 @@ from kmq_spark.errors import SetupError
 from kmq_spark.local.broker_settings import controller_properties, log_properties, server_properties
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
-from kmq_spark.local.ports import free_port
-from kmq_spark.local.probe import is_ready
+from kmq_spark.local.probe import free_port, is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +74,13 @@ class EmbeddedBroker:
     Use it as a context manager, or call `start` and `close`. It can be stopped, killed, paused and started again with
     the same data and port, as the fault tests do.
 
-    Attributes:
-        data_dir: Directory of all files that the broker writes, including its logs `kafka.log` and `console.log`.
-        port: Port for clients, on 127.0.0.1; 0 before the first start if no port was given.
+    Args:
+        data_dir: Directory of all files that the broker writes, including its logs. With the directory of an earlier
+            broker, the new one has its topics. The default is temporary; it is removed by `close`, or when this process
+            ends.
+        port: Port on 127.0.0.1; the default is a free port.
+        extra: Kafka broker settings, in addition to the default ones of this module or in place of them.
+        environment: Environment variables of its Java processes, in addition to those of this process.
     """
 
     def __init__(
@@ -89,16 +90,6 @@ class EmbeddedBroker:
         extra: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """
-        Create a broker without starting it.
-
-        Args:
-            data_dir: Data directory. With the directory of an earlier broker, the new one has its topics. The default
-                is a temporary directory, which is removed by `close` or when this process ends.
-            port: Port on 127.0.0.1; the default is a free port.
-            extra: Kafka broker settings, in addition to the default ones of this module or in place of them.
-            environment: Environment variables of its Java processes, in addition to those of this process.
-        """
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kmq-broker-")) if data_dir is None else data_dir.absolute()
         self.port = port or 0
@@ -128,9 +119,6 @@ class EmbeddedBroker:
     def start(self) -> Self:
         """
         Start the broker and wait until it is ready; fetch its jars first if they are not in the cache.
-
-        Returns:
-            This broker.
 
         Raises:
             SetupError: Java or the jars are missing, the port is in use, or the broker ended or did not become ready;
@@ -192,22 +180,13 @@ class EmbeddedBroker:
             self._remove_data()
 
     def __enter__(self) -> Self:
-        """Start the broker."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the broker."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def save_logs(self) -> Path:
-        """
-        Copy the broker's logs to a folder that is kept when its data are removed.
-
-        Returns:
-            The folder, with `kafka.log` and `console.log`.
-        """
+        """Copy the broker's logs to a folder that is kept when its data are removed; return the folder."""
         folder = Path(tempfile.mkdtemp(prefix="kmq-broker-log-"))
         for name in _LOG_FILES:
             if (self.data_dir / name).exists():
@@ -350,7 +329,6 @@ class EmbeddedBroker:
         shutil.rmtree(self.data_dir / "log")
 
     def _last_words(self) -> str:
-        """Return the last log lines of the broker."""
         lines: list[str] = []
         for name in _LOG_FILES:
             file = self.data_dir / name

@@ -18,11 +18,7 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
     """
     Return the text of `server.properties` for one node that is broker and controller.
 
-    Args:
-        data_dir: Directory that contains the log directory.
-        port: Port for clients, on 127.0.0.1.
-        controller_port: Port of the controller, on 127.0.0.1; the log contains it, so it must not change.
-        extra: Kafka settings, in addition to those of this module or in place of them.
+    The log contains *controller_port*, so it must not change; *extra* goes before what this module sets.
     """
     settings = {
         "process.roles": "broker,controller",
@@ -65,13 +61,7 @@ def server_properties(data_dir: Path, *, port: int, controller_port: int, extra:
 
 
 def controller_properties(data_dir: Path, controller_port: int) -> str:
-    """
-    Return the text of settings for the same node without its broker.
-
-    Args:
-        data_dir: As for `server_properties`.
-        controller_port: As for `server_properties`.
-    """
+    """Return the text of settings for the same node without its broker."""
     address = f"127.0.0.1:{controller_port}"
     settings = {
         "process.roles": "controller",
@@ -87,13 +77,7 @@ def controller_properties(data_dir: Path, controller_port: int) -> str:
 
 
 def log_properties(log_file: Path, controller_level: str = "warn") -> str:
-    """
-    Return log4j2 settings: warnings and errors, to a file of at most 20 MB.
-
-    Args:
-        log_file: Path of the log file.
-        controller_level: Lowest level of what the controller writes.
-    """
+    """Return log4j2 settings: warnings and errors, to a file of at most 20 MB."""
     return f"""\
 status = error
 appender.file.type = RollingFile

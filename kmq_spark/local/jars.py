@@ -12,23 +12,26 @@ Ivy's own checksums come from the same repository as the jars, so they prove not
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kmq_spark.cache import cache_folder, exclusive
 from kmq_spark.errors import KmqError, SetupError
-from kmq_spark.local.jar_fetch import fetch_with_ivy
+from kmq_spark.local.java import find_java
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 
@@ -39,6 +42,12 @@ _LOCK_HEADER = """\
 # Every jar that the embedded broker and Spark load: coordinate and sha256, dependencies included.
 # Change a coordinate here, then run `python -m kmq_spark.local.jars lock`, and review the difference.
 """
+
+
+STALL_LIMIT_S = 30.0
+"""A fetch is aborted after this time without new bytes; Ivy itself would wait for minutes for each jar."""
+
+_POLL_INTERVAL_S = 0.2
 
 
 class LockedJar(NamedTuple):
@@ -62,17 +71,10 @@ class LockedJar(NamedTuple):
 
 def jar_paths(jar_set: str) -> list[Path]:
     """
-    Return the jars of a set; fetch them first if they are not in the cache.
+    Return the jars of a set (`broker` or `spark`) in the order of the lock file; fetch them first if need be.
 
-    Args:
-        jar_set: `broker` or `spark`, a table of `jars.lock`.
-
-    Returns:
-        Absolute paths in the order of the lock file. The sha256 sums are verified when the jars are put into the cache;
-        later calls only compare file sizes, which takes about a millisecond.
-
-    Raises:
-        SetupError: The set is unknown, cannot be fetched, or does not match the lock file.
+    The sha256 sums are verified when the jars are put into the cache; later calls only compare file sizes, which takes
+    about a millisecond.
     """
     wanted = _locked(jar_set)
     try:
@@ -82,8 +84,22 @@ def jar_paths(jar_set: str) -> list[Path]:
     return [home / jar.ivy_name for jar in wanted]
 
 
+def cache_folder() -> Path:
+    """Return `kmq-spark` in the user's cache directory (`XDG_CACHE_HOME`, by default `~/.cache`); it may not exist."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches, "kmq-spark").absolute()
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Hold an exclusive file lock. Other processes wait; the kernel releases the lock when the holder ends."""
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 def cache_directory() -> Path:
-    """Return the directory of all jar sets: `KMQ_JARS_DIR`, or `kmq-spark/jars` in the user's cache directory."""
+    """Return the directory of all jar sets: `KMQ_JARS_DIR`, or `jars` in the cache folder."""
     if chosen := os.environ.get("KMQ_JARS_DIR"):
         return Path(chosen).absolute()
     return cache_folder() / "jars"
@@ -96,12 +112,7 @@ def read_lock() -> dict[str, list[LockedJar]]:
 
 
 def write_lock() -> None:
-    """
-    Fetch every coordinate of the lock file and write the current sha256 sums to it.
-
-    Raises:
-        SetupError: A coordinate cannot be fetched.
-    """
+    """Fetch every coordinate of the lock file and write the current sha256 sums to it."""
     parts = [_LOCK_HEADER]
     for jar_set, jars in read_lock().items():
         with tempfile.TemporaryDirectory() as temporary:
@@ -158,7 +169,7 @@ def _stage(jar_set: str, wanted: Sequence[LockedJar], temporary: Path, log: Path
             shutil.copyfile(shipped, staged / jar.ivy_name)
     if not missing:
         return staged
-    fetched = fetch_with_ivy([jar.coordinate for jar in missing], temporary / "ivy", log=log, title=jar_set)
+    fetched = _fetch_with_ivy([jar.coordinate for jar in missing], temporary / "ivy", log=log, title=jar_set)
     for jar in missing:
         source = fetched / jar.ivy_name
         if not source.is_file():
@@ -219,13 +230,101 @@ def _disk_failure(error: OSError) -> str:
     return f"cannot write the jar cache {cache}: {error.strerror}; {repair}, or set KMQ_JARS_DIR to another disk"
 
 
-def main(arguments: list[str]) -> int:
-    """
-    Run `fetch [SET …]`, `paths SET` or `lock` from the command line.
+def _fetch_with_ivy(coordinates: Sequence[str], into: Path, *, log: Path, title: str) -> Path:
+    """Fetch exactly these coordinates; return the folder of the jars, named `<group>_<artifact>-<version>.jar`."""
+    java_home = find_java().parent.parent
+    jars = into / "jars"
+    # First try an empty home directory: a Maven cache with a pom but without its jar makes Ivy fail. Then try the
+    # user's home, because without a network its Maven cache may be the only source.
+    into.mkdir(parents=True, exist_ok=True)
+    homes = [Path(tempfile.mkdtemp(dir=into, prefix="home-"))]
+    homes += [Path.home()] if Path.home().joinpath(".m2", "repository").is_dir() else []
+    for home in homes:
+        ivy = _start(into, coordinates, _environment(java_home, home), log)
+        if _wait(ivy, into, title=f"{title} jars", total=len(coordinates)):
+            return jars
+    if "No module named 'pyspark'" in log.read_text(errors="replace"):
+        message = f"cannot fetch the {title} jars: pyspark is not installed; run pip install 'kmq-spark[spark]'"
+        raise SetupError(message)
+    message = (
+        f"cannot fetch the {title} jars: Ivy failed, or no byte came for {STALL_LIMIT_S:.0f} s (log: {log}); check the "
+        "network and that 300 MB are free, or copy the jar cache of another machine and set KMQ_JARS_DIR to it"
+    )
+    raise SetupError(message)
 
-    Returns:
-        Exit code: 0 = success, 1 = failure (one line on stderr), 2 = wrong arguments.
-    """
+
+def _environment(java_home: Path, home: Path) -> dict[str, str]:
+    """Return this environment without variables that would select another Spark or load the user's packages."""
+    unwanted = {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_REMOTE"}
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    arguments = f"--driver-java-options '-Duser.home={home}' pyspark-shell"
+    return kept | {
+        "JAVA_HOME": str(java_home),
+        "PYSPARK_SUBMIT_ARGS": arguments,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        # Spark resolves its host name at start, which takes half a minute if no name server answers.
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": "localhost",
+    }
+
+
+def _start(into: Path, coordinates: Sequence[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start Ivy with its output in the log file, in a process of its own, so that its JVM ends with it."""
+    command = [sys.executable, "-m", "kmq_spark.local.jars", "ivy", str(into), ",".join(coordinates)]
+    with log.open("wb") as out:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
+
+
+def _wait(ivy: subprocess.Popen[bytes], directory: Path, *, title: str, total: int) -> bool:
+    """Wait until Ivy ends or stalls; return whether it succeeded."""
+    try:
+        for fetched in _watch(ivy, directory):
+            _show(f"kmq: fetching {title}: {fetched} of {total}")
+        return ivy.poll() == 0
+    finally:
+        if ivy.poll() is None:
+            ivy.kill()
+        ivy.wait()
+        _show("")
+
+
+def _watch(ivy: subprocess.Popen[bytes], directory: Path) -> Iterator[int]:
+    """Yield the number of jars so far until the process ends or stalls."""
+    seen, moved_at = -1, time.monotonic()
+    while ivy.poll() is None and time.monotonic() - moved_at < STALL_LIMIT_S:
+        files = [Path(parent, name) for parent, _, names in os.walk(directory) for name in names]
+        size = sum(file.stat().st_size for file in files if file.exists())
+        if size != seen:
+            seen, moved_at = size, time.monotonic()
+        yield sum(file.suffix == ".jar" and "cache" in file.parts for file in files)
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _show(line: str) -> None:
+    """Rewrite the progress line, on a terminal only."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+
+def _run_ivy(ivy_dir: str, coordinates: str) -> None:
+    """Fetch coordinates, separated by commas, into `<ivy_dir>/jars`, with the Ivy of the pyspark package."""
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415  # no other command needs pyspark
+
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # pyspark leaves it untyped
+    try:
+        jvm = gateway.jvm
+        no_settings_file = jvm.scala.Option.empty()
+        # What `spark-submit --packages` runs. Spark has a default repository and reads `DEFAULT_ARTIFACT_REPOSITORY`.
+        resolve = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies
+        transitive, exclusions, more_repositories = False, "", ""
+        resolve(transitive, exclusions, coordinates, more_repositories, ivy_dir, no_settings_file)
+    finally:
+        gateway.shutdown()
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch the sets, print the paths of a set, or write the lock; return the exit code."""
     try:
         match arguments:
             case ["fetch", *sets]:
@@ -235,6 +334,8 @@ def main(arguments: list[str]) -> int:
                 sys.stdout.write("".join(f"{path}\n" for path in jar_paths(jar_set)))
             case ["lock"]:
                 write_lock()
+            case ["ivy", ivy_dir, coordinates]:
+                _run_ivy(ivy_dir, coordinates)
             case _:
                 sys.stderr.write("usage: python -m kmq_spark.local.jars fetch [SET …] | paths SET | lock\n")
                 return 2

@@ -22,15 +22,7 @@ _VERSION_TIMEOUT_S = 30
 
 
 def find_java() -> Path:
-    """
-    Return the `java` program to run, version 17 or newer.
-
-    Returns:
-        Absolute path; `JAVA_HOME` takes precedence over `PATH`.
-
-    Raises:
-        SetupError: No Java is installed, or all are too old.
-    """
+    """Return the path of a `java` of version 17 or newer; `JAVA_HOME` takes precedence over `PATH`."""
     found: list[str] = []
     for candidate in _candidates():
         version = java_version(candidate)
@@ -45,15 +37,7 @@ def find_java() -> Path:
 
 
 def java_version(java: Path) -> int | None:
-    """
-    Return the feature version of a `java` program, such as 17.
-
-    Args:
-        java: Path of the program; it is run with `-version`.
-
-    Returns:
-        The version (8 for the old form `1.8`); None if the program does not run or its output has no version.
-    """
+    """Return the feature version of a `java` program, such as 17 (8 for `1.8`); None if it says none."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False

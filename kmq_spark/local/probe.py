@@ -1,5 +1,5 @@
 """
-Check whether a broker is ready, with three requests over plain sockets.
+A free port for a broker, and whether the broker is ready: three requests over plain sockets.
 
 Rule 1: only `kmq_spark.kafka` imports a Kafka client, so this module encodes the requests itself, in old, simple
     versions.
@@ -12,8 +12,18 @@ Source: Kafka protocol guide, Metadata version 4, FindCoordinator version 1.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import struct
+
+LOWEST, HIGHEST = 10_240, 32_767
+"""
+Below the ports that Linux, macOS and Windows give to outgoing connections (32768 and above).
+
+A server with one of those ports may not get it back after a restart: while it is down, a client that tries to connect
+again and again can be given that port as its own.
+"""
 
 _TIMEOUT_S = 1.0
 _MAX_RESPONSE_BYTES = 1_000_000
@@ -26,16 +36,17 @@ _GROUP, _TRANSACTION = 0, 1
 _NOT_YET = (14, 15)  # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE; any other answer is for the clients
 
 
+def free_port() -> int:
+    """Return a port that is free now and is given to no outgoing connection."""
+    while True:
+        port = random.randint(LOWEST, HIGHEST)  # noqa: S311  # no secret
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def is_ready(port: int) -> bool:
-    """
-    Return whether a broker on the loopback interface serves topics, consumer groups and transactions.
-
-    Args:
-        port: TCP port on 127.0.0.1.
-
-    Returns:
-        False while the port is closed or does not answer, or the broker is starting.
-    """
+    """Return whether a broker on this loopback port serves topics, consumer groups and transactions."""
     try:
         return _lists_itself(port) and _has_coordinator(port, _GROUP) and _has_coordinator(port, _TRANSACTION)
     except (OSError, EOFError, struct.error):

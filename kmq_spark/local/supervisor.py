@@ -27,12 +27,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(remove_directory: str, command: list[str]) -> int:
-    """
-    Start the command and wait until it or the parent ends.
-
-    Returns:
-        Exit code of the child as in a shell: 128 + n if signal n ended it.
-    """
+    """Start the command and wait until it or the parent ends; return the exit code of the child as in a shell."""
     parent = os.getppid()
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 

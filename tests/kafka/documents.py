@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import yaml
 
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 from tests.limits import COMES_S, ENDS_S
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from kmq_spark.cli.acls import PARTS
 from kmq_spark.cli.main import app
 from kmq_spark.local.jars import jar_paths
 from kmq_spark.local.java import find_java
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 from tests.brokers import quick_broker
 from tests.limits import ENDS_S
 

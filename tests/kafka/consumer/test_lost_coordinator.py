@@ -20,7 +20,7 @@ from kmq_spark.kafka.settings import reader_config, transactional_producer_confi
 from kmq_spark.kafka.topics import create_queue
 from kmq_spark.kafka.transaction import TransactionalProducer
 from kmq_spark.local.broker import EmbeddedBroker
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 from tests.brokers import quick_java
 from tests.kafka.conftest import Queue, consumer_of, receive_all, wait_until
 

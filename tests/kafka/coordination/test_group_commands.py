@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmq_spark.coordination import Coordinator, create_coordination_topic
 from kmq_spark.inspection.groups import read_groups
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 from tests.kafka.conftest import wait_until
 from tests.kafka.operator.test_commands import kmq
 from tests.limits import COMES_S

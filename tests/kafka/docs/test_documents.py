@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kmq_spark.local.ports import free_port
+from kmq_spark.local.probe import free_port
 from tests.kafka.conftest import read_all
 from tests.kafka.documents import LANGUAGES, Reader, blocks_of, make_reader
 
