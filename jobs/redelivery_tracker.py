@@ -1,12 +1,14 @@
 """
-Run the redelivery tracker under `spark-submit` or as a Databricks job. Takes the arguments of `kmq tracker run`.
+Run the redelivery tracker under `spark-submit`. Takes the arguments of `kmq tracker run`.
 
-    ./spark-submit.sh jobs/redelivery_tracker.py --config conf/local.toml orders emails
+    ./spark-submit.sh jobs/redelivery_tracker.py --config conf/local.toml orders
 """
 
 from __future__ import annotations
 
-from kmq_spark.cli.tracker import run_submitted
+import sys
+
+from kmq_spark.cli.main import app
 
 if __name__ == "__main__":
-    run_submitted()
+    app(["tracker", "run", *sys.argv[1:]])

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kmq_spark.cli.queue import Name
-from kmq_spark.cli.shared.common import one_line_errors
+from kmq_spark.cli.shared.options import Connection, QueueName
 from kmq_spark.cli.shared.output import Output, OutputForm, print_data
 from kmq_spark.core.coordination.records import fleet_group
 from kmq_spark.errors import ConfigError
@@ -155,9 +154,9 @@ def coordination_grants(fleet: str, group: str, topic: str) -> Iterator[Grant]:
         yield Grant("creator", "topic", topic, ("Create", "Describe", "DescribeConfigs", "AlterConfigs"))
 
 
-@one_line_errors
 def acls(
-    name: Name,
+    name: QueueName,
+    connection: Connection,
     part: Annotated[
         list[str] | None, typer.Option(help=f"Only this part: {', '.join(PARTS)}; may be repeated.", metavar="PART")
     ] = None,
@@ -176,7 +175,6 @@ def acls(
     group: Annotated[
         str, typer.Option("--group", help="Also for members of this coordination group.", metavar="GROUP")
     ] = "",
-    topic: Annotated[str, typer.Option("--coordination-topic", help="The coordination topic.")] = "kmq.coordination",
     output: Output = OutputForm.TABLE,
 ) -> None:
     """Print the least that each part of a queue needs, as kafka-acls.sh commands (-o json: as data)."""
@@ -184,8 +182,9 @@ def acls(
 
     for each in part or ():
         if each not in PARTS:
-            message = f"part is not allowed: got {each!r}, one of {', '.join(PARTS)}; correct --part"
+            message = f"part is not allowed: got {each!r}; expected one of {', '.join(PARTS)}; correct --part"
             raise ConfigError(message)
+    topic = connection.settings().tracker.coordination_topic
     found = [*grants(QueueTopics.parse(name), logical_queues or ()), *coordination_grants(fleet, group, topic)]
     wanted = [grant for grant in found if not part or grant.part in part]
     # One block for each part; the order within a part is kept.

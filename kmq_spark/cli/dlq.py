@@ -7,7 +7,7 @@ Rule 2: control characters in text from a message are escaped, never written to 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.shared.common import EXIT_FAILED, command
-from kmq_spark.cli.shared.options import Connection, QueueName, span_ms
+from kmq_spark.cli.shared.options import Connection, QueueName, seconds
 from kmq_spark.cli.shared.output import Output as Form
 from kmq_spark.cli.shared.output import OutputForm, json_bytes, print_data, rendered, shown, table
 from kmq_spark.errors import ConfigError
@@ -205,8 +205,8 @@ def _instant(text: str | None, option: str) -> datetime | None:
     """Parse `2h` (ago, on this machine's clock) or an ISO instant (UTC if it has no zone)."""
     if text is None:
         return None
-    if (ago_ms := span_ms(text)) is not None:
-        return datetime.fromtimestamp(time.time(), UTC) - timedelta(milliseconds=ago_ms)
+    with contextlib.suppress(ConfigError):
+        return max(0, int((time.time() - seconds(text, option)) * 1000))
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.doctor import as_table, repairs, report
-from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command
-from kmq_spark.cli.shared.looking import counting, quiet_client
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command, counting, quiet_client
 from kmq_spark.cli.shared.options import Connection, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, rendered, shown, table
 from kmq_spark.errors import ConfigError

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import command, print_json, run_alone, set_up_logs
-from kmq_spark.cli.shared.options import Address, ConfigFile, DriverMemory, Events, LogLevel, Master, settings_from
+from kmq_spark.cli.shared.common import StopOnSignals, command, print_json, set_up_logs
+from kmq_spark.cli.shared.options import Connection, DriverMemory, Events, Master
 from kmq_spark.cli.shared.output import Output, OutputForm, print_data, shown
-from kmq_spark.cli.tracker import SUBMITTED_MARKS, StopOnSignals, log_level_of, stop_session
+from kmq_spark.cli.tracker import SUBMITTED_MARKS, stop_session
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
 from kmq_spark.inspection.spans import counted
@@ -38,7 +38,7 @@ MASTER, DRIVER_MEMORY = "local[2]", "1g"
 
 @command(app, "run")
 def run(
-    address: Address,
+    connection: Connection,
     queues: Annotated[
         list[str] | None,
         typer.Argument(help="Queues, or queue@subscription; default: [tracker] queues.", metavar="QUEUE"),
@@ -47,11 +47,10 @@ def run(
     master: Master = MASTER,
     driver_memory: DriverMemory = DRIVER_MEMORY,
     events: Events = False,
-    log_level: LogLevel = "INFO",
 ) -> None:
     """Write what happens in queues to the Delta tables of [ledger], until SIGTERM or Ctrl+C."""
-    set_up_logs(log_level_of(log_level))
-    settings = settings_from(address, tracker={"queues": tuple(queues) if queues else None})
+    set_up_logs()
+    settings = connection.settings(tracker={"queues": tuple(queues) if queues else None})
     names = _queues(settings)
     signals = StopOnSignals()
     spark = _session(master, driver_memory)
@@ -64,7 +63,7 @@ def run(
 @command(app, "show")
 def show(
     view: Annotated[str, typer.Argument(help="deliveries, message_story, slowest_handlers, …", metavar="VIEW")],
-    config: ConfigFile = None,
+    connection: Connection,
     queue: Annotated[str, typer.Option(help="Only this queue, or queue@subscription.", metavar="QUEUE")] = "",
     message: Annotated[
         str, typer.Option(help="Of message_story: any copy, partition:offset; needs --queue.", metavar="P:O")
@@ -74,7 +73,7 @@ def show(
 ) -> None:
     """Ask the ledger: the rows of a view or a table."""
     set_up_logs("WARNING")
-    settings = settings_from(Address(config=config))
+    settings = connection.settings()
     place = _message_place(view, queue, message)
     from kmq_spark.ledger.reader import read_rows
     from kmq_spark.ledger.schema import location_of
@@ -87,10 +86,10 @@ def show(
 
 
 @command(app, "maintain")
-def maintain(config: ConfigFile = None, master: Master = MASTER, driver_memory: DriverMemory = DRIVER_MEMORY) -> None:
+def maintain(connection: Connection, master: Master = MASTER, driver_memory: DriverMemory = DRIVER_MEMORY) -> None:
     """Delete days past [ledger] keep_days, compact files, remove files that no row needs."""
     set_up_logs("WARNING")
-    settings = settings_from(Address(config=config))
+    settings = connection.settings()
     from kmq_spark.ledger.schema import location_of
     from kmq_spark.ledger.tables import maintain as maintain_tables
 
@@ -222,8 +221,3 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         ).rstrip()
         for line in [names, *cells]
     )
-
-
-def run_submitted() -> None:
-    """Run with the arguments of `kmq ledger run`, for `jobs/ledger.py` and Databricks wheel tasks."""
-    run_alone(run)

@@ -7,35 +7,21 @@ from typing import Annotated
 import typer
 
 from kmq_spark import __version__
-from kmq_spark.cli import (
-    acls,
-    broker,
-    demo,
-    dlq,
-    doctor,
-    group,
-    ledger,
-    message,
-    pipes,
-    producer,
-    queue,
-    top,
-    tracker,
-)
+from kmq_spark.cli import acls, broker, dlq, doctor, group, ledger, message, producer, queue, top, tracker
 from kmq_spark.cli import queue_view as _queue_view  # noqa: F401  # adds its commands to `kmq queue`
 from kmq_spark.cli import tracker_fleet as _tracker_fleet  # noqa: F401  # adds its command to `kmq tracker`
-from kmq_spark.cli import tracker_once as _tracker_once  # noqa: F401  # as above
-from kmq_spark.cli import tracker_status as _tracker_status  # noqa: F401  # adds its command to `kmq tracker`
-from kmq_spark.cli.shared.one_line import HELP_OPTIONS, OneLineGroup
+from kmq_spark.cli.shared.common import command
+from kmq_spark.cli.shared.options import Given, Kmq, note, spread
 
 app = typer.Typer(
     name="kmq",
-    cls=OneLineGroup,
-    help="Message-queue semantics on plain Kafka topics.",
+    cls=Kmq,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings=HELP_OPTIONS,
+    # Plain text: rich reads `[tracker]` as markup.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -46,28 +32,42 @@ def _print_version(is_wanted: bool) -> None:  # noqa: FBT001  # typer calls it w
 
 
 @app.callback()
+@spread
 def _kmq(
-    is_version: Annotated[  # its callback does everything
+    shared: Given,
+    is_version: Annotated[  # noqa: ARG001  # its callback does everything
         bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Message-queue semantics on plain Kafka topics."""
+    """
+    Message-queue semantics on plain Kafka topics.
+
+    The options of the connection and -h may stand anywhere on the line: `kmq doctor orders --bootstrap-server b:9092`.
+    """
+    note(shared)
 
 
-app.add_typer(queue.app, name="queue")
-app.add_typer(tracker.app, name="tracker")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(producer.app, name="producer")
-app.add_typer(group.app, name="group")
-app.add_typer(ledger.app, name="ledger")
-app.command("up")(broker.up)
-app.command("demo")(demo.demo)
-app.add_typer(message.app, name="message")
-app.command("send")(pipes.send)
-app.command("receive")(pipes.receive)
-app.command("acls")(acls.acls)
-app.command("doctor")(doctor.doctor)
-app.command("top")(top.top)
+for _name, _app in {
+    "queue": queue.app,
+    "message": message.app,
+    "dlq": dlq.app,
+    "producer": producer.app,
+    "tracker": tracker.app,
+    "group": group.app,
+    "ledger": ledger.app,
+}.items():
+    app.add_typer(_app, name=_name)
+for _function in (message.send, message.receive, top.top, doctor.doctor, acls.acls, broker.up, broker.demo):
+    command(app, _function.__name__)(_function)
+
+
+def task() -> None:
+    """Run as a Databricks wheel task: the platform takes every SystemExit for a failure, so return after success."""
+    try:
+        app(prog_name="kmq")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
 
 
 if __name__ == "__main__":

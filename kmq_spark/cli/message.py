@@ -1,27 +1,38 @@
-"""`kmq message show`: show the history of one message."""
+"""
+`kmq send` and `kmq receive`: use a queue in a shell pipe, one message a line; `kmq message show`: one message's story.
+
+Rule 1: `receive` acknowledges a message after its line is written and flushed. If the reader has closed the pipe, the
+message remains in the queue.
+Rule 2: `send --json` reads the output of `receive -o jsonl`.
+Rule 3: a value is written unchanged to a pipe or file. On a terminal it is escaped, because its sender is not trusted.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import EXIT_FAILED, command
-from kmq_spark.cli.shared.looking import inspector_of, reading
-from kmq_spark.cli.shared.options import Connection, QueueName
+from kmq_spark.cli.shared.common import StopOnSignals, command, counting, fail, inspector_of, quiet_client
+from kmq_spark.cli.shared.options import Connection, QueueName, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, rendered, shown, table
 from kmq_spark.core.markers import MessageId
 from kmq_spark.errors import ConfigError
-from kmq_spark.inspection.history import merge_renewals
-from kmq_spark.inspection.spans import instant
+from kmq_spark.inspection.spans import counted, instant
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kmq_spark.inspection.history import Content, Event
+    from kmq_spark.consumer.message import Message
+    from kmq_spark.inspection.story import Content, Event
 
 app = typer.Typer(help="One message.", no_args_is_help=True)
 
+RECEIVED_AT_ONCE = 500
+POLL_S = 0.5
 SHOWN_BYTES = 1_000
 
 
@@ -38,23 +49,130 @@ def show(
     output: Output = OutputForm.TABLE,
     max_bytes: Annotated[int, typer.Option(help="What is shown of key, value and headers.", min=1)] = SHOWN_BYTES,
 ) -> None:
-    """Show a message's history from its first copy: sent, started, renewed, ended, redelivered, dead, redriven."""
-    from kmq_spark.inspection.message_history import MessageHistory
+    """Show a message's story from its first copy: sent, started, renewed, ended, redelivered, dead, redriven."""
+    from kmq_spark.inspection.story import StoryReader
 
     wanted = MessageId.parse(message_id)
     if wanted is None:
-        message = f"message id is not allowed: got {message_id!r}, partition:offset as in 0:42; see `kmq queue peek`"
+        message = (
+            f"message id is not allowed: got {message_id!r}; expected partition:offset as in 0:42; see `kmq queue peek`"
+        )
         raise ConfigError(message)
     settings = connection.settings()
-    with inspector_of(name, settings) as inspector, reading(name) as on_progress:
-        content, events = MessageHistory(inspector, settings.kafka.timeout, on_progress).read(wanted)
+    with inspector_of(name, settings) as inspector, counting(inspector.topics.markers_topic) as on_progress:
+        content, events = StoryReader(inspector, settings.kafka.timeout, on_progress).read(wanted)
     if not events:
-        typer.echo(f"kmq: message {message_id} not found in {name}: it never existed or retention deleted it", err=True)
-        raise typer.Exit(EXIT_FAILED)
-    rows = [dict(zip(("at_ms", "place", "what", "by"), event, strict=True)) for event in events]
+        raise fail(f"message {message_id} not found in {name}: it never existed or retention deleted it")
     if output is OutputForm.TABLE:
         typer.echo(_head(message_id, content, max_bytes))
-    print_rows(output, rows, lambda: _events(events))
+    print_rows(output, [event._asdict() for event in events], lambda: _events(events))
+
+
+def send(
+    name: QueueName,
+    connection: Connection,
+    as_json: Annotated[bool, typer.Option("--json", help="Lines are JSON objects: value, key, headers.")] = False,
+    key_separator: Annotated[
+        str | None, typer.Option(help="Text between key and value in a line; without it there is no key.")
+    ] = None,
+) -> None:
+    """Send a message for each line of stdin, as it is or as a JSON object; ends when all are written."""
+    from kmq_spark.producer.producer import QueueProducer
+
+    quiet_client()
+    count = 0
+    with QueueProducer(name, **connection.reach()) as producer:
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            value, options = _from_json(text, number) if as_json else _from_line(text, key_separator)
+            producer.send(value, **options)
+            count = number
+    typer.echo(f"sent {counted(count, 'message')} to {name}", err=True)
+
+
+def receive(
+    name: QueueName,
+    connection: Connection,
+    output: Output = OutputForm.TABLE,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", help="Messages, then end.", min=1)] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(help="End when nothing came for so long; without it, Ctrl+C ends it.", metavar="DURATION"),
+    ] = None,
+) -> None:
+    """Write each message as a line, its value or a JSON object (-o jsonl), and acknowledge it once it is written."""
+    from kmq_spark.consumer.consumer import QueueConsumer
+
+    quiet_client()
+    wait_s = None if wait is None else seconds(wait, "--wait")
+    signals = StopOnSignals()
+    left, heard_s = limit, time.monotonic()
+    # Leaving the block releases messages that are not acknowledged. Deliveries of prefetched messages, which `receive`
+    # has not returned yet, do not count.
+    with QueueConsumer(name, **connection.reach()) as consumer:
+        while not signals.is_asked and left != 0:
+            messages = consumer.receive(min(RECEIVED_AT_ONCE, left or RECEIVED_AT_ONCE), timeout=POLL_S)
+            if messages:
+                heard_s = time.monotonic()
+            elif wait_s is not None and time.monotonic() - heard_s > wait_s:
+                break
+            for message in messages:
+                if signals.is_asked:
+                    message._release_unseen()  # noqa: SLF001  # private to the package: not for handlers
+                    continue
+                _write(message, output)
+                message.ack()
+            left = None if left is None else left - len(messages)
+
+
+def _from_line(line: bytes, key_separator: str | None) -> tuple[bytes, dict[str, Any]]:
+    if not key_separator:
+        return line, {}
+    key, found, value = line.partition(key_separator.encode())
+    return (value, {"key": key}) if found else (line, {})
+
+
+def _from_json(line: bytes, number: int) -> tuple[bytes | None, dict[str, Any]]:
+    try:
+        given = json.loads(line)
+        if not isinstance(given, dict):
+            raise TypeError(f"got {type(given).__name__}")  # noqa: TRY301  # as what follows
+        options: dict[str, Any] = {}
+        if (key := _bytes(given, "key")) is not None:
+            options["key"] = key
+        if given.get("headers"):
+            options["headers"] = [(str(each["name"]), _bytes(each, "value")) for each in given["headers"]]
+        return _bytes(given, "value"), options
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"line {number} of stdin is not a message: {type(error).__name__}: {error}; expected an object with value "
+            f"or value_hex, and key, headers [{{name, value}}]; {number - 1} lines before it were sent"
+        ) from None
+
+
+def _bytes(given: dict[str, Any], name: str) -> bytes | None:
+    if given.get(f"{name}_hex") is not None:
+        return bytes.fromhex(given[f"{name}_hex"])
+    value = given.get(name)
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
+
+
+def _write(message: Message, output: OutputForm) -> None:
+    if output is OutputForm.TABLE:
+        value = message.value or b""
+        sys.stdout.buffer.write((shown(value).encode() if sys.stdout.isatty() else value) + b"\n")
+    else:
+        row = {
+            "id": message.id.text,
+            "delivery_count": message.delivery_count,
+            **json_bytes("key", message.key),
+            **json_bytes("value", message.value),
+            "headers": [{"name": name, **json_bytes("value", value)} for name, value in message.headers],
+        }
+        sys.stdout.buffer.write(json.dumps(row).encode() + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _head(message_id: str, content: Content | None, max_bytes: int) -> str:
@@ -64,20 +182,16 @@ def _head(message_id: str, content: Content | None, max_bytes: int) -> str:
     size = 0 if value is None else len(value)
     lines: list[tuple[str, str]] = [
         ("message", message_id),
-        ("key", _cell(content.key, max_bytes)),
-        ("value", f"{size} bytes: {_cell(value, max_bytes)}"),
-        *((shown(header), _cell(each, max_bytes)) for header, each in content.headers),
+        ("key", shown(content.key, max_bytes)),
+        ("value", f"{size} bytes: {shown(value, max_bytes)}"),
+        *((shown(header), shown(each, max_bytes)) for header, each in content.headers),
     ]
     return rendered(table(("", ""), lines)).lstrip("\n") + "\n"
 
 
-def _cell(value: Any, max_bytes: int) -> str:  # noqa: ANN401  # bytes, text or none, as the client has it
-    found = json_bytes("it", value.encode() if isinstance(value, str) else value, max_bytes)
-    cut = "…" if found.get("it_is_cut") else ""
-    return (f"0x{found['it_hex']}" if "it_hex" in found else shown(found["it"])) + cut
-
-
 def _events(events: list[Event]) -> Table:
+    from kmq_spark.inspection.story import merge_renewals
+
     return table(
         ("AT", "WHAT", "BY", "WHERE"),
         [

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from kmq_spark.cli.queue import Name, app
-from kmq_spark.cli.shared.common import command
-from kmq_spark.cli.shared.looking import inspector_of, quiet_client, reading
+from kmq_spark.cli.shared.common import command, counting, inspector_of, quiet_client
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_rows, shown, table
 from kmq_spark.inspection.spans import span
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from kmq_spark.config import Settings
     from kmq_spark.inspection.inspector import QueueInspector
-    from kmq_spark.inspection.view import HeldMessage
+    from kmq_spark.inspection.markers_fold import HeldMessage
     from kmq_spark.wire.headers import Headers
 
 SHOWN_BYTES = 200
@@ -41,9 +40,8 @@ def list_queues(
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
-    """List queues and subscriptions (queue@subscription): what is ready, dead, how far the tracker is behind."""
-    from kmq_spark.inspection.cluster import Cluster
-    from kmq_spark.inspection.names import queues_of
+    """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
+    from kmq_spark.inspection.cluster import Cluster, queues_of
 
     settings = connection.settings()
     quiet_client()
@@ -60,7 +58,6 @@ def peek(
     in_flight: Annotated[bool, typer.Option("--in-flight", help="Only messages that a consumer holds.")] = False,
     ready: Annotated[bool, typer.Option("--ready", help="Only messages that no consumer has started.")] = False,
     limit: Annotated[int, typer.Option("-n", "--limit", help="Most messages shown.", min=1, max=100_000)] = 10,
-    max_bytes: Annotated[int, typer.Option(help="What is shown of a key or value.", min=1)] = SHOWN_BYTES,
 ) -> None:
     """Show messages in flight and messages ready, the oldest first, without taking any."""
     settings = connection.settings()
@@ -68,11 +65,11 @@ def peek(
     with inspector_of(name, settings) as inspector:
         inspector.queue_partitions()
         if in_flight or not ready:
-            with reading(name) as on_progress:
+            with counting(inspector.topics.markers_topic) as on_progress:
                 inspector.refresh(on_progress)
-            rows += _held(inspector, settings, limit, max_bytes)
+            rows += _held(inspector, settings, limit)
         if (ready or not in_flight) and len(rows) < limit:
-            rows += _ready(inspector, limit - len(rows), max_bytes)
+            rows += _ready(inspector, limit - len(rows))
     print_rows(output, rows, lambda: _messages(rows))
 
 
@@ -81,19 +78,16 @@ def _row(queue: str, settings: Settings) -> dict[str, Any]:
 
     stored = read_rules(queue, **settings.kafka.reach())
     with inspector_of(queue, settings) as inspector:
-        topics = inspector.topics
-        queue_topic, markers, letters = inspector.cluster.topics(topics.all_topics).values()
-        group = inspector.cluster.group(topics.consumer_group, topics.queue_topic)
-        tracker = inspector.tracker(markers)
-        return {
-            "queue": queue,
-            "partitions": queue_topic.partition_count,
-            "ready": inspector.ready(queue_topic, group.positions).count,
-            "consumers": len(group.members),
-            "dead_letters": inspector.dead_letters(letters).count,
-            "tracker_lag": tracker.unread if tracker.positions else None,
-            "rules": f"version {stored.version}" if stored is not None else "settings",
-        }
+        view = inspector.look(with_markers=False)
+    return {
+        "queue": queue,
+        "partitions": view.queue_topic.partition_count,
+        "ready": view.ready.count,
+        "consumers": len(view.consumers.members),
+        "dead_letters": view.dead_letters.count,
+        "tracker_lag": view.tracker.unread.count if view.tracker.positions else None,
+        "rules": f"version {stored.version}" if stored is not None else "settings",
+    }
 
 
 def _queues(rows: list[dict[str, Any]]) -> Table:
@@ -101,13 +95,13 @@ def _queues(rows: list[dict[str, Any]]) -> Table:
     return table(heads, [["never ran" if value is None else str(value) for value in row.values()] for row in rows])
 
 
-def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
+def _held(inspector: QueueInspector, settings: Settings, limit: int) -> Iterator[dict[str, Any]]:
     """Yield the messages in flight, in the order of their STARTs."""
     from kmq_spark.kafka.payloads import PayloadReader
 
     now_ms = int(time.time() * 1000)
     held = sorted(
-        (each for view in inspector.views.values() for each in view.messages()),
+        (each for fold in inspector.folds.values() for each in fold.messages()),
         key=lambda each: (each.started_at_ms or 0, each.queue_partition, each.message_offset),
     )[:limit]
     wanted: dict[int, list[int]] = {}
@@ -131,8 +125,8 @@ def _held(inspector: QueueInspector, settings: Settings, limit: int, max_bytes: 
                 cast("Headers", (record.headers() if record is not None else None) or []), LOGICAL_QUEUE
             ),
             "consumer_id": each.consumer_id,
-            **json_bytes("key", None if record is None else record.key(), max_bytes),
-            **json_bytes("value", None if record is None else record.value(), max_bytes),
+            **json_bytes("key", None if record is None else record.key(), SHOWN_BYTES),
+            **json_bytes("value", None if record is None else record.value(), SHOWN_BYTES),
         }
 
 
@@ -144,7 +138,7 @@ def _state(held: HeldMessage, now_ms: int) -> str:
     return "overdue" if held.deadline_at_ms < now_ms else "in flight"
 
 
-def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[dict[str, Any]]:
+def _ready(inspector: QueueInspector, limit: int) -> Iterator[dict[str, Any]]:
     """Yield ready messages, partition by partition; there is no global order, as each consumer has other partitions."""
     now_ms = int(time.time() * 1000)
     for record in inspector.ready_records(limit):
@@ -158,8 +152,8 @@ def _ready(inspector: QueueInspector, limit: int, max_bytes: int) -> Iterator[di
             "due_at_ms": _due_at_ms(headers, record.timestamp()[1]),
             "logical_queue": text_of(headers, LOGICAL_QUEUE),
             "consumer_id": "",
-            **json_bytes("key", record.key(), max_bytes),
-            **json_bytes("value", record.value(), max_bytes),
+            **json_bytes("key", record.key(), SHOWN_BYTES),
+            **json_bytes("value", record.value(), SHOWN_BYTES),
         }
 
 

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kmq_spark.cli.shared.common import one_line_errors, print_json
-from kmq_spark.cli.shared.looking import inspector_of
-from kmq_spark.cli.shared.options import Connection
+from kmq_spark.cli.shared.common import inspector_of, print_json
+from kmq_spark.cli.shared.options import Connection, seconds
 from kmq_spark.cli.shared.output import Output, OutputForm, rendered, shown, table, width
 from kmq_spark.errors import ConfigError, KmqError
 from kmq_spark.inspection.spans import span
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kmq_spark.inspection.figures import Figures
+    from kmq_spark.inspection.facts import QueueView
     from kmq_spark.inspection.inspector import QueueInspector
 
 NARROW = 100
@@ -41,20 +40,17 @@ SLIM = ("QUEUE…", ">READY", ">FLIGHT", ">OLDEST", ">ACK/S", ">DEAD", ">LAG")
 @dataclass(frozen=True, slots=True)
 class Frame:
     """
-    The result of one check of all queues.
+    The result of one look at all queues.
 
-    Attributes:
-        figures: Figures by queue; those of an earlier check if this one failed.
-        rates: Messages a second since the previous check, by queue and counter; empty at first.
-        trouble: Error text of a failed check, one line; empty if all succeeded.
+    A queue that could not be read has its earlier view, and `trouble` says why. `rates` are messages a second since the
+    previous look, by queue and counter; empty at first.
     """
 
-    figures: dict[str, Figures]
+    views: dict[str, QueueView]
     rates: dict[str, dict[str, float]]
     trouble: str = ""
 
 
-@one_line_errors
 def top(
     queues: Annotated[list[str], typer.Argument(help="Queues, or queue@subscription.", metavar="QUEUE...")],
     connection: Connection,
@@ -62,28 +58,25 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one frame and end, after two looks for the rates.")
     ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two frames.", min=0.2, max=3600)] = 2.0,
+    interval: Annotated[str, typer.Option(help="Time between two frames.", metavar="DURATION")] = "2s",
 ) -> None:
     """
     Show queues live: ready, in flight, oldest, rates, redeliveries, dead letters, tracker lag. Ctrl+C ends it.
 
     While the broker is not reachable, it reports that, keeps the last figures and tries again.
     """
-    settings = connection.settings()
+    settings, interval_s = connection.settings(), seconds(interval, "--interval")
     if repeated := next((queue for queue in queues if queues.count(queue) > 1), ""):
         message = f"queue is given more than once: got {repeated!r}; name it once"
         raise ConfigError(message)
     inspectors = {queue: inspector_of(queue, settings) for queue in queues}
+    frames = _frames(inspectors, interval_s)
     try:
         if sys.stdout.isatty() and not once and output is OutputForm.TABLE:
-            _live(_frames(inspectors, interval))
+            _live(frames)
         else:
-            frames = _frames(inspectors, interval)
-            if once:
-                # A rate needs two checks, so skip the first frame.
-                next(frames)
-                frames = islice(frames, 1)
-            _lines(frames, output)
+            # A rate needs two looks, so skip the first frame.
+            _lines(islice(frames, 1, 2) if once else frames, output)
     except KeyboardInterrupt:
         pass  # Ctrl+C is the usual way to end the command
     finally:
@@ -92,7 +85,7 @@ def top(
 
 
 def _frames(inspectors: dict[str, QueueInspector], interval_s: float) -> Iterator[Frame]:
-    """Yield a frame for each check of the queues; only an error of the first check is raised."""
+    """Yield a frame for each look at the queues; only an error of the first one is raised."""
     frame = Frame({}, {})
     for number in count():
         began_s = time.monotonic()
@@ -102,21 +95,19 @@ def _frames(inspectors: dict[str, QueueInspector], interval_s: float) -> Iterato
 
 
 def _next(inspectors: dict[str, QueueInspector], before: Frame, *, is_first: bool) -> Frame:
-    found, rates, trouble = dict(before.figures), {}, ""
+    found, rates, trouble = dict(before.views), {}, ""
     for queue, inspector in inspectors.items():
         try:
-            found[queue] = inspector.figures()
+            view = found[queue] = inspector.look()
         except KmqError as error:
             if is_first:
                 raise
             trouble = str(error)
             continue
-        earlier = before.figures.get(queue)
-        if earlier is not None and found[queue].at_ms > earlier.at_ms:
-            seconds = (found[queue].at_ms - earlier.at_ms) / 1000
-            rates[queue] = {
-                name: max(0, number - earlier.counted[name]) / seconds for name, number in found[queue].counted.items()
-            }
+        earlier = before.views.get(queue)
+        if earlier is not None and view.now_ms > earlier.now_ms:
+            passed_s, old = (view.now_ms - earlier.now_ms) / 1000, earlier.counted
+            rates[queue] = {name: max(0, number - old[name]) / passed_s for name, number in view.counted.items()}
     return Frame(found, rates, trouble)
 
 
@@ -131,13 +122,10 @@ def _lines(frames: Iterator[Frame], output: OutputForm) -> None:
     """Print frames one after another, for a pipe or `--once`."""
     for number, frame in enumerate(frames):
         if output is not OutputForm.TABLE:
-            print_json({
-                "queues": [
-                    {**figures.to_dict(), "per_second": frame.rates.get(queue, {})}
-                    for queue, figures in frame.figures.items()
-                ],
-                "trouble": frame.trouble,
-            })  # fmt: skip
+            queues = [
+                {**view.figures(), "per_second": frame.rates.get(queue, {})} for queue, view in frame.views.items()
+            ]
+            print_json({"queues": queues, "trouble": frame.trouble})
             continue
         if number:
             typer.echo("")
@@ -148,34 +136,36 @@ def _lines(frames: Iterator[Frame], output: OutputForm) -> None:
 
 def _screen(frame: Frame) -> Table:
     made = _table(frame, width())
+    clock = time.strftime("%H:%M:%S")
     if frame.trouble:
-        made.caption = Text(f"{time.strftime('%H:%M:%S')} {shown(frame.trouble)}", style="bold red")
+        made.caption = Text(f"{clock} {shown(frame.trouble)}", style="bold red")
     else:
-        made.caption = Text(f"{time.strftime('%H:%M:%S')}  Ctrl+C ends it", style="dim")
+        made.caption = Text(f"{clock}  Ctrl+C ends it", style="dim")
     made.caption_justify = "left"
     return made
 
 
 def _table(frame: Frame, columns: int) -> Table:
-    rows = [_row(figures, frame.rates.get(queue, {})) for queue, figures in frame.figures.items()]
+    rows = [_row(view, frame.rates.get(queue, {})) for queue, view in frame.views.items()]
     if columns >= NARROW:
         return table(WIDE, rows)
     return table(SLIM, [tuple(row[place] for place in (0, 1, 2, 3, 6, 8, 9)) for row in rows])
 
 
-def _row(figures: Figures, rates: dict[str, float]) -> Sequence[str]:
-    age = "-" if figures.oldest_in_flight_at_ms is None else span(figures.at_ms - figures.oldest_in_flight_at_ms)
+def _row(view: QueueView, rates: dict[str, float]) -> Sequence[str]:
+    figures = view.figures()
+    age_ms = figures["oldest_in_flight_age_ms"]
     return (
-        figures.queue,
-        ("" if figures.is_ready_exact else "~") + str(figures.ready),
-        str(figures.in_flight),
-        age,
-        str(figures.overdue),
-        str(figures.deferred),
+        view.queue,
+        ("" if view.ready.is_exact else "~") + str(figures["ready"]),
+        str(figures["in_flight"]),
+        "-" if age_ms is None else span(age_ms),
+        str(figures["overdue"]),
+        str(figures["deferred"]),
         _rate(rates, "acked"),
         _rate(rates, "redelivered"),
-        str(figures.dead_letters),
-        str(figures.tracker_lag),
+        str(figures["dead_letters"]),
+        str(figures["tracker_lag"]),
     )
 
 

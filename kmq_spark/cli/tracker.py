@@ -1,30 +1,38 @@
-"""`kmq tracker run`: run the redelivery tracker in this process, with local Spark or in the driver of a cluster."""
+"""`kmq tracker`: run the redelivery tracker, in this process or a cluster's driver, and show whether it runs."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kmq_spark import __version__
-from kmq_spark.cli.shared.common import command, print_json, run_alone, set_up_logs
-from kmq_spark.cli.shared.options import Address, DriverMemory, Events, LogLevel, Master, Timeout, settings_from
+from kmq_spark.cli.shared.common import (
+    EXIT_UNHEALTHY,
+    StopOnSignals,
+    command,
+    counting,
+    inspector_of,
+    print_json,
+    set_up_logs,
+)
+from kmq_spark.cli.shared.options import Connection, DriverMemory, Events, Master, QueueName
+from kmq_spark.cli.shared.output import Output, OutputForm, print_rows, shown, table
 from kmq_spark.errors import ConfigError, UsageError
+from kmq_spark.inspection.spans import counted, span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kmq_spark.config import Settings
+    from kmq_spark.inspection.facts import QueueView
     from kmq_spark.metrics.samples import Sample
     from kmq_spark.tracker.service import TrackerService
 
 logger = logging.getLogger(__name__)
-
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 SUBMITTED_MARKS = frozenset({"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"})
 """Environment variables that show that Spark started this driver and provides JVM, master and jars."""
@@ -34,7 +42,6 @@ app = typer.Typer(help="The redelivery tracker.", no_args_is_help=True)
 Queues = Annotated[
     list[str] | None, typer.Argument(help="Queues, or queue@subscription; default: [tracker] queues.", metavar="QUEUE")
 ]
-MaxDeliveries = Annotated[int | None, typer.Option(help="Last allowed delivery; 0 = no limit.")]
 
 
 @app.callback()
@@ -44,43 +51,35 @@ def _tracker() -> None:
 
 @command(app, "run")
 def run(
-    address: Address,
+    connection: Connection,
     queues: Queues = None,
     checkpoint_dir: Annotated[str | None, typer.Option(help="Where Spark keeps offsets and state.")] = None,
-    trigger: Annotated[str | None, typer.Option(help="processing-time or available-now.")] = None,
-    max_deliveries: MaxDeliveries = None,
-    master: Master = "local[2]",
-    driver_memory: DriverMemory = "2g",
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; default: no.")] = None,
     fleet: Annotated[
         str | None, typer.Option(help="Share the queues with the other processes of this fleet.", metavar="NAME")
     ] = None,
     fleet_member: Annotated[
         str | None, typer.Option(help="Name of this process in its fleet; default: random.", metavar="NAME")
     ] = None,
-    timeout: Timeout = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; default: no.")] = None,
+    master: Master = "local[2]",
+    driver_memory: DriverMemory = "2g",
     events: Events = False,
-    log_level: LogLevel = "INFO",
 ) -> None:
     """
-    Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C, or once (available-now).
+    Run the redelivery tracker of one or more queues until SIGTERM or Ctrl+C.
 
     With --fleet, processes on several machines share the queues: each queue is tracked by one of them, and the others
     take it over when that one ends or fails.
     """
-    set_up_logs(log_level_of(log_level))
-    settings = settings_from(
-        address,
-        timeout,
+    set_up_logs()
+    settings = connection.settings(
         metrics={"port": metrics_port},
         tracker={
-            "checkpoint_dir": checkpoint_dir,
-            "trigger": trigger,
             "queues": tuple(queues) if queues else None,
+            "checkpoint_dir": checkpoint_dir,
             "fleet": fleet,
             "fleet_member": fleet_member,
         },
-        queue={"max_deliveries": max_deliveries},
     )
     check_queues(settings)
     signals = StopOnSignals()
@@ -94,21 +93,90 @@ def run(
         stop_session(spark)
 
 
-def log_level_of(text: str) -> str:
-    """Return the name of a log level; raise a `ConfigError` if it does not exist."""
-    if text.upper() not in LOG_LEVELS:
-        message = f"log level is not allowed: got {text!r}, one of {', '.join(LOG_LEVELS)}; correct --log-level"
-        raise ConfigError(message)
-    return text.upper()
+@command(app, "once")
+def once(
+    connection: Connection,
+    queues: Queues = None,
+    events: Annotated[bool, typer.Option("--events", help="Print a JSON line when ended.")] = False,
+) -> None:
+    """Redeliver what is overdue and end; no Spark, no checkpoint: for serverless jobs and cron."""
+    set_up_logs()
+    settings = connection.settings(tracker={"queues": tuple(queues) if queues else None})
+    check_queues(settings)
+    from kmq_spark.tracker.once import track_once
+
+    for queue in settings.tracker.queues:
+        stats = track_once(queue, settings)
+        counts = {name: getattr(stats, name) for name in ("redelivered", "dead_lettered", "expired")}
+        if events:
+            print_json({"event": "ended", "queue": queue, **counts})
+        logger.info(
+            "%s: %s", queue, ", ".join(f"{count} {name}" for name, count in counts.items()),
+            extra={"action": "ended", "queue": queue},
+        )  # fmt: skip
+
+
+@command(app, "status")
+def status(name: QueueName, connection: Connection, output: Output = OutputForm.TABLE) -> None:
+    """
+    Show whether the tracker runs, and what it has read of each markers partition.
+
+    Exit code 3: it does not run (unless it was stopped and nothing is overdue), or it is late.
+    """
+    from kmq_spark.inspection.findings import TRACKER_LATE_MS, is_tracker_down
+
+    with (
+        inspector_of(name, connection.settings()) as inspector,
+        counting(inspector.topics.markers_topic) as on_progress,
+    ):
+        view = inspector.look(on_progress)
+    tracker = view.tracker
+    rows = [
+        {
+            "partition": partition,
+            "next": tracker.positions.get(partition),
+            "end": view.markers_topic.end[partition],
+            "needed": tracker.needed.get(partition),
+            "in_flight": each.in_flight + each.deferred,
+            "unreadable": each.unreadable,
+            "signed_by": tracker.last_committers.get(partition, ""),
+            "state": view.life.value,
+            "heartbeat_at_ms": tracker.heartbeat_at_ms,
+            "overdue": each.overdue(view.now_ms),
+        }
+        for partition, each in view.partitions.items()
+    ]
+    print_rows(output, rows, lambda: table(_HEADS, [_cells(row) for row in rows]))
+    if output is OutputForm.TABLE:
+        typer.echo(_summary(view))
+    if view.tracker_late_ms > TRACKER_LATE_MS or is_tracker_down(view):
+        raise typer.Exit(EXIT_UNHEALTHY)
+
+
+_HEADS = (">PARTITION", ">NEXT", ">END", ">NEEDED", ">IN FLIGHT", ">UNREADABLE", "SIGNED BY")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    shown_columns = ("partition", "next", "end", "needed", "in_flight", "unreadable", "signed_by")
+    return ["-" if row[name] is None or row[name] == "" else shown(str(row[name])) for name in shown_columns]
+
+
+def _summary(view: QueueView) -> str:
+    from kmq_spark.inspection.findings import tracker_state
+
+    if not view.tracker.positions:
+        return f"no tracker of {view.queue} has ever committed; run `kmq tracker run {view.queue}`"
+    unread = "has read all markers"
+    if view.tracker.unread.oldest_at_ms is not None:
+        markers = counted(view.tracker.unread.count, "marker")
+        unread = f"{markers} not read, the oldest for {span(view.tracker_late_ms)}; `kmq doctor {view.queue}` says more"
+    return "; ".join(filter(None, (tracker_state(view), unread)))
 
 
 def check_queues(settings: Settings) -> None:
     """Check names, broker and topics before the JVM, which takes seconds to start and stop."""
     from kmq_spark.kafka.topics import check_queue
 
-    if settings.tracker.fleet and settings.tracker.trigger == "available-now":
-        message = "trigger is not allowed in a fleet: got 'available-now', allowed is 'processing-time'; leave one out"
-        raise ConfigError(message)
     # A process of a fleet may bring no queue along and stand by for those of the others.
     if not settings.tracker.queues and not settings.tracker.fleet:
         message = "name at least one queue: got none; name it as an argument or in [tracker] queues"
@@ -118,45 +186,6 @@ def check_queues(settings: Settings) -> None:
             message = f"queue is given more than once: got {queue!r} {queues.count(queue)} times; name it once"
             raise ConfigError(message)
         check_queue(queue, **settings.kafka.reach())
-
-
-class Stoppable(Protocol):
-    """A service that a signal can stop."""
-
-    def stop(self) -> None:
-        """Request a stop; safe in a signal handler."""
-
-
-class StopOnSignals:
-    """Handle SIGTERM and Ctrl+C from the start of the command, and stop the service once it is attached."""
-
-    def __init__(self) -> None:
-        """Install the signal handlers."""
-        self._service: Stoppable | None = None
-        self._is_asked = False
-        self._take_over()
-
-    def attach(self, service: Stoppable) -> None:
-        """Stop this service when a signal arrives; at once if a signal has already arrived."""
-        self._service = service
-        if self._is_asked:
-            service.stop()
-        else:
-            # Install the handlers again: a new Spark session makes Ctrl+C cancel its jobs and raise KeyboardInterrupt.
-            self._take_over()
-
-    def _take_over(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # Python allows handlers only in the main thread; a cluster ends its notebooks and wheel tasks
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._hear)
-
-    def _hear(self, number: int, _frame: object) -> None:
-        self._is_asked = True
-        # A second signal ends the process at once, which cannot lose a message.
-        signal.signal(number, signal.SIG_DFL)
-        if self._service is not None:
-            self._service.stop()
 
 
 def _session(master: str, driver_memory: str) -> SparkSession:
@@ -234,8 +263,6 @@ def _run_fleet(spark: SparkSession, settings: Settings, signals: StopOnSignals, 
 
 
 def _announce(service: TrackerService) -> None:
-    from threading import Thread
-
     def wait() -> None:
         if all(tracker.wait_ready(600) for tracker in service.trackers):
             print_json({"event": "ready", "queues": [tracker.queue for tracker in service.trackers]})
@@ -259,8 +286,3 @@ def _counts(service: TrackerService) -> dict[str, Any]:
             for tracker in service.trackers
         }
     }
-
-
-def run_submitted() -> None:
-    """Run with the arguments of `kmq tracker run`, for `jobs/redelivery_tracker.py` and Databricks wheel tasks."""
-    run_alone(run)

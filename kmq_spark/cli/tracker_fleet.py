@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kmq_spark.cli.group import following, member_rows, now_ms, state_of, task_rows
-from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command
-from kmq_spark.cli.shared.looking import counting, quiet_client
+from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command, counting, quiet_client
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, print_object, rendered, shown, table
 from kmq_spark.cli.tracker import app

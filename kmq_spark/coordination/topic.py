@@ -12,19 +12,17 @@ from kmq_spark.core.markers import MAX_DUE_AT_MS
 from kmq_spark.errors import ConfigError, TopicError
 from kmq_spark.kafka.lookups import settings_of
 from kmq_spark.kafka.settings import admin_config, make_client
-from kmq_spark.kafka.topic_rules import alter_command, replication_findings, replication_settings
+from kmq_spark.kafka.topic_rules import MIN_COORDINATION_RETENTION_MS, replication_settings, topic_problems
 from kmq_spark.kafka.topics import create_topics, require_quorum, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from datetime import timedelta
 
 COORDINATION_TOPIC = "kmq.coordination"
 
 DEFAULT_PARTITIONS = 8
 DEFAULT_RETENTION_MS = 60 * 60 * 1000
-MIN_RETENTION_MS = 60_000
-"""Shortest retention: a reader needs a snapshot and all that lies behind it."""
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 
@@ -64,7 +62,7 @@ def create_coordination_topic(
         TopicError: The topic exists and does not fit.
         KafkaClientError: The broker cannot be reached, or refuses.
     """
-    retention_ms = milliseconds("retention", retention, MIN_RETENTION_MS, MAX_DUE_AT_MS)
+    retention_ms = milliseconds("retention", retention, MIN_COORDINATION_RETENTION_MS, MAX_DUE_AT_MS)
     timeout_s = milliseconds("timeout", timeout) / 1000
     if partitions < 1:
         message = f"partitions is out of bounds: got {partitions!r}; expected at least 1; correct the call"
@@ -113,7 +111,8 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
     if not replicas:
         raise _MissingTopicError(missing_topic(topic))
     settings = settings_of(admin, [topic], timeout_s).get(topic, {})
-    findings = [f"topic {topic!r} {what}; run `{repair}`" for what, repair in topic_findings(topic, settings, replicas)]
+    problems = topic_problems("coordination", topic, settings, replicas)
+    findings = [f"{problem.what}; run `{problem.repair}`" for problem in problems]
     if findings:
         message = "coordination topic is not set up correctly: " + "; ".join(findings)
         raise TopicError(message)
@@ -123,18 +122,6 @@ def check_coordination_topic(admin: AdminClient, topic: str, bootstrap_servers: 
 def missing_topic(topic: str) -> str:
     """Return the text of the error that there is no such topic."""
     return f"coordination topic {topic!r} does not exist; run `kmq group init`, or call `create_coordination_topic`"
-
-
-def topic_findings(topic: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
-    """Yield each setting with which no process may join, with its repair; a missing setting is not checked."""
-    for key, wanted in _REQUIRED.items():
-        if (got := settings.get(key, wanted)) != wanted:
-            yield f"has {key}={got}, must be {wanted}", alter_command(topic, key, wanted)
-    retention_ms = int(settings.get("retention.ms", MIN_RETENTION_MS))
-    if 0 <= retention_ms < MIN_RETENTION_MS:
-        repair = alter_command(topic, "retention.ms", str(DEFAULT_RETENTION_MS))
-        yield f"has retention.ms={retention_ms}, must be at least {MIN_RETENTION_MS}", repair
-    yield from replication_findings(topic, settings, replicas)
 
 
 def partition_of(group: str, partition_count: int) -> int:

@@ -1,14 +1,12 @@
 """
-Read facts about a cluster, its topics and its consumer groups, for programs that only observe.
+Read facts about a cluster, its queues, its topics and its consumer groups, for programs that only observe.
 
 Rule 1: What this client may not read is left out and is never an error. A broker that does not respond is an error.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import time
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -16,14 +14,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kmq_spark.inspection.facts import ClusterFacts, GroupFacts, TopicFacts
 from kmq_spark.kafka.client_errors import DENIED, answer_of, client_error, retry_until_answered, unreachable
-from kmq_spark.kafka.lookups import (
-    EARLIEST,
-    LATEST,
-    broker_settings,
-    offsets_of,
-    offsets_retention_ms,
-    settings_of,
-)
+from kmq_spark.kafka.lookups import EARLIEST, LATEST, broker_settings, offsets_of, settings_of
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id, reader_config
 
 if TYPE_CHECKING:
@@ -31,29 +22,37 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import ClusterMetadata
 
-_API = re.compile(r"ApiKey (\w+) \((\d+)\) Versions (\d+)\.\.(\d+)")
-_FETCH, _TXN_OFFSET_COMMIT = 1, 28
-_KIP_447_VERSION = 3
-"""Version of TxnOffsetCommit that contains the group's generation, KIP-447: Kafka 2.5."""
+_GROUP = re.compile(r"(?P<queue>.+)\.group-(?P<group>[A-Za-z0-9._-]+)")
 
-_RELEASES = ((18, "4.1"), (17, "3.9"), (16, "3.7"), (15, "3.5"), (13, "3.1"), (12, "2.7"), (11, "2.3"))
-"""Version of Fetch -> the first Kafka release that supports it: brokers do not report their release."""
+MARKERS, DEAD_LETTERS = ".markers", ".dlq"
 
-API_WAIT_S = 2.0
+
+def queues_of(topics: Iterable[str]) -> list[str]:
+    """
+    Return the queues to which these topics belong, subscriptions as `queue@subscription`, sorted.
+
+    A dead-letter topic also has a markers topic, the redrive topic. It is not a queue of its own.
+    """
+    names = set(topics)
+    found = []
+    for name in names:
+        base = name.removesuffix(MARKERS)
+        if base == name:
+            continue
+        if base.endswith(DEAD_LETTERS) and f"{base.removesuffix(DEAD_LETTERS)}{MARKERS}" in names:
+            continue
+        group = _GROUP.fullmatch(base)
+        if base in names:
+            found.append(base)
+        elif group is not None and group["queue"] in names:
+            found.append(f"{group['queue']}@{group['group']}")
+    return sorted(found)
 
 
 class Cluster:
-    """
-    Reads facts from one cluster.
-
-    Args:
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for each call.
-        extra: librdkafka settings.
-    """
+    """Reads facts from one cluster; a broker that cannot be reached in time is a `KafkaClientError`."""
 
     def __init__(self, bootstrap_servers: str, timeout: float, extra: Mapping[str, str] | None = None) -> None:
-        """Create the admin client; it sends nothing before the first call."""
         self._address = bootstrap_servers
         self._timeout = timeout
         self._extra = dict(extra or {})
@@ -61,12 +60,7 @@ class Cluster:
         self.admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
 
     def metadata(self, topic: str | None = None) -> ClusterMetadata:
-        """
-        Return the cluster's metadata of all its topics, or of one topic.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return the cluster's metadata of all its topics, or of one topic."""
         try:
             if topic is None:
                 return self.admin.list_topics(timeout=self._timeout)
@@ -75,32 +69,13 @@ class Cluster:
             raise unreachable(error, self.admin, self._address) from error
 
     def facts(self) -> ClusterFacts:
-        """
-        Return facts about the brokers.
-
-        Raises:
-            KafkaClientError: No broker can be reached in time.
-        """
-        metadata = self.metadata()
-        versions = self._api_versions()
-        settings = broker_settings(self.admin, metadata.brokers, self._timeout)
-        release = next((name for fetch, name in _RELEASES if versions.get(_FETCH, 0) >= fetch), "")
-        return ClusterFacts(
-            self._address,
-            len(metadata.brokers),
-            f"Kafka {release} or newer" if release else "",
-            versions[_TXN_OFFSET_COMMIT] >= _KIP_447_VERSION if _TXN_OFFSET_COMMIT in versions else None,
-            offsets_retention_ms(settings),
-            int(settings.get("transaction.max.timeout.ms", 0)),
-        )
+        """Return facts about the brokers."""
+        brokers = self.metadata().brokers
+        settings = broker_settings(self.admin, brokers, self._timeout)
+        return ClusterFacts(self._address, len(brokers), int(settings.get("transaction.max.timeout.ms", 0)))
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicFacts]:
-        """
-        Return facts about topics, by name. A topic that does not exist has no partitions.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return facts about topics, by name. A topic that does not exist has no partitions."""
         found = {}
         for name in names:
             metadata = self.metadata(name).topics.get(name)
@@ -124,33 +99,13 @@ class Cluster:
     def offsets(
         self, topic: str, partitions: Iterable[int], spec: OffsetSpec, *, with_open_transactions: bool = False
     ) -> dict[int, int]:
-        """
-        Return one offset of each partition: the first, the end, or the first from an instant on.
-
-        Args:
-            topic: Topic.
-            partitions: Partitions of the topic.
-            spec: Which offset.
-            with_open_transactions: As for `offsets_of`.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return one offset of each partition: the first, the end, or the first from an instant on."""
         return offsets_of(
             self.admin, topic, partitions, spec, self._timeout, with_open_transactions=with_open_transactions
         )
 
     def blocked(self, topic: TopicFacts, before_ms: int) -> tuple[int, ...]:
-        """
-        Return the partitions in which a transaction was begun before an instant and is still open.
-
-        Args:
-            topic: The topic.
-            before_ms: The instant, epoch milliseconds, broker clock.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return the partitions in which a transaction was begun before an instant (broker clock) and is still open."""
         # The last stable offset is that of the first record of the oldest open transaction.
         ends = self.offsets(topic.name, topic.end, LATEST, with_open_transactions=True)
         open_in = [number for number, stable_end in topic.end.items() if stable_end < ends[number]]
@@ -166,12 +121,7 @@ class Cluster:
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
     def group(self, name: str, topic: str) -> GroupFacts:
-        """
-        Return facts about a consumer group.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return facts about a consumer group."""
         positions = {place.partition: place.offset for place in self.committed(name, topic)}
         try:
             (future,) = self.admin.describe_consumer_groups([name], request_timeout=self._timeout).values()
@@ -192,9 +142,6 @@ class Cluster:
         """
         Return the offsets that a group committed for a topic, with their metadata; empty if this client may not read
         them.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
         """
         metadata = self.metadata(topic).topics.get(topic)
         wanted = [
@@ -225,36 +172,3 @@ class Cluster:
         for client in self._groups.values():
             client.close()
         self._groups.clear()
-
-    def _api_versions(self) -> dict[int, int]:
-        """
-        Return the newest version of each request that a broker supports.
-
-        No call of the client returns these versions, but its log contains them. Therefore this opens one more client
-        with `debug=feature` for a moment.
-        """
-        lines: list[str] = []
-        listener = logging.Logger("kmq-features", logging.DEBUG)  # noqa: LOG001  # private: not in the logger hierarchy
-        listener.addHandler(_Lines(lines))
-        config = {**admin_config(self._address, extra=self._extra), "debug": "feature", "logger": listener}
-        client = make_client(AdminClient, config)
-        deadline_s = time.monotonic() + min(API_WAIT_S, self._timeout)
-        try:
-            client.list_topics(timeout=self._timeout)
-        except KafkaException:
-            return {}
-        while time.monotonic() < deadline_s:
-            client.poll(0.05)
-            found = {int(match[2]): int(match[4]) for match in map(_API.search, list(lines)) if match}
-            if _TXN_OFFSET_COMMIT in found:
-                return found
-        return {}
-
-
-class _Lines(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__()
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())

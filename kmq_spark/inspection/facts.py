@@ -1,5 +1,5 @@
 """
-Facts about a queue that can be observed from outside. The inspector fills them in and the checks read them.
+What can be observed of a queue from outside. The inspector fills it in; `doctor`, `top`, `status` and metrics judge it.
 
 Rule 1: Values only. Instants are epoch milliseconds on the broker's clock.
 Rule 2: None, or an empty mapping, means that this client may not read the fact.
@@ -9,46 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kmq_spark.inspection.view import MarkersView
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+HEARTBEAT_LATE_MS = 15_000
+"""
+A tracker whose newest heartbeat is older does not run: three heartbeats are missing. The heartbeat has the clock of the
+tracker's host, so the bound allows clocks that differ by seconds.
+"""
+
+COUNTER_NAMES = ("started", "acked", "rejected", "redelivered", "dead_lettered", "expired")
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterFacts:
-    """
-    The brokers.
+class Life(StrEnum):
+    """State of the tracker according to its heartbeat; the values are those of `kmq tracker status -o json`."""
 
-    Attributes:
-        address: The bootstrap servers.
-        broker_count: Number of known brokers.
-        release: Kafka release derived from the protocol versions, as text; empty if unknown.
-        can_transact: Whether the brokers support KIP-447, which the tracker needs; None if unknown.
-        offsets_retention_ms: How long the offsets of a group without members are kept; None if unknown.
-        transaction_max_timeout_ms: Longest time-out of a transaction that the brokers accept; 0 if unknown.
-    """
-
-    address: str
-    broker_count: int
-    release: str = ""
-    can_transact: bool | None = None
-    offsets_retention_ms: int | None = None
-    transaction_max_timeout_ms: int = 0
+    NEVER = "never"
+    UNKNOWN = "unknown"
+    """It has committed, but without a heartbeat."""
+    RUNNING = "running"
+    STOPPED = "stopped"
+    LOST = "gone"
+    """The heartbeats have ended without a stop flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
     """
-    One topic.
+    One topic; without partitions if it does not exist.
 
-    Attributes:
-        name: Name of the topic.
-        partition_count: Number of partitions; 0 if the topic does not exist.
-        settings: Settings of the topic; empty if this client may not read them.
-        replicas: Number of replicas of the first partition.
-        leaderless: Partitions without a leader.
-        under_replicated: Partitions with fewer in-sync replicas than replicas.
-        first: First offset by partition.
-        end: Last stable offset by partition.
+    `replicas` are those of the first partition, `first` is the first offset and `end` the last stable offset by
+    partition.
     """
 
     name: str
@@ -68,20 +65,33 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """
-    The consumer group of the queue's consumers.
-
-    Attributes:
-        name: Name of the group.
-        state: State as the coordinator names it; empty if unknown.
-        members: Number of assigned partitions by client id.
-        positions: Committed position by queue partition.
-    """
+    """A consumer group: assigned partitions by client id, and committed positions by partition of the queue."""
 
     name: str
     state: str = ""
     members: Mapping[str, int] = field(default_factory=dict)
     positions: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """
+    Records of a topic past a position.
+
+    Attributes:
+        counts: Their number by partition, where there are any.
+        is_exact: False if a count includes control records of transactions, because it is large.
+        oldest_at_ms: Append time of the oldest one; None if there is none.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    is_exact: bool = True
+    oldest_at_ms: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +104,7 @@ class TrackerFacts:
         positions: First marker not folded, by markers partition.
         needed: First marker needed for a rebuild, by markers partition.
         last_committers: Id of the tracker that committed last, by markers partition.
-        unread: Number of markers, and control records, past the positions, over all partitions.
-        unread_since_ms: Append time of the oldest marker that the tracker has not read; None if it has read all.
+        unread: Markers past the positions.
         heartbeat_at_ms: Time of the last commit, clock of the tracker's host; None if there is no heartbeat.
         is_stopped: Whether the tracker was asked to stop.
         snapshot_lag: Number of batches since the last snapshot of its state was uploaded.
@@ -105,46 +114,181 @@ class TrackerFacts:
     positions: Mapping[int, int] = field(default_factory=dict)
     needed: Mapping[int, int] = field(default_factory=dict)
     last_committers: Mapping[int, str] = field(default_factory=dict)
-    unread: int = 0
-    unread_since_ms: int | None = None
+    unread: Backlog = Backlog()
     heartbeat_at_ms: int | None = None
     is_stopped: bool = False
     snapshot_lag: int = 0
 
+    def life(self, now_ms: int) -> Life:
+        """Return whether a tracker runs; *now_ms* is of this machine's clock."""
+        if not self.positions:
+            return Life.NEVER
+        if self.heartbeat_at_ms is None:
+            return Life.UNKNOWN
+        if self.is_stopped:
+            return Life.STOPPED
+        return Life.RUNNING if now_ms - self.heartbeat_at_ms <= HEARTBEAT_LATE_MS else Life.LOST
+
+
+class Holder(NamedTuple):
+    """A consumer with messages whose lease runs: how many, and since when it has held the oldest."""
+
+    message_count: int
+    since_ms: int
+
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class PartitionView:
     """
-    Records of a topic past a position.
+    One markers partition, folded to its present end.
 
     Attributes:
-        count: Number of records.
-        is_exact: False if the records were not counted one by one: then the count includes control records of
-            transactions.
-        oldest_at_ms: Append time of the oldest record; None if there is none or it was not read.
+        in_flight: Number of messages that a consumer holds.
+        deferred: Number of messages that wait until they are due.
+        oldest_at_ms: Start of the message that is held longest; None if there is none.
+        deadlines_ms: Deadline of each run in flight; a rejected message, which waits for the tracker, has none.
+        run_counts: Number of messages of each of these runs.
+        holders: Consumers with messages whose lease runs, by id.
+        acked_at_ms: Append time of the newest END without a copy: acknowledged, rejected or expired; 0 before.
+        newest_at_ms: Append time of the newest marker; 0 before.
+        ticked_at_ms: Append time of the newest TICK; 0 before.
+        counted: Counters of the fold by name, since the view began.
+        unreadable: Number of records that are no markers.
+        unreadable_at: Offsets of the first of them.
     """
 
-    count: int = 0
-    is_exact: bool = True
-    oldest_at_ms: int | None = None
+    in_flight: int
+    deferred: int
+    oldest_at_ms: int | None
+    deadlines_ms: NDArray[np.int64]
+    run_counts: NDArray[np.int64]
+    holders: Mapping[str, Holder]
+    acked_at_ms: int
+    newest_at_ms: int
+    ticked_at_ms: int
+    counted: Mapping[str, int]
+    unreadable: int
+    unreadable_at: tuple[int, ...]
+
+    def overdue(self, before_ms: int) -> int:
+        """Return the number of messages whose deadline is before an instant."""
+        return int(self.run_counts[self.deadlines_ms < before_ms].sum())
+
+    def due_without_tick_since_ms(self) -> int | None:
+        """Return the earliest deadline that has passed without a later TICK; None if there is none."""
+        without_tick = self.deadlines_ms[self.deadlines_ms >= self.ticked_at_ms]
+        return int(without_tick.min()) if len(without_tick) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """
+    A queue at one moment. Everything that is said of a queue is judged from this.
+
+    All figures come from the log, never from counters of a process: these drift when another process finishes the work.
+
+    Attributes:
+        queue: Name of the queue, `queue@subscription` for a subscription.
+        now_ms: When the view was taken, clock of this machine.
+        ready: Messages that no consumer has started.
+        dead_letters: Dead letters that were neither redriven nor purged.
+        partitions: Markers partitions; empty where they were not folded.
+    """
+
+    queue: str
+    now_ms: int
+    queue_topic: TopicFacts
+    markers_topic: TopicFacts
+    dead_letter_topic: TopicFacts
+    consumers: GroupFacts
+    tracker: TrackerFacts
+    ready: Backlog = Backlog()
+    dead_letters: Backlog = Backlog()
+    partitions: Mapping[int, PartitionView] = field(default_factory=dict)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue topic and the markers topic exist."""
+        return bool(self.queue_topic.partition_count and self.markers_topic.partition_count)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of messages that a consumer holds."""
+        return sum(each.in_flight for each in self.partitions.values())
+
+    @property
+    def deferred(self) -> int:
+        """Number of messages that wait until they are due."""
+        return sum(each.deferred for each in self.partitions.values())
+
+    @property
+    def oldest_in_flight_at_ms(self) -> int | None:
+        """Start of the message that is held longest; None if there is none."""
+        starts = (each.oldest_at_ms for each in self.partitions.values())
+        return min((at_ms for at_ms in starts if at_ms is not None), default=None)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Counters of the fold by name, since the view began."""
+        return {name: sum(each.counted[name] for each in self.partitions.values()) for name in COUNTER_NAMES}
+
+    @property
+    def life(self) -> Life:
+        """Whether the tracker runs."""
+        return self.tracker.life(self.now_ms)
+
+    @property
+    def tracker_late_ms(self) -> int:
+        """Age of the oldest marker that the tracker has not read; 0 if it has read all."""
+        oldest_at_ms = self.tracker.unread.oldest_at_ms
+        return 0 if oldest_at_ms is None else max(0, self.now_ms - oldest_at_ms)
+
+    def overdue(self, for_ms: int = 0) -> int:
+        """Return the number of messages that have been past their deadline for longer than this."""
+        return sum(each.overdue(self.now_ms - for_ms) for each in self.partitions.values())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the key figures as values for JSON."""
+        return {
+            "queue": self.queue,
+            "at_ms": self.now_ms,
+            "ready": self.ready.count,
+            "is_ready_exact": self.ready.is_exact,
+            "oldest_ready_at_ms": self.ready.oldest_at_ms,
+            "oldest_ready_age_ms": self._age(self.ready.oldest_at_ms),
+            "in_flight": self.in_flight,
+            "deferred": self.deferred,
+            "oldest_in_flight_at_ms": self.oldest_in_flight_at_ms,
+            "oldest_in_flight_age_ms": self._age(self.oldest_in_flight_at_ms),
+            "overdue": self.overdue(),
+            "dead_letters": self.dead_letters.count,
+            "tracker_lag": self.tracker.unread.count if self.tracker.positions else self.markers_topic.size,
+            "counted": self.counted,
+        }
+
+    def holders(self) -> dict[str, Holder]:
+        """Return the consumers with messages whose lease runs, over all partitions."""
+        found: dict[str, Holder] = {}
+        for name, holder in self._holders():
+            before = found.get(name, Holder(0, holder.since_ms))
+            found[name] = Holder(before.message_count + holder.message_count, min(before.since_ms, holder.since_ms))
+        return found
+
+    def _holders(self) -> Iterator[tuple[str, Holder]]:
+        for each in self.partitions.values():
+            yield from each.holders.items()
+
+    def _age(self, at_ms: int | None) -> int | None:
+        return None if at_ms is None else max(0, self.now_ms - at_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFacts:
-    """
-    The tracker's checkpoint folder.
+class ClusterFacts:
+    """The brokers; the longest transaction that they accept is 0 if unknown."""
 
-    Attributes:
-        path: Path of the folder.
-        problem: Why the folder cannot be used; empty if there is no problem.
-        is_local: Whether the folder is accessible from this machine.
-        last_batch_at_ms: When the last batch was finished; None if there was none.
-    """
-
-    path: str
-    problem: str = ""
-    is_local: bool = True
-    last_batch_at_ms: int | None = None
+    address: str
+    broker_count: int
+    transaction_max_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +299,7 @@ class ProducersFacts:
     Attributes:
         topic: The topic of their positions; without partitions where it does not exist.
         ids: How many there are.
+        unused: Ids that have not committed for long.
         unreadable: Ids whose position record cannot be read.
         open_for_ms: For how long, at least, a transaction has been open in the topic of the positions; 0 for none.
     """
@@ -170,15 +315,9 @@ class FleetFacts:
     """
     A tracker fleet to which the queue belongs.
 
-    Attributes:
-        name: Name of the fleet.
-        topic: Its coordination topic.
-        tracked_by: Member that holds the queue; empty if none does.
-        assigned_to: Member to which the leader has assigned the queue; empty if none.
-        processes: Members that are not stale.
-        stale: Members without a heartbeat for 2T.
-        is_paused: Whether an operator has paused the fleet.
-        is_complete: Whether the coordination topic still has what the fleet's state depends on.
+    `tracked_by` is the member that holds the queue, `assigned_to` the one to which the leader has assigned it (empty if
+    none), `processes` the number of members that are not stale, `is_complete` whether the coordination topic still has
+    what the fleet's state depends on.
     """
 
     name: str
@@ -192,55 +331,26 @@ class FleetFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFacts:
+class DoctorFacts:
     """
-    All facts that `kmq doctor` checks.
+    A queue, and what only `kmq doctor` looks at.
 
     Attributes:
-        queue: Name of the queue, `queue@subscription` for a group.
-        now_ms: When the facts were read.
-        cluster: Brokers.
-        queue_topic: Topic of the messages.
-        markers_topic: Topic of the markers.
-        dead_letter_topic: Topic of the dead letters.
-        consumers: Consumer group of the consumers.
-        tracker: Tracker.
-        ready: Messages that no consumer has started.
-        dead_letters: Dead letters that were neither redriven nor purged.
-        new_dead_letters: Dead letters of the last hour, including control records.
-        views: Folded markers partitions.
-        lease_ms: Lease, from the queue's rules or the settings.
-        max_deliveries: Delivery limit, from the queue's rules or the settings.
-        rules: The queue's own rules as text; empty if it has none.
-        rules_differing: Settings that differ from the queue's own rules.
-        checkpoint: None if no folder was given.
+        rules: The queue's rules as text.
+        lease_ms: Lease, from the queue's rules.
+        max_deliveries: Delivery limit, from the queue's rules; 0 = no limit.
+        new_dead_letters: Dead letters of the last hour, control records included.
         producers: Producers with an id; None if we may not read them.
         fleets: Tracker fleets to which the queue belongs.
         blocked: Partitions that cannot be read to their end because a transaction has been open for too long, by topic.
     """
 
-    queue: str
-    now_ms: int
+    view: QueueView
     cluster: ClusterFacts
-    queue_topic: TopicFacts
-    markers_topic: TopicFacts
-    dead_letter_topic: TopicFacts
-    consumers: GroupFacts
-    tracker: TrackerFacts
-    ready: Backlog = Backlog()
-    dead_letters: Backlog = Backlog()
-    new_dead_letters: int = 0
-    views: Mapping[int, MarkersView] = field(default_factory=dict)
+    rules: str = ""
     lease_ms: int = 30_000
     max_deliveries: int = 5
-    rules: str = ""
-    rules_differing: tuple[str, ...] = ()
-    checkpoint: CheckpointFacts | None = None
+    new_dead_letters: int = 0
     producers: ProducersFacts | None = None
     fleets: tuple[FleetFacts, ...] = ()
     blocked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def topics(self) -> tuple[TopicFacts, TopicFacts, TopicFacts]:
-        """The three topics that every queue must have."""
-        return (self.queue_topic, self.markers_topic, self.dead_letter_topic)

@@ -2,9 +2,8 @@
 The checks of `kmq doctor`: problems of a queue and their repairs.
 
 Rule 1: A check is a function of the facts. It yields its findings; most checks yield an OK finding if there is no
-problem.
-Rule 2: Each problem names its repair. UNHEALTHY means that an operator must act now: work has stopped, is lost, or will
-be lost.
+problem. Each problem names its repair.
+Rule 2: UNHEALTHY means that an operator must act now: work has stopped, is lost, or will be lost.
 Rule 3: Ages are computed with the clock of the machine that runs the check, so no bound is below a few seconds.
 """
 
@@ -16,22 +15,26 @@ from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kmq_spark.inspection.fleets import fleet_problems, fleet_summary
-from kmq_spark.inspection.liveness import Life, describe, life_of, snapshots_late
-from kmq_spark.inspection.producers import producers_problems, producers_summary
+from kmq_spark.inspection.facts import Life
 from kmq_spark.inspection.spans import counted, span
-from kmq_spark.kafka.topic_rules import alter_command, replication_findings
+from kmq_spark.kafka.queue_topics import QueueTopics
+from kmq_spark.kafka.settings import BULK_TRANSACTION_TIMEOUT_MS
+from kmq_spark.kafka.topic_rules import alter_command, kinds_of, topic_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kmq_spark.errors import KafkaClientError
-    from kmq_spark.inspection.facts import ClusterFacts, QueueFacts, TopicFacts
+    from kmq_spark.inspection.facts import DoctorFacts, FleetFacts, QueueView, TopicFacts
+    from kmq_spark.kafka.topic_rules import TopicKind
 
 TRACKER_LATE_MS = 30_000
 """
 Age of an unread marker above which the tracker is late: a batch takes well below a second, a restart twelve seconds.
 """
+
+SNAPSHOT_LATE_BATCHES = 300
+"""Batches without a snapshot of the state, as in the tracker. Spark fails after about 860."""
 
 OVERDUE_MS = 15_000
 """How long a message may be past its deadline: redelivery takes well below a second."""
@@ -61,15 +64,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """
-    One result of a check.
-
-    Attributes:
-        check: Name of the check.
-        level: Severity.
-        what: What was found.
-        repair: What to do; empty if nothing is to be done.
-    """
+    """One result of a check: what was found, and what to do (empty if nothing)."""
 
     check: str
     level: Level
@@ -77,36 +72,28 @@ class Finding:
     repair: str = ""
 
 
-def examine(facts: QueueFacts) -> list[Finding]:
-    """
-    Run every check for which the facts are available.
-
-    Args:
-        facts: Facts from the inspector.
-
-    Returns:
-        Findings in the order of the checks, from the broker to the dead-letter topic and the checkpoint.
-    """
-    checks = [iter((broker_finding(facts.cluster),)), _topics(facts)]
-    if facts.queue_topic.partition_count and facts.markers_topic.partition_count:
+def examine(facts: DoctorFacts) -> list[Finding]:
+    """Run every check for which the facts are available, from the broker to the dead letters."""
+    view = facts.view
+    brokers = Finding("broker", Level.OK, f"{counted(facts.cluster.broker_count, 'broker')} at {facts.cluster.address}")
+    checks = [iter((brokers,)), _topics(facts)]
+    if view.exists:
         checks += [
             _rules(facts),
             _producers(facts),
             _retention(facts),
             _open_transactions(facts),
-            _tracker(facts),
-            _fencing(facts),
-            _fleets(facts),
-            _consumers(facts),
-            _removed_messages(facts),
+            _tracker(view),
+            _fencing(view),
+            _fleets(facts.fleets, view.queue),
+            _consumers(view),
+            _removed_messages(view),
+            _overdue(view),
+            _missing_ticks(view),
+            _stuck_workers(view, facts.lease_ms),
+            _unreadable(view),
         ]
-        checks += [
-            _overdue(facts),
-            _missing_ticks(facts),
-            _stuck_workers(facts),
-            _unreadable(facts),
-        ]
-    return list(chain(*checks, _dead_letters(facts), _checkpoint(facts)))
+    return list(chain(*checks, _dead_letters(facts)))
 
 
 def is_unhealthy(findings: list[Finding]) -> bool:
@@ -120,118 +107,108 @@ def unreachable_finding(error: KafkaClientError) -> Finding:
     return Finding("broker", Level.UNHEALTHY, what, repair)
 
 
-def broker_finding(cluster: ClusterFacts) -> Finding:
-    """Return what is found about the brokers."""
-    text = f"{cluster.broker_count} broker{'s' if cluster.broker_count != 1 else ''} at {cluster.address}"
-    if cluster.release:
-        text += f", {cluster.release}"
-    if cluster.can_transact is False:
-        return Finding("broker", Level.UNHEALTHY, f"{text}: no KIP-447 transactions", "upgrade the brokers to 2.5")
-    return Finding("broker", Level.OK, text)
-
-
-def replica_findings(check: str, topic: TopicFacts, broker_count: int, used_by: str) -> Iterator[Finding]:
-    """
-    Yield what is wrong with the leaders and the replicas of a topic.
-
-    Args:
-        check: Name of the check.
-        topic: That exists.
-        broker_count: Number of brokers of the cluster.
-        used_by: What stops with it: `the queue`.
-    """
+def topic_findings(
+    check: str, kind: TopicKind, topic: TopicFacts, broker_count: int, used_by: str
+) -> Iterator[Finding]:
+    """Yield what is wrong with a topic that exists; *used_by* is what stops with it: `the queue`."""
     if topic.leaderless:
         places = ", ".join(map(str, topic.leaderless))
         yield Finding(check, Level.UNHEALTHY, f"{topic.name} has no leader: partitions {places}", "start the broker")
     elif topic.under_replicated:
         places = ", ".join(map(str, topic.under_replicated))
-        yield Finding(
-            check, Level.WARNING, f"{topic.name} has out-of-sync replicas: partitions {places}", "check the brokers"
-        )
+        what = f"{topic.name} has out-of-sync replicas: partitions {places}"
+        yield Finding(check, Level.WARNING, what, "check the brokers")
     if topic.replicas == 1 and broker_count > 1:
         what = f"{topic.name} has one replica: the loss of its broker stops {used_by}"
         yield Finding(check, Level.WARNING, what, "raise its replication factor")
+    for problem in topic_problems(kind, topic.name, topic.settings, topic.replicas):
+        level = Level.UNHEALTHY if problem.is_fatal else Level.WARNING
+        yield Finding(check, level, problem.what, problem.repair)
 
 
-def _topics(facts: QueueFacts) -> Iterator[Finding]:
-    found = list(chain.from_iterable(_topic(topic, facts) for topic in facts.topics))
-    queue, markers = facts.queue_topic.partition_count, facts.markers_topic.partition_count
-    if queue and markers and queue != markers:
-        smaller = min(facts.queue_topic, facts.markers_topic, key=lambda topic: topic.partition_count)
-        found.append(
-            Finding(
-                "topics",
-                Level.UNHEALTHY,
-                f"{facts.queue_topic.name} has {queue} partitions, {facts.markers_topic.name} has {markers}",
-                f"kafka-topics.sh --alter --topic {smaller.name} --partitions {max(queue, markers)}",
-            )
-        )
+def tracker_state(view: QueueView) -> str:
+    """Return one line: whether a tracker runs, how long ago it stopped, and how many messages are overdue."""
+    life, at_ms = view.life, view.tracker.heartbeat_at_ms
+    ago = span(max(0, view.now_ms - (view.now_ms if at_ms is None else at_ms)))
+    return {
+        Life.LOST: f"no tracker for {ago}, {view.overdue()} overdue",
+        Life.STOPPED: f"the tracker was stopped {ago} ago, {view.overdue()} overdue",
+        Life.RUNNING: f"the tracker runs, last heartbeat {ago} ago",
+    }.get(life, "")
+
+
+def is_tracker_down(view: QueueView) -> bool:
+    """Return whether no tracker runs, and one should; where it was stopped, only if messages are overdue."""
+    return view.life in {Life.NEVER, Life.LOST} or (view.life is Life.STOPPED and view.overdue() > 0)
+
+
+def _topics(facts: DoctorFacts) -> Iterator[Finding]:
+    view, kinds = facts.view, kinds_of(QueueTopics.parse(facts.view.queue))
+    queue, markers = view.queue_topic, view.markers_topic
+    found: list[Finding] = []
+    for topic in (queue, markers, view.dead_letter_topic):
+        if topic.partition_count:
+            found += topic_findings("topics", kinds[topic.name], topic, facts.cluster.broker_count, "the queue")
+        else:
+            what = f"topic {topic.name} does not exist"
+            found.append(Finding("topics", Level.UNHEALTHY, what, f"kmq queue create {view.queue}"))
+    counts = queue.partition_count, markers.partition_count
+    if view.exists and counts[0] != counts[1]:
+        smaller = min(queue, markers, key=lambda topic: topic.partition_count)
+        what = f"{queue.name} has {counts[0]} partitions, {markers.name} has {counts[1]}"
+        repair = f"kafka-topics.sh --alter --topic {smaller.name} --partitions {max(counts)}"
+        found.append(Finding("topics", Level.UNHEALTHY, what, repair))
     yield from found
     if not found:
-        yield Finding("topics", Level.OK, f"three topics, {queue} partitions, LogAppendTime, cleanup.policy=delete")
+        yield Finding("topics", Level.OK, f"three topics, {counts[0]} partitions, LogAppendTime, cleanup.policy=delete")
 
 
-def _topic(topic: TopicFacts, facts: QueueFacts) -> Iterator[Finding]:
-    if not topic.partition_count:
-        yield Finding(
-            "topics", Level.UNHEALTHY, f"topic {topic.name} does not exist", f"kmq queue create {facts.queue}"
+def _rules(facts: DoctorFacts) -> Iterator[Finding]:
+    yield Finding("rules", Level.OK, facts.rules)
+
+
+def _producers(facts: DoctorFacts) -> Iterator[Finding]:
+    producers, queue = facts.producers, facts.view.queue.partition("@")[0]
+    if producers is None:
+        return
+    found: list[Finding] = []
+    longest_ms = facts.cluster.transaction_max_timeout_ms
+    if 0 < longest_ms < BULK_TRANSACTION_TIMEOUT_MS:
+        what = (
+            f"the brokers have transaction.max.timeout.ms={longest_ms}: sinks and `kmq dlq redrive` request "
+            f"{BULK_TRANSACTION_TIMEOUT_MS} and cannot start"
         )
-        return
-    yield from replica_findings("topics", topic, facts.cluster.broker_count, "the queue")
-    for what, repair in replication_findings(topic.name, topic.settings, topic.replicas):
-        yield Finding("topics", Level.UNHEALTHY, f"{topic.name} {what}", repair)
-    wanted = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-    for key, value in wanted.items():
-        got = topic.settings.get(key, value)
-        if got == value:
-            continue
-        # The append time of the markers is the clock of all leases. That of the messages gives only ages and times to
-        # live.
-        is_needed = key == "cleanup.policy" or topic.name == facts.markers_topic.name
-        what = f"{topic.name} has {key}={got}, should be {value}"
-        repair = alter_command(topic.name, key, value)
-        yield Finding("topics", Level.UNHEALTHY if is_needed else Level.WARNING, what, repair)
-
-
-def _rules(facts: QueueFacts) -> Iterator[Finding]:
-    if not facts.rules:
-        yield Finding("rules", Level.OK, "none of its own: the settings of its tracker and consumers apply")
-    elif facts.rules_differing:
-        what = f"these settings differ from the queue's rules, which override them: {', '.join(facts.rules_differing)}"
-        repair = f"remove them from the settings, or change the rules: kmq queue alter {facts.queue}"
-        yield Finding("rules", Level.WARNING, what, repair)
-    else:
-        yield Finding("rules", Level.OK, facts.rules)
-
-
-def _producers(facts: QueueFacts) -> Iterator[Finding]:
-    if facts.producers is None:
-        return
-    queue, longest_ms = facts.queue.partition("@")[0], facts.cluster.transaction_max_timeout_ms
-    found = [
-        Finding("producers", Level.UNHEALTHY if problem.is_bad else Level.WARNING, problem.what, problem.repair)
-        for problem in producers_problems(facts.producers, queue, longest_ms)
-    ]
+        repair = f"set transaction.max.timeout.ms={BULK_TRANSACTION_TIMEOUT_MS} or more on the brokers"
+        found.append(Finding("producers", Level.WARNING, what, repair))
+    topic = producers.topic
+    if topic.partition_count:
+        found += topic_findings("producers", "producers", topic, facts.cluster.broker_count, "its producers")
+    if producers.unreadable:
+        what = f"the position of {_some(producers.unreadable)} cannot be read: no producer with this id can start"
+        repair = f"upgrade its program, or remove the position: kmq producer forget {queue} {producers.unreadable[0]}"
+        found.append(Finding("producers", Level.UNHEALTHY, what, repair))
+    if producers.open_for_ms:
+        what = (
+            f"a transaction has been open in {topic.name} for at least {span(producers.open_for_ms)}: a producer that "
+            "starts waits for it, and so do the consumers of the partitions that it wrote to"
+        )
+        repair = "start its producer again, or wait for its transaction.timeout.ms; kafka-transactions.sh find-hanging"
+        found.append(Finding("producers", Level.WARNING, what, repair))
+    if producers.unused:
+        what = f"{counted(len(producers.unused), 'producer id')} unused for long: {_some(producers.unused)}"
+        repair = f"where it is needed no more: kmq producer forget {queue} {producers.unused[0]}"
+        found.append(Finding("producers", Level.WARNING, what, repair))
+    if producers.ids and not found:
+        text = f"{counted(producers.ids, 'producer id')}, positions in a compacted topic"
+        found.append(Finding("producers", Level.OK, text))
     yield from found
-    if facts.producers.ids and not found:
-        yield Finding("producers", Level.OK, producers_summary(facts.producers))
 
 
-def _fleets(facts: QueueFacts) -> Iterator[Finding]:
-    found = [
-        Finding("fleet", Level.UNHEALTHY if problem.is_bad else Level.WARNING, problem.what, problem.repair)
-        for problem in fleet_problems(facts.fleets, facts.queue)
-    ]
-    yield from found
-    if facts.fleets and not found:
-        yield Finding("fleet", Level.OK, fleet_summary(facts.fleets[0]))
-
-
-def _retention(facts: QueueFacts) -> Iterator[Finding]:
-    deliveries = facts.max_deliveries or 1
+def _retention(facts: DoctorFacts) -> Iterator[Finding]:
+    view, deliveries = facts.view, facts.max_deliveries or 1
     wanted_ms = facts.lease_ms * deliveries * RETENTION_FACTOR
     is_short = False
-    for topic in (facts.queue_topic, facts.markers_topic):
+    for topic in (view.queue_topic, view.markers_topic):
         kept_ms = int(topic.settings.get("retention.ms", "-1"))
         if 0 <= kept_ms < wanted_ms:
             is_short = True
@@ -243,50 +220,45 @@ def _retention(facts: QueueFacts) -> Iterator[Finding]:
                 alter_command(topic.name, "retention.ms", str(wanted_ms)),
             )
     if not is_short:
-        kept = facts.markers_topic.settings.get("retention.ms")
+        kept = view.markers_topic.settings.get("retention.ms")
         unknown = "for an unknown time (retention.ms is not readable)"
         text = unknown if kept is None else "without limit" if int(kept) < 0 else span(int(kept))
-        yield Finding(
-            "retention", Level.OK, f"markers kept {text}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
-        )
+        text = f"markers kept {text}, lease {span(facts.lease_ms)}, {deliveries} deliveries"
+        yield Finding("retention", Level.OK, text)
 
 
-def _tracker(facts: QueueFacts) -> Iterator[Finding]:
-    tracker, run = facts.tracker, f"kmq tracker run {facts.queue}"
-    if not tracker.positions:
-        used = facts.markers_topic.size > 0
-        level = Level.UNHEALTHY if used else Level.WARNING
+def _tracker(view: QueueView) -> Iterator[Finding]:
+    tracker, life, run = view.tracker, view.life, f"kmq tracker run {view.queue}"
+    if life is Life.NEVER:
+        level = Level.UNHEALTHY if view.markers_topic.size > 0 else Level.WARNING
         yield Finding("tracker", level, "no tracker has ever committed: nothing is redelivered", run)
         return
-    life = life_of(tracker, facts.now_ms)
-    overdue = sum(view.overdue(facts.now_ms) for view in facts.views.values())
-    if life is Life.LOST or life is Life.STOPPED:
-        level = Level.WARNING if life is Life.STOPPED and not overdue else Level.UNHEALTHY
-        yield Finding("tracker", level, describe(tracker, overdue, facts.now_ms), run)
-    if (late := snapshots_late(tracker)) is not None:
-        yield Finding("tracker", Level.UNHEALTHY, *late)
-    late_ms = 0 if tracker.unread_since_ms is None else facts.now_ms - tracker.unread_since_ms
-    unread = counted(tracker.unread, "marker")
-    if tracker.unread and late_ms > TRACKER_LATE_MS:
+    if life in {Life.LOST, Life.STOPPED}:
+        level = Level.UNHEALTHY if is_tracker_down(view) else Level.WARNING
+        yield Finding("tracker", level, tracker_state(view), run)
+    if tracker.snapshot_lag > SNAPSHOT_LATE_BATCHES:
+        what = f"no snapshot of the tracker's state for {tracker.snapshot_lag} batches: its query fails after about 860"
+        yield Finding("tracker", Level.UNHEALTHY, what, "check the checkpoint's file system and the tracker's log")
+    late_ms, unread = view.tracker_late_ms, counted(tracker.unread.count, "marker")
+    if tracker.unread.count and late_ms > TRACKER_LATE_MS:
         what = f"{unread} not read, the oldest for {span(late_ms)}: the tracker is down or stuck"
         repair = f"check that it runs, and its log; if it does not run: {run}"
         yield Finding("tracker", Level.UNHEALTHY, what, repair)
-    elif tracker.unread_since_ms is not None:
+    elif tracker.unread.oldest_at_ms is not None:
         yield Finding("tracker", Level.OK, f"{unread} behind, {span(late_ms)}")
     else:
-        newest_ms = max((view.newest_at_ms for view in facts.views.values()), default=0)
-        text = f", the newest {span(facts.now_ms - newest_ms)} ago" if newest_ms else ""
-        state = describe(tracker, overdue, facts.now_ms) if life is Life.RUNNING else ""
-        hint = "; unknown whether the tracker is idle or stopped: its version writes no heartbeat"
-        what = f"has read all markers{text}" + (f"; {state}" if state else hint if life is Life.UNKNOWN else "")
-        yield Finding("tracker", Level.OK, what)
-    yield from _tracker_places(facts, run)
+        newest_ms = max((each.newest_at_ms for each in view.partitions.values()), default=0)
+        text = f", the newest {span(view.now_ms - newest_ms)} ago" if newest_ms else ""
+        state = tracker_state(view) if life is Life.RUNNING else ""
+        yield Finding("tracker", Level.OK, f"has read all markers{text}" + (f"; {state}" if state else ""))
+    yield from _tracker_places(view, run)
 
 
-def _tracker_places(facts: QueueFacts, run: str) -> Iterator[Finding]:
-    for partition, position in sorted(facts.tracker.positions.items()):
-        first, end = facts.markers_topic.first.get(partition, 0), facts.markers_topic.end.get(partition, position)
-        place = f"{facts.markers_topic.name}[{partition}]"
+def _tracker_places(view: QueueView, run: str) -> Iterator[Finding]:
+    markers = view.markers_topic
+    for partition, position in sorted(view.tracker.positions.items()):
+        first, end = markers.first.get(partition, 0), markers.end.get(partition, position)
+        place = f"{markers.name}[{partition}]"
         if position < first:
             what = f"retention removed markers {position} to {first - 1} of {place} before the tracker read them"
             repair = "raise retention.ms, then see 'markers were removed' in docs/operations.md"
@@ -299,8 +271,8 @@ def _tracker_places(facts: QueueFacts, run: str) -> Iterator[Finding]:
             yield Finding("tracker", Level.UNHEALTHY, what, repair)
 
 
-def _fencing(facts: QueueFacts) -> Iterator[Finding]:
-    committers = Counter(facts.tracker.last_committers.values())
+def _fencing(view: QueueView) -> Iterator[Finding]:
+    committers = Counter(view.tracker.last_committers.values())
     if not committers:
         return
     text = ", ".join(name or "unknown" for name, _ in committers.most_common(MAX_LISTED))
@@ -312,8 +284,49 @@ def _fencing(facts: QueueFacts) -> Iterator[Finding]:
         yield Finding("fencing", Level.OK, f"last commit by {text}")
 
 
-def _consumers(facts: QueueFacts) -> Iterator[Finding]:
-    group, ready = facts.consumers, facts.ready.count
+def _fleets(fleets: Sequence[FleetFacts], queue: str) -> Iterator[Finding]:
+    found: list[Finding] = []
+    if len(fleets) > 1:
+        what = (
+            f"{queue} belongs to {counted(len(fleets), 'fleet')}, whose trackers fence each other: "
+            f"{', '.join(fleet.name for fleet in fleets)}"
+        )
+        repair = f"keep one of them: kmq tracker fleet {fleets[-1].name} --remove {queue}"
+        found.append(Finding("fleet", Level.UNHEALTHY, what, repair))
+    found += chain(*(_fleet(fleet, queue) for fleet in fleets))
+    yield from found
+    if fleets and not found:
+        standby = fleets[0].processes - 1
+        text = f"fleet {fleets[0].name}: tracked by {fleets[0].tracked_by}, {standby} more "
+        yield Finding("fleet", Level.OK, text + ("process" if standby == 1 else "processes"))
+
+
+def _fleet(fleet: FleetFacts, queue: str) -> Iterator[Finding]:
+    start = f"kmq tracker run --fleet {fleet.name} {queue}"
+    if fleet.is_paused:
+        what = f"fleet {fleet.name} is paused: it redelivers nothing"
+        repair = f"when the reason is over: kmq group pause kmq.fleet.{fleet.name} --end"
+        yield Finding("fleet", Level.UNHEALTHY, what, repair)
+    elif not fleet.processes:
+        yield Finding("fleet", Level.UNHEALTHY, f"fleet {fleet.name} has no running process", f"start two: {start}")
+    elif not fleet.tracked_by or fleet.tracked_by in fleet.stale:
+        assigned = f"assigned to {fleet.assigned_to}" if fleet.assigned_to else "assigned to no process"
+        what = f"no process of fleet {fleet.name} tracks {queue}, it is {assigned}"
+        repair = f"look at the logs of the processes: kmq tracker fleet {fleet.name}"
+        yield Finding("fleet", Level.UNHEALTHY, what, repair)
+    elif fleet.processes == 1:
+        what = f"fleet {fleet.name} has one process: no other one takes over if it fails"
+        yield Finding("fleet", Level.WARNING, what, f"start a second one on another machine: {start}")
+    if not fleet.is_complete:
+        what = f"records of fleet {fleet.name} were removed from {fleet.topic.name} before a snapshot replaced them"
+        repair = "wait a minute; if it stays, raise retention.ms of the topic to at least an hour"
+        yield Finding("fleet", Level.WARNING, what, repair)
+    for problem in topic_problems("coordination", fleet.topic.name, fleet.topic.settings, fleet.topic.replicas):
+        yield Finding("fleet", Level.UNHEALTHY, problem.what, problem.repair)
+
+
+def _consumers(view: QueueView) -> Iterator[Finding]:
+    group, ready = view.consumers, view.ready.count
     members = sum(1 for count in group.members.values() if count)
     if not group.members and ready:
         what = f"{counted(ready, 'message')} ready and no consumer in {group.name}"
@@ -321,149 +334,113 @@ def _consumers(facts: QueueFacts) -> Iterator[Finding]:
     elif not group.members:
         yield Finding("consumers", Level.OK, f"none in {group.name}, no message is ready")
     else:
-        assigned = sum(group.members.values())
         text = f"{len(group.members)} in {group.name} ({group.state.lower()}), {members} with partitions"
-        missing = facts.queue_topic.partition_count - assigned
+        missing = view.queue_topic.partition_count - sum(group.members.values())
         if missing > 0 and group.state.lower() == "stable":
-            yield Finding(
-                "consumers", Level.WARNING, f"{text}; {missing} partitions have no consumer", "wait for the rebalance"
-            )
+            what = f"{text}; {missing} partitions have no consumer"
+            yield Finding("consumers", Level.WARNING, what, "wait for the rebalance")
         else:
             yield Finding("consumers", Level.OK, f"{text}; {counted(ready, 'message')} ready")
 
 
-def _removed_messages(facts: QueueFacts) -> Iterator[Finding]:
-    for partition, position in sorted(facts.consumers.positions.items()):
-        first = facts.queue_topic.first.get(partition, 0)
+def _removed_messages(view: QueueView) -> Iterator[Finding]:
+    for partition, position in sorted(view.consumers.positions.items()):
+        first = view.queue_topic.first.get(partition, 0)
         if position < first:
             what = (
-                f"retention removed messages {position} to {first - 1} of {facts.queue_topic.name}[{partition}] "
+                f"retention removed messages {position} to {first - 1} of {view.queue_topic.name}[{partition}] "
                 "before a consumer started them: they are lost"
             )
             repair = "raise retention.ms of the queue topic, add workers"
             yield Finding("consumers", Level.UNHEALTHY, what, repair)
 
 
-def _overdue(facts: QueueFacts) -> Iterator[Finding]:
-    overdue = sum(view.overdue(facts.now_ms - OVERDUE_MS) for view in facts.views.values())
-    in_flight = deferred = 0
-    for view in facts.views.values():
-        for start, count, _ in view.by_start():
-            # Count as `kmq top` does: no consumer holds a deferred message.
-            if start is not None and start.is_deferral:
-                deferred += count
-            else:
-                in_flight += count
-    text = counted(in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
+def _overdue(view: QueueView) -> Iterator[Finding]:
+    overdue, deferred = view.overdue(OVERDUE_MS), view.deferred
     if not overdue:
+        text = counted(view.in_flight, "message") + (f" and {deferred} deferred" if deferred else "")
         yield Finding("in flight", Level.OK, f"{text}, none past its deadline")
         return
-    deadlines = [deadline for view in facts.views.values() for _, _, deadline in view.by_start() if deadline >= 0]
+    earliest_ms = min(int(each.deadlines_ms.min()) for each in view.partitions.values() if len(each.deadlines_ms))
     what = (
-        f"{overdue} of {counted(in_flight + deferred, 'message')} {'is past its' if overdue == 1 else 'are past their'}"
-        f" deadline, the oldest by {span(facts.now_ms - min(deadlines))}: no tracker redelivers them"
+        f"{overdue} of {counted(view.in_flight + deferred, 'message')} "
+        f"{'is past its' if overdue == 1 else 'are past their'} deadline, the oldest by "
+        f"{span(view.now_ms - earliest_ms)}: no tracker redelivers them"
     )
-    repair = f"start the tracker: kmq tracker run {facts.queue}"
-    yield Finding("in flight", Level.UNHEALTHY, what, repair)
+    yield Finding("in flight", Level.UNHEALTHY, what, f"start the tracker: kmq tracker run {view.queue}")
 
 
-def _missing_ticks(facts: QueueFacts) -> Iterator[Finding]:
+def _missing_ticks(view: QueueView) -> Iterator[Finding]:
     """Find partitions where a deadline has passed and no TICK followed: a tracker decides only at TICKs."""
     since_ms = {
         partition: deadline_at_ms
-        for partition, view in facts.views.items()
-        if (deadline_at_ms := view.due_without_tick_since_ms()) is not None
-        and deadline_at_ms < facts.now_ms - OVERDUE_MS
+        for partition, each in view.partitions.items()
+        if (deadline_at_ms := each.due_without_tick_since_ms()) is not None
+        and deadline_at_ms < view.now_ms - OVERDUE_MS
     }
-    if since_ms and life_of(facts.tracker, facts.now_ms) is Life.RUNNING:
+    if since_ms and view.life is Life.RUNNING:
         places = ", ".join(map(str, sorted(since_ms)))
         what = (
-            f"no TICK for {span(facts.now_ms - min(since_ms.values()))} although messages are due: partitions {places}"
+            f"no TICK for {span(view.now_ms - min(since_ms.values()))} although messages are due: partitions {places}"
         )
         repair = "look for 'cannot write TICKs' in the tracker's log; restart the tracker"
         yield Finding("ticks", Level.UNHEALTHY, what, repair)
 
 
-def _stuck_workers(facts: QueueFacts) -> Iterator[Finding]:
+def _stuck_workers(view: QueueView, lease_ms: int) -> Iterator[Finding]:
     """Find consumers that hold messages and renew their leases, but settle none while other messages are ready."""
-    held: Counter[str] = Counter()
-    since_ms: dict[str, int] = {}
-    for view in facts.views.values():
-        for start, count, deadline_at_ms in view.by_start():
-            if start is not None and not start.is_deferral and deadline_at_ms >= facts.now_ms:
-                held[start.consumer_id] += count
-                since_ms[start.consumer_id] = min(start.at_ms, since_ms.get(start.consumer_id, start.at_ms))
-    if not held or not facts.ready.count:
+    holders = view.holders()
+    if not holders or not view.ready.count:
         return
-    settled_ms = max((view.acked_at_ms for view in facts.views.values()), default=0)
-    quiet_ms = facts.now_ms - max(settled_ms, min(since_ms.values()))
-    if quiet_ms < max(SILENT_MS, 2 * facts.lease_ms):
+    settled_ms = max((each.acked_at_ms for each in view.partitions.values()), default=0)
+    quiet_ms = view.now_ms - max(settled_ms, min(holder.since_ms for holder in holders.values()))
+    if quiet_ms < max(SILENT_MS, 2 * lease_ms):
         return
+    most = sorted(holders.items(), key=lambda each: -each[1].message_count)[:MAX_LISTED]
     text = "; ".join(
-        f"{name or 'unnamed'} holds {count} for {span(facts.now_ms - since_ms[name])}"
-        for name, count in held.most_common(MAX_LISTED)
+        f"{name or 'unnamed'} holds {count} for {span(view.now_ms - since_ms)}" for name, (count, since_ms) in most
     )
-    what = f"no message was settled for {span(quiet_ms)} while {facts.ready.count} are ready: {text}"
+    what = f"no message was settled for {span(quiet_ms)} while {view.ready.count} are ready: {text}"
     repair = (
         "their handlers hang and keep-alive renews the leases: restart those processes, their messages are redelivered"
     )
     yield Finding("workers", Level.UNHEALTHY, what, repair)
 
 
-def _open_transactions(facts: QueueFacts) -> Iterator[Finding]:
+def _open_transactions(facts: DoctorFacts) -> Iterator[Finding]:
     for name, partitions in facts.blocked.items():
         if partitions:
-            yield Finding(
-                "transactions",
-                Level.UNHEALTHY,
+            what = (
                 f"a transaction has been open in {name} for more than {span(OPEN_TOO_LONG_MS)}: partitions "
-                f"{', '.join(map(str, partitions))}; what is behind it is neither received nor redelivered",
-                'kafka-transactions.sh find-hanging; docs/operations.md, "A transaction hangs"',
+                f"{', '.join(map(str, partitions))}; what is behind it is neither received nor redelivered"
             )
+            repair = 'kafka-transactions.sh find-hanging; docs/operations.md, "A transaction hangs"'
+            yield Finding("transactions", Level.UNHEALTHY, what, repair)
 
 
-def _unreadable(facts: QueueFacts) -> Iterator[Finding]:
-    count = sum(view.state.counters.unreadable for view in facts.views.values())
+def _unreadable(view: QueueView) -> Iterator[Finding]:
+    count = sum(each.unreadable for each in view.partitions.values())
     if count:
-        places = [f"[{partition}]@{offset}" for partition, view in facts.views.items() for offset in view.unreadable]
+        places = [f"[{partition}]@{at}" for partition, each in view.partitions.items() for at in each.unreadable_at]
         are_not_markers = "is not a marker" if count == 1 else "are not markers"
-        what = (
-            f"{counted(count, 'record')} of {facts.markers_topic.name} {are_not_markers}: "
-            f"{', '.join(places[:MAX_LISTED])}"
-        )
-        repair = "another program writes to the topic: revoke its Write"
-        yield Finding("markers", Level.WARNING, what, repair)
+        where = ", ".join(places[:MAX_LISTED])
+        what = f"{counted(count, 'record')} of {view.markers_topic.name} {are_not_markers}: {where}"
+        yield Finding("markers", Level.WARNING, what, "another program writes to the topic: revoke its right to Write")
 
 
-def _dead_letters(facts: QueueFacts) -> Iterator[Finding]:
-    letters = facts.dead_letters
-    if not facts.dead_letter_topic.partition_count:
+def _dead_letters(facts: DoctorFacts) -> Iterator[Finding]:
+    view, letters = facts.view, facts.view.dead_letters
+    if not view.dead_letter_topic.partition_count:
         return
     if not letters.count:
         yield Finding("dead letters", Level.OK, "none")
         return
-    about = "" if letters.is_exact else "at most "
-    text = f"{about}{letters.count} in {facts.dead_letter_topic.name}"
+    text = f"{'' if letters.is_exact else 'at most '}{letters.count} in {view.dead_letter_topic.name}"
     if facts.new_dead_letters:
         text += f", growing: {min(facts.new_dead_letters, letters.count)} in the last hour"
-    repair = f"kmq dlq list {facts.queue}, then kmq dlq redrive {facts.queue} or purge"
+    repair = f"kmq dlq list {view.queue}, then kmq dlq redrive {view.queue} or purge"
     yield Finding("dead letters", Level.WARNING, text, repair)
 
 
-def _checkpoint(facts: QueueFacts) -> Iterator[Finding]:
-    checkpoint = facts.checkpoint
-    if checkpoint is None:
-        return
-    if checkpoint.problem:
-        what = f"{checkpoint.path}: {checkpoint.problem}"
-        repair = (
-            "grant the tracker's user access; a damaged folder may be deleted: the state is rebuilt from the markers"
-        )
-        yield Finding("checkpoint", Level.UNHEALTHY, what, repair)
-    elif not checkpoint.is_local:
-        yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: not on this machine, not checked")
-    elif checkpoint.last_batch_at_ms is None:
-        yield Finding("checkpoint", Level.OK, f"{checkpoint.path}: no batch yet")
-    else:
-        what = f"{checkpoint.path}: last batch {span(facts.now_ms - checkpoint.last_batch_at_ms)} ago"
-        yield Finding("checkpoint", Level.OK, what)
+def _some(ids: tuple[str, ...]) -> str:
+    return ", ".join(ids[:MAX_LISTED]) + (f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else "")

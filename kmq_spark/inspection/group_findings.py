@@ -1,8 +1,7 @@
 """
 The findings of `kmq group describe`: what is wrong with a coordination group and its topic, and the repairs.
 
-Each problem names its repair. UNHEALTHY means that an operator must act now: work stands still, or the state of the
-group is going to be lost. Ages are by the clock of this machine, so no bound is below some seconds.
+The rules are those of `findings`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kmq_spark.coordination.topic import COORDINATION_TOPIC, topic_findings
+from kmq_spark.coordination.topic import COORDINATION_TOPIC
 from kmq_spark.core.coordination.effects import Ignored
 from kmq_spark.core.coordination.leader import snapshot_every_ms
-from kmq_spark.inspection.findings import MAX_LISTED, Finding, Level, replica_findings
+from kmq_spark.inspection.findings import MAX_LISTED, Finding, Level, topic_findings
 from kmq_spark.inspection.spans import counted, instant, span
 
 if TYPE_CHECKING:
@@ -35,11 +34,7 @@ def check_topic(topic: TopicFacts, broker_count: int) -> list[Finding]:
     if not topic.partition_count:
         what = f"coordination topic {topic.name} does not exist"
         return [Finding("topic", Level.UNHEALTHY, what, f"kmq group init{_option(topic)}")]
-    found = [
-        Finding("topic", Level.UNHEALTHY, f"{topic.name} {what}: no process can join", repair)
-        for what, repair in topic_findings(topic.name, topic.settings, topic.replicas)
-    ]
-    found += replica_findings("topic", topic, broker_count, "the groups")
+    found = list(topic_findings("topic", "coordination", topic, broker_count, "the groups"))
     text = f"{topic.name}: {counted(topic.partition_count, 'partition')}, LogAppendTime, cleanup.policy=delete"
     return found or [Finding("topic", Level.OK, text)]
 

@@ -115,21 +115,7 @@ def read_groups(
     extra: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[GroupState]:
-    """
-    Read the coordination topic to its present end and return its groups, by name.
-
-    Args:
-        bootstrap_servers: Comma-separated `host:port`.
-        topic: The coordination topic.
-        group: Only this group; empty for all.
-        timeout: Bound on each call to the broker, and on the time without a record.
-        extra: librdkafka settings.
-        on_progress: Called with the number of records read so far.
-
-    Raises:
-        TopicError: The topic does not exist, or does not fit.
-        KafkaClientError: The broker cannot be reached, or this client may not read the topic.
-    """
+    """Read the coordination topic to its present end; return one group, or all groups, by name."""
     admin = make_client(AdminClient, admin_config(bootstrap_servers, extra=extra))
     check_coordination_topic(admin, topic, bootstrap_servers, timeout)
     partition_count = len(admin.list_topics(topic, timeout=timeout).topics[topic].partitions)

@@ -16,9 +16,8 @@ from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import TopicError, WireError
 from kmq_spark.inspection.cluster import Cluster
-from kmq_spark.inspection.facts import Backlog, TopicFacts, TrackerFacts
-from kmq_spark.inspection.figures import Figures, figures
-from kmq_spark.inspection.view import MarkersView
+from kmq_spark.inspection.facts import Backlog, GroupFacts, QueueView, TopicFacts, TrackerFacts
+from kmq_spark.inspection.markers_fold import MarkersFold
 from kmq_spark.kafka.log_reader import LogReader
 from kmq_spark.kafka.lookups import LATEST
 from kmq_spark.kafka.positions import Heartbeat, Position
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
 
     from kmq_spark.core.markers import Marker
+    from kmq_spark.inspection.facts import PartitionView
 
 MAX_COUNTED_BACKLOG = 500
 """Maximum backlog that is counted record by record. In a larger one the included control records do not matter."""
@@ -41,22 +41,14 @@ FOLD_BATCH_RECORDS = 50_000
 
 class QueueInspector:
     """
-    Inspects one queue.
+    Inspects one queue, `queue` or `queue@subscription`.
 
-    Args:
-        queue: Name of the queue, or `queue@subscription`.
-        bootstrap_servers: Comma-separated `host:port`.
-        timeout: Maximum time for each call, and for the arrival of the next record while a topic is read.
-        extra: librdkafka settings.
-
-    Raises:
-        ConfigError: The name or a setting is not allowed.
+    *timeout* bounds each call, and the arrival of the next record while a topic is read.
     """
 
     def __init__(
-        self, queue: str, *, bootstrap_servers: str, timeout: float = 15, extra: Mapping[str, str] | None = None
+        self, queue: str, *, bootstrap_servers: str, timeout: float = 15.0, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Create the clients; they send nothing before the first call."""
         self.topics = QueueTopics.parse(queue)
         self.queue = queue
         self.cluster = Cluster(bootstrap_servers, timeout, extra)
@@ -69,7 +61,7 @@ class QueueInspector:
         self._readers: dict[str, LogReader] = {}
         self._backlogs: dict[tuple[str, int, int, int], tuple[int, int | None]] = {}
         self._ended = ClosedRanges()
-        self.views: dict[int, MarkersView] = {}
+        self.folds: dict[int, MarkersFold] = {}
 
     def close(self) -> None:
         """Close the clients."""
@@ -79,21 +71,13 @@ class QueueInspector:
         self.cluster.close()
 
     def __enter__(self) -> Self:
-        """Return this inspector."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the clients."""
         self.close()
 
     def queue_partitions(self) -> range:
-        """
-        Return the partitions of the queue, after a check that the queue exists.
-
-        Raises:
-            TopicError: The queue topic or the markers topic does not exist.
-            KafkaClientError: The broker cannot be reached in time.
-        """
+        """Return the partitions of the queue; a `TopicError` says that the queue does not exist."""
         counts = []
         for name in (self.topics.queue_topic, self.topics.markers_topic):
             metadata = self.cluster.metadata(name).topics.get(name)
@@ -106,57 +90,58 @@ class QueueInspector:
             counts.append(len(metadata.partitions))
         return range(min(counts))
 
-    def tracker(self, markers: TopicFacts) -> TrackerFacts:
+    def look(
+        self, on_progress: Callable[[int], None] | None = None, *, with_markers: bool = True, must_exist: bool = True
+    ) -> QueueView:
         """
-        Return the tracker's positions and its latest heartbeat.
+        Return the queue as it is now.
 
         Args:
-            markers: Present facts about the markers topic.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached in time.
+            on_progress: Called from time to time with the number of markers read so far.
+            with_markers: Whether the messages in flight are read too, from the markers.
+            must_exist: Whether a missing queue is a `TopicError`: a broker that starts does not know its topics for a
+                moment, and zeros would be wrong.
         """
-        places = self._committed()
-        positions = _positions_of(places)
-        heartbeats = [each for each in map(Heartbeat.from_topic_partition, places) if each is not None]
-        newest = max(heartbeats, key=lambda each: each.at_ms, default=None)
-        unread = {
-            partition: (position.next_offset, markers.end[partition])
-            for partition, position in positions.items()
-            if position.next_offset < markers.end.get(partition, 0)
-        }
-        backlog = self.backlog(
-            markers.name, {p: max(at, markers.first[p]) for p, (at, _) in unread.items()}, markers.end
+        topics = self.topics
+        queue, markers, letters = self.cluster.topics(topics.all_topics).values()
+        exists = bool(queue.partition_count and markers.partition_count)
+        if must_exist and not exists:
+            self.queue_partitions()
+        consumers = (
+            self.cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
         )
-        return TrackerFacts(
-            self.topics.tracker_group,
-            {partition: each.next_offset for partition, each in positions.items()},
-            {partition: each.needed_offset for partition, each in positions.items()},
-            {partition: each.tracker_id for partition, each in positions.items()},
-            backlog.count,
-            backlog.oldest_at_ms,
-            None if newest is None else newest.at_ms,
-            newest is not None and newest.is_stopped,
-            0 if newest is None else newest.snapshot_lag,
+        tracker = self._tracker(markers) if exists else TrackerFacts(topics.tracker_group)
+        ready = self._ready(queue, consumers.positions)
+        dead_letters = self._dead_letters(letters)
+        if exists and with_markers:
+            self.refresh(on_progress)
+        now_ms = int(time.time() * 1000)
+        partitions: dict[int, PartitionView] = {}
+        if exists and with_markers:
+            partitions = {partition: fold.view(now_ms) for partition, fold in self.folds.items()}
+        return QueueView(
+            queue=self.queue,
+            now_ms=now_ms,
+            queue_topic=queue,
+            markers_topic=markers,
+            dead_letter_topic=letters,
+            consumers=consumers,
+            tracker=tracker,
+            ready=ready,
+            dead_letters=dead_letters,
+            partitions=partitions,
         )
 
-    def refresh(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersView]:
-        """
-        Fold the markers appended since the last call. The first call begins where the tracker would begin.
-
-        Args:
-            on_progress: Progress callback; called from time to time with the number of markers read so far.
-
-        Raises:
-            TopicError: The queue does not exist.
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time.
-        """
+    def refresh(self, on_progress: Callable[[int], None] | None = None) -> dict[int, MarkersFold]:
+        """Fold the markers appended since the last call; the first one begins where the tracker would begin."""
         topic = self.topics.markers_topic
-        if not self.views:
-            self.views = {partition: MarkersView() for partition in self.queue_partitions()}
-            needed = {partition: position.needed_offset for partition, position in self._positions().items()}
-            self._reader(topic).positions = {partition: needed.get(partition, 0) for partition in self.views}
-        ends = self.cluster.offsets(topic, self.views, LATEST)
+        if not self.folds:
+            self.folds = {partition: MarkersFold() for partition in self.queue_partitions()}
+            needed = {
+                partition: position.needed_offset for partition, position in _positions_of(self._committed()).items()
+            }
+            self._reader(topic).positions = {partition: needed.get(partition, 0) for partition in self.folds}
+        ends = self.cluster.offsets(topic, self.folds, LATEST)
         known = self._reader(topic).positions
         starts = {partition: known[partition] for partition, end in ends.items() if known[partition] < end}
         waiting: dict[int, list[LoggedMarker]] = {partition: [] for partition in starts}
@@ -165,88 +150,39 @@ class QueueInspector:
                 partition = record.partition() or 0
                 waiting[partition].append(LoggedMarker(record.offset() or 0, record.timestamp()[1], _marker_of(record)))
                 if len(waiting[partition]) >= FOLD_BATCH_RECORDS:
-                    self.views[partition].add(waiting[partition])
+                    self.folds[partition].add(waiting[partition])
                     waiting[partition] = []
                     if on_progress is not None:
                         on_progress(number)
         finally:
             # If the broker fails in between, the markers that were read are not read again.
             for partition, markers in waiting.items():
-                self.views[partition].add(markers)
-        return self.views
+                self.folds[partition].add(markers)
+        return self.folds
 
     def backlog(self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Backlog:
         """
-        Return the number of records between positions and ends. A small number is counted record by record.
+        Return the records between positions and ends. A small number is counted record by record.
 
         Transactions leave control records in a log, which readers do not receive. Without counting, an idle queue would
         always have a backlog.
-
-        Args:
-            topic: Topic.
-            starts: Position by partition; a partition without one has no backlog.
-            ends: End by partition.
-
-        Raises:
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time.
         """
-        count, is_exact, oldest_at_ms = 0, True, None
+        counts: dict[int, int] = {}
+        is_exact, oldest_at_ms = True, None
         for partition, start in starts.items():
             end = ends.get(partition, start)
             if start >= end:
                 continue
             place = (topic, partition, start, end)
             if place not in self._backlogs:
-                self._drop_cached(topic, partition)
-                self._backlogs[place] = self._counted(topic, partition, start, end)
-            counted, at_ms = self._backlogs[place]
-            count += counted
+                # Only the newest one of a partition is needed.
+                self._backlogs = {each: known for each, known in self._backlogs.items() if each[:2] != place[:2]}
+                self._backlogs[place] = self._counted(*place)
+            counts[partition], at_ms = self._backlogs[place]
             is_exact = is_exact and end - start <= MAX_COUNTED_BACKLOG
             if at_ms is not None:
                 oldest_at_ms = at_ms if oldest_at_ms is None else min(oldest_at_ms, at_ms)
-        return Backlog(count, is_exact, oldest_at_ms)
-
-    def ready(self, queue: TopicFacts, positions: Mapping[int, int]) -> Backlog:
-        """
-        Return the messages that no consumer has started. In a partition without a committed position, that is all
-        messages.
-        """
-        starts = {partition: max(positions.get(partition, first), first) for partition, first in queue.first.items()}
-        return self.backlog(queue.name, starts, queue.end)
-
-    def dead_letters(self, letters: TopicFacts) -> Backlog:
-        """Return the dead letters that were neither redriven nor purged."""
-        if not letters.partition_count:
-            return Backlog()
-        all_letters = self.backlog(letters.name, letters.first, letters.end)
-        done = self._ended_letters(letters)
-        return Backlog(max(0, all_letters.count - done), all_letters.is_exact, all_letters.oldest_at_ms)
-
-    def figures(self, on_progress: Callable[[int], None] | None = None) -> Figures:
-        """
-        Return the key figures of the queue.
-
-        Raises:
-            TopicError: The queue does not exist.
-            KafkaClientError: The broker cannot be reached, or nothing arrived in time.
-        """
-        views = self.refresh(on_progress)
-        facts = self.cluster.topics(self.topics.all_topics)
-        queue, markers, letters = (facts[name] for name in self.topics.all_topics)
-        if not queue.partition_count or not markers.partition_count:
-            # A broker that starts does not know its topics for a moment: raise an error instead of returning zeros.
-            self.queue_partitions()
-        positions = {p.partition: p.offset for p in self.cluster.committed(self.topics.consumer_group, queue.name)}
-        tracker = self._positions()
-        lag = self.backlog(markers.name, {p: at.next_offset for p, at in tracker.items()}, markers.end)
-        return figures(
-            self.queue,
-            int(time.time() * 1000),
-            views.values(),
-            ready=self.ready(queue, positions),
-            dead_letters=self.dead_letters(letters),
-            tracker_lag=lag.count if tracker else sum(markers.end.values()),
-        )
+        return Backlog(counts, is_exact, oldest_at_ms)
 
     def ready_records(self, limit: int) -> Iterator[Message]:
         """Yield at most *limit* messages that no consumer has started, one partition after the other."""
@@ -269,8 +205,54 @@ class QueueInspector:
         finally:
             reader.close()
 
-    def _positions(self) -> dict[int, Position]:
-        return _positions_of(self._committed())
+    def _tracker(self, markers: TopicFacts) -> TrackerFacts:
+        """Return the tracker's positions and its latest heartbeat."""
+        places = self._committed()
+        positions = _positions_of(places)
+        heartbeats = [each for each in map(Heartbeat.from_topic_partition, places) if each is not None]
+        newest = max(heartbeats, key=lambda each: each.at_ms, default=None)
+        unread = {
+            partition: max(position.next_offset, markers.first[partition])
+            for partition, position in positions.items()
+            if position.next_offset < markers.end.get(partition, 0)
+        }
+        return TrackerFacts(
+            self.topics.tracker_group,
+            {partition: each.next_offset for partition, each in positions.items()},
+            {partition: each.needed_offset for partition, each in positions.items()},
+            {partition: each.tracker_id for partition, each in positions.items()},
+            self.backlog(markers.name, unread, markers.end),
+            None if newest is None else newest.at_ms,
+            newest is not None and newest.is_stopped,
+            0 if newest is None else newest.snapshot_lag,
+        )
+
+    def _ready(self, queue: TopicFacts, positions: Mapping[int, int]) -> Backlog:
+        """Return the messages that no consumer has started; without a committed position, all of a partition."""
+        starts = {partition: max(positions.get(partition, first), first) for partition, first in queue.first.items()}
+        return self.backlog(queue.name, starts, queue.end)
+
+    def _dead_letters(self, letters: TopicFacts) -> Backlog:
+        """Return the dead letters that were neither redriven nor purged."""
+        if not letters.partition_count:
+            return Backlog()
+        there = self.backlog(letters.name, letters.first, letters.end)
+        done = self._ended_letters(letters)
+        counts = {partition: max(0, count - done.get(partition, 0)) for partition, count in there.counts.items()}
+        return Backlog(counts, there.is_exact, there.oldest_at_ms)
+
+    def _ended_letters(self, letters: TopicFacts) -> dict[int, int]:
+        topic = self.topics.redrive_topic
+        metadata = self.cluster.metadata(topic).topics.get(topic)
+        if metadata is None or metadata.error is not None or not metadata.partitions:
+            return {}
+        reader = self._reader(topic)
+        # Read only what was appended since the last call: the redrive topic is kept without limit.
+        for record in reader.read({partition: reader.positions.get(partition, 0) for partition in metadata.partitions}):
+            marker = _marker_of(record)
+            if marker is not None and marker.type is MarkerType.END:
+                self._ended.add(marker.queue_partition, marker.ranges)
+        return {partition: self._ended.count(partition, first) for partition, first in letters.first.items()}
 
     def _committed(self) -> list[TopicPartition]:
         return self.cluster.committed(self.topics.tracker_group, self.topics.markers_topic)
@@ -293,24 +275,6 @@ class QueueInspector:
             return len(times), min(times, default=None)
         finally:
             reader.close()
-
-    def _drop_cached(self, topic: str, partition: int) -> None:
-        """Remove the cached backlogs of a partition: only the newest one is needed."""
-        for place in [place for place in self._backlogs if place[:2] == (topic, partition)]:
-            del self._backlogs[place]
-
-    def _ended_letters(self, letters: TopicFacts) -> int:
-        topic = self.topics.redrive_topic
-        metadata = self.cluster.metadata(topic).topics.get(topic)
-        if metadata is None or metadata.error is not None or not metadata.partitions:
-            return 0
-        reader = self._reader(topic)
-        # Read only what was appended since the last call: the redrive topic is kept without limit.
-        for record in reader.read({partition: reader.positions.get(partition, 0) for partition in metadata.partitions}):
-            marker = _marker_of(record)
-            if marker is not None and marker.type is MarkerType.END:
-                self._ended.add(marker.queue_partition, marker.ranges)
-        return sum(self._ended.count(partition, first) for partition, first in letters.first.items())
 
 
 def _positions_of(places: list[TopicPartition]) -> dict[int, Position]:

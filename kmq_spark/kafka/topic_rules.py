@@ -9,12 +9,14 @@ Source: Kafka's documentation of `min.insync.replicas` and `unclean.leader.elect
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kmq_spark.kafka.queue_topics import QueueTopics
+
+TopicKind = Literal["queue", "markers", "dead letters", "redrive", "producers", "coordination"]
 
 HEADER_ROOM_BYTES = 16 * 1024
 """How much larger the queue topic's limit is than a producer's largest message: a redelivery adds `kmq-*` headers."""
@@ -24,6 +26,9 @@ DLQ_ROOM_BYTES = 64 * 1024
 How much larger the dead-letter topic's limit is than the queue topic's: a dead letter adds its reason and Kafka's six
 headers.
 """
+
+MIN_COORDINATION_RETENTION_MS = 60_000
+"""A reader of the coordination topic needs a snapshot and all that lies behind it."""
 
 POSITIONS_SEGMENT_BYTES = 16 * 1024 * 1024
 """Some 80,000 position records; a producer reads them within a second at its start."""
@@ -90,33 +95,66 @@ def partition_findings(topics: QueueTopics, counts: Mapping[str, int]) -> Iterat
         )
 
 
-def config_warnings(topics: QueueTopics, configs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Yield settings with which a queue works, but not as intended; *configs* as in `config_findings`."""
-    key, wanted, name = "message.timestamp.type", "LogAppendTime", topics.queue_topic
-    if (got := configs.get(name, {}).get(key, wanted)) != wanted:
-        yield (
-            f"topic {name!r} has {key}={got}: delays and times to live of its messages follow the clocks of the "
-            f"producers, not the broker's clock; run `{alter_command(name, key, wanted)}`"
-        )
+class TopicProblem(NamedTuple):
+    """What is wrong with a topic, the command that repairs it, and whether its users must not start."""
+
+    what: str
+    repair: str
+    is_fatal: bool = True
 
 
-def config_findings(
-    topics: QueueTopics, configs: Mapping[str, Mapping[str, str]], replicas: Mapping[str, int]
-) -> Iterator[str]:
-    """Yield the settings that are wrong. A topic without an entry in *configs* is not checked."""
-    required = {
-        topics.queue_topic: {"cleanup.policy": "delete"},
-        topics.markers_topic: {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"},
-        topics.dead_letter_topic: {"cleanup.policy": "delete"},
-        topics.redrive_topic: {"cleanup.policy": "delete", "retention.ms": "-1"},
-        topics.producers_topic: {"cleanup.policy": "compact"},
+# The append time of the markers is the clock of all leases. That of the messages gives only ages, delays and times to
+# live.
+_DELETED = {"cleanup.policy": "delete"}
+_TIMED = {"message.timestamp.type": "LogAppendTime"}
+_REQUIRED: dict[TopicKind, dict[str, str]] = {
+    "queue": _DELETED,
+    "markers": _DELETED | _TIMED,
+    "dead letters": _DELETED,
+    "redrive": _DELETED | {"retention.ms": "-1"},
+    "producers": {"cleanup.policy": "compact"},
+    "coordination": _DELETED | _TIMED,
+}
+_WANTED: dict[TopicKind, dict[str, str]] = {"queue": _TIMED, "dead letters": _TIMED}
+"""Settings without which everything works, but not as intended."""
+
+
+def kinds_of(topics: QueueTopics) -> dict[str, TopicKind]:
+    """Return the kind of each topic of a queue, by name."""
+    return {
+        topics.queue_topic: "queue",
+        topics.markers_topic: "markers",
+        topics.dead_letter_topic: "dead letters",
+        topics.redrive_topic: "redrive",
+        topics.producers_topic: "producers",
     }
-    for name, settings in required.items():
-        for key, value in settings.items():
-            if (got := configs.get(name, {}).get(key, value)) != value:
-                yield f"topic {name!r} has {key}={got}, must be {value}; run `{alter_command(name, key, value)}`"
-        for what, repair in replication_findings(name, configs.get(name, {}), replicas.get(name, 0)):
-            yield f"topic {name!r} {what}; run `{repair}`"
+
+
+def topic_problems(kind: TopicKind, name: str, settings: Mapping[str, str], replicas: int) -> Iterator[TopicProblem]:
+    """Yield what is wrong with the settings of a topic; a missing setting is not checked."""
+    for wanted, is_fatal in ((_REQUIRED[kind], True), (_WANTED.get(kind, {}), False)):
+        for key, value in wanted.items():
+            if (got := settings.get(key, value)) != value:
+                what = f"topic {name!r} has {key}={got}, {'must' if is_fatal else 'should'} be {value}"
+                why = "" if is_fatal else ": times follow the clocks of the producers, not the broker's clock"
+                yield TopicProblem(what + why, alter_command(name, key, value), is_fatal)
+    kept_ms = int(settings.get("retention.ms", "-1"))
+    if kind == "coordination" and 0 <= kept_ms < MIN_COORDINATION_RETENTION_MS:
+        what = f"topic {name!r} has retention.ms={kept_ms}, must be at least {MIN_COORDINATION_RETENTION_MS}"
+        yield TopicProblem(what, alter_command(name, "retention.ms", str(60 * MIN_COORDINATION_RETENTION_MS)))
+    in_sync = int(settings.get("min.insync.replicas", QUORUM))
+    if replicas >= REPLICAS_OF_A_QUORUM and in_sync < QUORUM:
+        what = (
+            f"topic {name!r} has min.insync.replicas={in_sync} with {replicas} replicas, must be at least {QUORUM}: a "
+            "record that only one broker has is acknowledged, and lost with that broker"
+        )
+        yield TopicProblem(what, alter_command(name, "min.insync.replicas", str(QUORUM)))
+    if replicas > 1 and settings.get("unclean.leader.election.enable", "false") != "false":
+        what = (
+            f"topic {name!r} has unclean.leader.election.enable=true, must be false: a replica that lacks records may "
+            "become the leader"
+        )
+        yield TopicProblem(what, alter_command(name, "unclean.leader.election.enable", "false"))
 
 
 REPLICAS_OF_A_QUORUM, QUORUM = 3, 2
@@ -130,26 +168,6 @@ def replication_settings(replicas: int) -> dict[str, str]:
     quorum = {"min.insync.replicas": str(QUORUM)} if replicas >= REPLICAS_OF_A_QUORUM else {}
     # An out-of-sync replica must not become the leader: it lacks acknowledged records.
     return {"unclean.leader.election.enable": "false", **quorum}
-
-
-def replication_findings(name: str, settings: Mapping[str, str], replicas: int) -> Iterator[tuple[str, str]]:
-    """
-    Yield each setting with which the loss of a broker may lose acknowledged records, with the command that repairs it.
-
-    Missing settings are not checked, nor is a single replica, because no setting helps.
-    """
-    in_sync = int(settings.get("min.insync.replicas", QUORUM))
-    if replicas >= REPLICAS_OF_A_QUORUM and in_sync < QUORUM:
-        what = (
-            f"has min.insync.replicas={in_sync} with {replicas} replicas, must be at least {QUORUM}: a record that "
-            "only one broker has is acknowledged, and lost with that broker"
-        )
-        yield what, alter_command(name, "min.insync.replicas", str(QUORUM))
-    if replicas > 1 and settings.get("unclean.leader.election.enable", "false") != "false":
-        what = (
-            "has unclean.leader.election.enable=true, must be false: a replica that lacks records may become the leader"
-        )
-        yield what, alter_command(name, "unclean.leader.election.enable", "false")
 
 
 def alter_command(name: str, key: str, value: str) -> str:

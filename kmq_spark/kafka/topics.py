@@ -34,10 +34,10 @@ from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import MAX_MESSAGE_BYTES, admin_config, make_client
 from kmq_spark.kafka.topic_rules import (
     HEADER_ROOM_BYTES,
-    config_findings,
-    config_warnings,
+    kinds_of,
     partition_findings,
     replication_settings,
+    topic_problems,
     wanted_settings,
 )
 
@@ -194,12 +194,18 @@ def check_queue(
     counts = {name: shape.partitions for name, shape in shapes.items()}
     replicas = {name: shape.replicas for name, shape in shapes.items()}
     configs = settings_of(admin, counts, timeout)
-    findings = [*partition_findings(topics, counts), *config_findings(topics, configs, replicas)]
+    problems = [
+        problem
+        for name, kind in kinds_of(topics).items()
+        for problem in topic_problems(kind, name, configs.get(name, {}), replicas.get(name, 0))
+    ]
+    findings = [*partition_findings(topics, counts)]
+    findings += [f"{problem.what}; run `{problem.repair}`" for problem in problems if problem.is_fatal]
     if findings:
         message = f"queue {queue!r} is not set up correctly: " + "; ".join(findings)
         raise TopicError(message)
-    for warning in config_warnings(topics, configs):
-        logger.warning("%s", warning, extra={"action": "topic_warning", "queue": queue})
+    for problem in problems:
+        logger.warning("%s; run `%s`", problem.what, problem.repair, extra={"action": "topic_warning", "queue": queue})
     return QueueLayout(
         topics=topics,
         partition_count=counts[topics.queue_topic],

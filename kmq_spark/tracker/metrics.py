@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from kmq_spark.core.markers import MarkerType
 from kmq_spark.errors import KmqError, WireError
+from kmq_spark.inspection.facts import HEARTBEAT_LATE_MS
 from kmq_spark.inspection.inspector import QueueInspector
-from kmq_spark.inspection.liveness import HEARTBEAT_LATE_MS
 from kmq_spark.kafka.payloads import PayloadReader
 from kmq_spark.metrics.exposition import MetricsServer
 from kmq_spark.metrics.samples import Sample, TrackerNumbers, queue_labels, samples_of
@@ -172,15 +172,13 @@ class TrackerMetrics:
         Raises:
             KmqError: The broker cannot be reached, or does not answer in time.
         """
-        topics, cluster, numbers = inspector.topics, inspector.cluster, self._numbers.get(queue)
+        numbers = self._numbers.get(queue)
         if numbers is None:  # removed a moment ago
             return
-        queue_topic, markers, letters = cluster.topics(topics.all_topics).values()
-        committed = cluster.committed(topics.consumer_group, queue_topic.name)
-        ready = inspector.ready(queue_topic, {place.partition: place.offset for place in committed})
-        dead_letters = inspector.dead_letters(letters)
+        view = inspector.look(with_markers=False)
         with self._lock:
             statuses = dict(numbers.statuses)
+        markers = view.markers_topic
         lags = {
             partition: inspector.backlog(markers.name, {partition: status.next_marker_offset}, markers.end).count
             for partition, status in statuses.items()
@@ -189,8 +187,10 @@ class TrackerMetrics:
             queue, inspector, {p: s.needed_marker_offset for p, s in statuses.items() if s.in_flight}
         )
         with self._lock:
-            numbers.ready, numbers.dead_letters, numbers.lags = ready.count, dead_letters.count, lags
-            numbers.oldest_ready_at_s = None if ready.oldest_at_ms is None else ready.oldest_at_ms / 1000
+            numbers.ready, numbers.dead_letters = view.ready.count, view.dead_letters.count
+            numbers.lags = lags
+            oldest_at_ms = view.ready.oldest_at_ms
+            numbers.oldest_ready_at_s = None if oldest_at_ms is None else oldest_at_ms / 1000
             numbers.oldest_in_flight_at_s = oldest_s
 
     def _batch_callback(self, numbers: TrackerNumbers) -> Callable[[Sequence[PartitionOutcome], Sent], None]:

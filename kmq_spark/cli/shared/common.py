@@ -1,5 +1,5 @@
 """
-Shared code of all commands: exit codes, errors, logs.
+What all commands share: exit codes, errors, logs, progress.
 
 Rule 1: exit codes: 0 = success, 1 = failure, 2 = usage error, 3 = unhealthy. An error is one line on stderr, never a
 traceback.
@@ -12,58 +12,62 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
-from kmq_spark.cli.shared.one_line import HELP_OPTIONS, OneLineCommand
+from kmq_spark.cli.shared import options
 from kmq_spark.cli.shared.options import spread
 from kmq_spark.errors import ConfigError, KmqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from kmq_spark.config import Settings
+    from kmq_spark.inspection.inspector import QueueInspector
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNHEALTHY = 1, 2, 3
 
 R = TypeVar("R")
 
 
-def one_line_errors(function: Callable[..., R]) -> Callable[..., R]:
-    """
-    Wrap a function as a command.
-
-    Groups of options become single options. A `KmqError` is printed as one line. A closed output pipe ends the command
-    without an error.
-    """
-    spreading = spread(function)
-
-    @functools.wraps(spreading)
-    def wrapped(**options: Any) -> R:
-        try:
-            return spreading(**options)
-        except KmqError as error:
-            typer.echo(f"kmq: {error}", err=True)
-            raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED) from None
-        except BrokenPipeError:
-            # The reader of stdout has closed it. Redirect it, so that the interpreter's flush at exit does not fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-
-    return wrapped
-
-
 def command(app: typer.Typer, name: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Return a decorator that adds a function to *app* as the command *name*; see `one_line_errors`."""
-    return lambda function: app.command(name)(one_line_errors(function))
+    """
+    Return a decorator that adds a function to *app* as the command *name*.
+
+    A `KmqError` is printed as one line. A closed output pipe ends the command without an error.
+    """
+
+    def add(function: Callable[..., R]) -> Callable[..., R]:
+        spreading = spread(function)
+
+        @functools.wraps(spreading)
+        def wrapped(**options: Any) -> R:
+            try:
+                return spreading(**options)
+            except KmqError as error:
+                typer.echo(f"kmq: {error}", err=True)
+                raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED) from None
+            except BrokenPipeError:
+                # The reader of stdout has closed it. Redirect it, so that the interpreter's flush at exit works.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
+
+        app.command(name)(wrapped)
+        return function
+
+    return add
 
 
-def run_alone(command: Callable[..., None]) -> None:
-    """Run a single command with the arguments of this process, for spark-submit and Databricks wheel tasks."""
-    submitted = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
-    submitted.command(cls=OneLineCommand)(command)
-    submitted()
+def fail(text: str) -> typer.Exit:
+    """Print one line on stderr; return what ends the command with exit code 1."""
+    typer.echo(f"kmq: {text}", err=True)
+    return typer.Exit(EXIT_FAILED)
 
 
 def print_json(value: object) -> None:
@@ -72,11 +76,87 @@ def print_json(value: object) -> None:
 
 
 def set_up_logs(level: str = "INFO") -> None:
-    """Write logs to stderr, one line an event."""
+    """Write logs to stderr, one line an event; `--log-level` goes before *level*."""
     logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
+        level=options.given.log_level or level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        force=True,
     )
     # While a JVM stops, py4j logs failed commands with full stack traces, some of them with the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
+
+
+def quiet_client() -> None:
+    """Hide the Kafka client's log lines; the relevant information is in the error line of the command."""
+    client = logging.getLogger("kmq_spark.kafka.client")
+    # The level is not changed, because the reason of a failed connection is taken from these log lines.
+    client.propagate = False
+    if not client.handlers:
+        client.addHandler(logging.NullHandler())
+
+
+def inspector_of(queue: str, settings: Settings) -> QueueInspector:
+    """Return an inspector of a queue; the caller must close it."""
+    from kmq_spark.inspection.inspector import QueueInspector
+
+    quiet_client()
+    return QueueInspector(queue, **settings.kafka.reach())
+
+
+@contextmanager
+def counting(topic: str, what: str = "markers") -> Iterator[Callable[[int], None]]:
+    """Show the number of records read of a topic on stderr, on a terminal only; the line is erased at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+
+    def show(count: int) -> None:
+        sys.stderr.write(f"\r\033[Kreading {topic}: {count:,} {what}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
+
+
+class Stoppable(Protocol):
+    """A service that a signal can stop."""
+
+    def stop(self) -> None:
+        """Request a stop; safe in a signal handler."""
+
+
+class StopOnSignals:
+    """Handle SIGTERM and Ctrl+C from the start of the command, and stop the service once it is attached."""
+
+    def __init__(self) -> None:
+        self._service: Stoppable | None = None
+        self.is_asked = False
+        self._take_over()
+
+    def attach(self, service: Stoppable) -> None:
+        """Stop this service when a signal arrives; at once if a signal has already arrived."""
+        self._service = service
+        if self.is_asked:
+            service.stop()
+        else:
+            # Install the handlers again: a new Spark session makes Ctrl+C cancel its jobs and raise KeyboardInterrupt.
+            self._take_over()
+
+    def _take_over(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python allows handlers only in the main thread; a cluster ends its notebooks and wheel tasks
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, _frame: object) -> None:
+        self.is_asked = True
+        # A second signal ends the process at once, which cannot lose a message.
+        signal.signal(number, signal.SIG_DFL)
+        if self._service is not None:
+            self._service.stop()

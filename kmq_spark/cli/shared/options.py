@@ -1,22 +1,24 @@
 """
-Shared options of commands for the broker and the settings, and groups of options as one parameter.
+The options that commands share, and the settings that they give.
 
-Rule 1: a group of options is a frozen dataclass whose fields have typer annotations. If a command has a parameter of
+Rule 1: The options of the connection belong to `kmq`. They may stand anywhere on the line: Kafka's own tools have them
+behind the command. A command gets them as a parameter of type `Connection`.
+Rule 2: A group of options is a frozen dataclass whose fields have typer annotations. If a command has a parameter of
 this type, `spread` replaces the parameter by the options of the group.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import re
 from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from rich.markup import escape
+from typer.core import TyperGroup
 
 from kmq_spark.client_properties import parse_properties, to_java, to_librdkafka
 from kmq_spark.config import Reach, Settings, load_settings
@@ -30,31 +32,37 @@ R = TypeVar("R")
 SECRET = re.compile(r"password|secret|token|credential|jaas|\.key(\.|$)|\.pem$", re.IGNORECASE)
 """Keys whose value should not be visible in `ps`."""
 
-_SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d|)")
+_UNIT_S = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+_SHARED = frozenset({"--bootstrap-server", "--config", "--command-config", "-X", "--log-level"})
 
 QueueName = Annotated[str, typer.Argument(help="Name of the queue, or queue@subscription.", metavar="QUEUE")]
-BootstrapServer = Annotated[
-    str | None, typer.Option("--bootstrap-server", help="Broker, host:port, comma-separated.", metavar="HOST:PORT")
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="Settings file (TOML); see conf/local.toml.", metavar="FILE")
-]
-Timeout = Annotated[
-    str | None, typer.Option("--timeout", help="Longest wait for an answer of the broker: 15s, 1m.", metavar="TIME")
-]
 Events = Annotated[bool, typer.Option("--events", help="Print a JSON line when ready and when ended.")]
 Master = Annotated[str, typer.Option(help="Spark master; under spark-submit the submitted one.")]
 DriverMemory = Annotated[str, typer.Option(help="Heap of the Spark driver.")]
-LogLevel = Annotated[str, typer.Option(help="Level of our own log.")]
+Execute = Annotated[bool, typer.Option("--execute", help="Do it; without this option, only show what would be done.")]
+
+
+class LogLevel(StrEnum):
+    """Levels of our own log."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
 
 
 @dataclass(frozen=True)
-class Address:
-    """Options for the address of the broker and the client settings, including credentials."""
+class Given:
+    """What was given on the command line of the connection, the settings and the log."""
 
-    bootstrap_server: BootstrapServer = None
-    config: ConfigFile = None
+    bootstrap_server: Annotated[
+        str | None, typer.Option("--bootstrap-server", help="Broker, host:port, comma-separated.", metavar="HOST:PORT")
+    ] = None
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings file (TOML); see conf/local.toml.", metavar="FILE")
+    ] = None
     command_config: Annotated[
         Path | None,
         typer.Option(
@@ -65,86 +73,92 @@ class Address:
         list[str] | None,
         typer.Option("-X", help="One librdkafka setting, key=value; may be repeated.", metavar="KEY=VALUE"),
     ] = None
+    log_level: Annotated[
+        LogLevel | None, typer.Option("--log-level", help="Level of our own log.", case_sensitive=False)
+    ] = None
+
+
+class Kmq(TyperGroup):
+    """`kmq`, whose own options may stand anywhere on the line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  # the parser's own class
+        """Parse the line with the shared options in front."""
+        shared: list[str] = []
+        others: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                others += [word, *words]
+            elif word in _SHARED:
+                shared += [word, *([value] if (value := next(words, None)) is not None else [])]
+            elif word.partition("=")[0] in _SHARED or word.startswith("-X"):
+                shared.append(word)
+            else:
+                others.append(word)
+        return super().parse_args(ctx, shared + others)
+
+
+given = Given()
+"""Set by `kmq` before a command runs."""
+
+
+def note(found: Given) -> None:
+    """Keep what was given, for the command that runs now."""
+    global given  # noqa: PLW0603  # one command line a process
+    given = found
 
 
 @dataclass(frozen=True)
-class Connection(Address):
-    """Options for the address and the timeout."""
-
-    timeout: Timeout = None
+class Connection:
+    """The connection and the settings that the options of `kmq`, the environment and the files name."""
 
     def settings(self, **flags: Mapping[str, Any]) -> Settings:
-        """Return the settings; see `settings_from`."""
-        return settings_from(self, self.timeout, **flags)
+        """
+        Return the settings; *flags* are values by section, before all others.
+
+        Client settings may have the names of the Java client or of librdkafka; they are translated for each client.
+        """
+        pairs = dict(_pair(text, "-X") for text in given.client_settings or [])
+        _warn_of_secrets(pairs)
+        properties = {**_properties(given.command_config), **pairs}
+        # As in Kafka's own tools, the file may contain the address; the flag takes precedence.
+        in_file = properties.pop("bootstrap.servers", None)
+        kafka: dict[str, Any] = {
+            "bootstrap_servers": given.bootstrap_server or in_file,
+            "extra": to_librdkafka(properties) or None,
+            "spark_extra": to_java(properties) or None,
+        }
+        return load_settings(given.config, {"kafka": kafka, **flags})
 
     def reach(self) -> Reach:
         """Return the connection arguments for a client."""
         return self.settings().kafka.reach()
 
 
-def span_ms(text: str) -> int | None:
-    """Return a duration such as `90s`, `15m`, `2h` or `7d` in milliseconds; None if the text is no duration."""
-    found = _SPAN.fullmatch(text)
-    return None if found is None else int(found[1]) * _UNIT_MS[found[2]]
-
-
 def seconds(text: str, option: str) -> float:
-    """
-    Return a duration in seconds: `30s`, `5m`, `2h`, or a plain number of seconds.
-
-    Raises:
-        ConfigError: The text is no duration.
-    """
-    if (found_ms := span_ms(text)) is not None:
-        return found_ms / 1000
-    try:
-        return float(text)
-    except ValueError:
+    """Return a duration in seconds: `30s`, `5m`, `2h`, `7d`, or a plain number of seconds."""
+    if (found := _DURATION.fullmatch(text)) is None:
         message = f"{option} is not a duration: got {text!r}; expected 30s, 5m, 2h or a number of seconds"
-        raise ConfigError(message) from None
-
-
-def settings_from(address: Address, timeout: str | None = None, **flags: Mapping[str, Any]) -> Settings:
-    """
-    Build the settings from the options of a command.
-
-    Client settings may have the names of the Java client or of librdkafka; they are translated for each client.
-
-    Raises:
-        ConfigError: A source cannot be read or a value is not allowed.
-    """
-    pairs = dict(_pair(text, "-X") for text in address.client_settings or [])
-    _warn_of_secrets(pairs)
-    given = {**_properties(address.command_config), **pairs}
-    # As in Kafka's own tools, the file may contain the address; the flag takes precedence.
-    in_file = given.pop("bootstrap.servers", None)
-    kafka: dict[str, Any] = {
-        "bootstrap_servers": address.bootstrap_server or in_file,
-        "extra": to_librdkafka(given) or None,
-        "spark_extra": to_java(given) or None,
-        "timeout": None if timeout is None else seconds(timeout, "--timeout"),
-    }
-    return load_settings(address.config, {"kafka": kafka, **flags})
+        raise ConfigError(message)
+    return float(found[1]) * _UNIT_S[found[2]]
 
 
 def spread(command: Callable[..., R]) -> Callable[..., R]:
-    """
-    Return a command with single options in place of its option groups, which typer does not support.
-
-    Args:
-        command: The command; its annotations are evaluated now.
-    """
+    """Return a command with single options in place of its option groups, which typer does not support."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    taken: dict[str, inspect.Parameter] = {}
+    taken: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        own = get_type_hints(groups[name], include_extras=True) if name in groups else {}
-        for field in fields(groups[name]) if name in groups else ():
-            taken[field.name] = inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=_literal(own[field.name])
-            )
         if name not in groups:
-            taken[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_literal(hints[name]))
+            taken.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        taken += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=own[field.name]
+            )
+            for field in fields(groups[name])
+        ]
 
     @functools.wraps(command)
     def spreading(**options: Any) -> R:
@@ -154,22 +168,9 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
         }
         return command(**gathered, **options)
 
-    spreading.__signature__ = inspect.Signature(list(taken.values()))  # type: ignore[attr-defined]  # PEP 362
-    spreading.__annotations__ = {name: parameter.annotation for name, parameter in taken.items()}
+    spreading.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # PEP 362
+    spreading.__annotations__ = {parameter.name: parameter.annotation for parameter in taken}
     return spreading
-
-
-def _literal(annotation: Any) -> Any:  # noqa: ANN401  # any type hint
-    """Escape the help text of an annotation: typer would interpret `[tracker]` as markup and omit it."""
-    if not hasattr(annotation, "__metadata__"):
-        return annotation
-    metadata = []
-    for each in annotation.__metadata__:
-        shown = copy.copy(each)
-        if isinstance(getattr(shown, "help", None), str):
-            shown.help = escape(shown.help)
-        metadata.append(shown)
-    return Annotated.__class_getitem__((annotation.__origin__, *metadata))  # type: ignore[attr-defined]  # at run time
 
 
 def _warn_of_secrets(pairs: Mapping[str, str]) -> None:

@@ -263,8 +263,9 @@ def test_foreign_records_and_names_do_not_disturb_the_list(group: Group, bootstr
     assert not any("\x1b" in name for name in names)
 
 
-def test_broker_that_cannot_be_reached_is_one_line() -> None:
-    result = kmq(f"127.0.0.1:{free_port()}", "group", "list", "--timeout", "2s")
+def test_broker_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMQ_KAFKA__TIMEOUT", "2")
+    result = kmq(f"127.0.0.1:{free_port()}", "group", "list")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("kmq: ")

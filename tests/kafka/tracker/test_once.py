@@ -103,11 +103,15 @@ def test_command_prints_what_was_done_without_spark(queue: Queue) -> None:
     queue.send("a")
     drop(queue, 1)
     program = (
-        "import sys; from kmq_spark.cli.tracker_once import run_submitted\n"
-        "try: run_submitted()\n"
+        "import sys; from kmq_spark.cli.main import task\n"
+        "try: task()\n"
         "finally: print([name for name in ('pyspark', 'pandas', 'pyarrow') if name in sys.modules])"
     )
-    command = [sys.executable, "-c", program, queue.name, "--events", "--bootstrap-server", queue.bootstrap_servers]
+    command = [
+        *(sys.executable, "-c", program, "tracker", "once", queue.name, "--events"),
+        "--bootstrap-server",
+        queue.bootstrap_servers,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     event, modules = done.stdout.splitlines()
     assert event.startswith(f'{{"event": "ended", "queue": "{queue.name}", "redelivered": 1,')

@@ -9,30 +9,31 @@ import pytest
 
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import Marker, MarkerType, MessageId, OffsetRange, Outcome
+from kmq_spark.inspection.cluster import queues_of
 from kmq_spark.inspection.facts import (
     Backlog,
-    CheckpointFacts,
     ClusterFacts,
+    DoctorFacts,
     FleetFacts,
     GroupFacts,
-    QueueFacts,
+    PartitionView,
+    ProducersFacts,
+    QueueView,
     TopicFacts,
     TrackerFacts,
 )
-from kmq_spark.inspection.figures import figures
 from kmq_spark.inspection.findings import Finding, Level, examine, is_unhealthy
-from kmq_spark.inspection.history import (
+from kmq_spark.inspection.markers_fold import MarkersFold
+from kmq_spark.inspection.spans import counted, instant, span
+from kmq_spark.inspection.story import (
     Event,
     PlacedMarker,
     covers,
-    events_of,
     last_outcome,
+    marker_events,
     merge_renewals,
     sort_events,
 )
-from kmq_spark.inspection.names import queues_of
-from kmq_spark.inspection.spans import counted, instant, span
-from kmq_spark.inspection.view import MarkersView
 
 NOW_MS = 1_000_000
 RANGE = (OffsetRange(10, 3),)
@@ -73,79 +74,92 @@ def seen(ago_ms: int, *, is_stopped: bool = False) -> TrackerFacts:
     )
 
 
-def view_of(*markers: LoggedMarker) -> MarkersView:
-    """Return a view that took these."""
-    view = MarkersView()
-    view.add(markers)
-    return view
+def behind(count: int) -> TrackerFacts:
+    """Return a tracker that has not read so many markers."""
+    unread = Backlog({0: count}, oldest_at_ms=NOW_MS - 45_000)
+    return TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, unread)
+
+
+def fold_of(*markers: LoggedMarker) -> MarkersFold:
+    """Return a fold of these."""
+    fold = MarkersFold()
+    fold.add(markers)
+    return fold
+
+
+def view_of(*markers: LoggedMarker) -> dict[int, PartitionView]:
+    """Return the view of partition 0 with these."""
+    return {0: fold_of(*markers).view(NOW_MS)}
 
 
 def test_messages_in_flight_are_reported_with_who_holds_them_since_when() -> None:
-    view = view_of(start(5, 1_000), end(6, 2_000, first=11))
+    fold = fold_of(start(5, 1_000), end(6, 2_000, first=11))
     found = [
-        (each.message_offset, each.started_at_ms, each.deadline_at_ms, each.consumer_id) for each in view.messages()
+        (each.message_offset, each.started_at_ms, each.deadline_at_ms, each.consumer_id) for each in fold.messages()
     ]
     assert found == [
         (10, 1_000, 31_000, "worker-1"),
         (12, 1_000, 31_000, "worker-1"),
     ]  # fmt: skip
-    assert (view.acked_at_ms, view.newest_at_ms) == (2_000, 2_000)
+    view = fold.view(2_000)
+    assert (view.acked_at_ms, view.newest_at_ms, view.holders) == (2_000, 2_000, {"worker-1": (2, 1_000)})
+    assert fold.view(40_000).holders == {}
 
 
 def test_who_looks_decides_nothing() -> None:
     """A message past its deadline stays in flight until the tracker's END is read."""
-    tick = LoggedMarker(6, 90_000, Marker(MarkerType.TICK))
-    view = view_of(start(5, 1_000), tick)
-    assert view.overdue(90_000) == 3
-    view.add([end(7, 91_000, 10, 3, Outcome.REDELIVERED)])
-    assert (view.overdue(99_000), view.state.counters.redelivered, view.trackers) == (0, 3, {"tracker-1": 91_000})
+    fold = fold_of(start(5, 1_000), tick(6, 90_000))
+    assert fold.view(90_000).overdue(90_000) == 3
+    fold.add([end(7, 91_000, 10, 3, Outcome.REDELIVERED)])
+    view = fold.view(99_000)
+    assert (view.overdue(99_000), view.counted["redelivered"]) == (0, 3)
 
 
 def test_deadlines_are_reported_on_the_brokers_clock_after_it_was_set_back() -> None:
     """Who looks compares them with a clock that is not an hour ahead."""
-    tick = LoggedMarker(0, 3_600_000, Marker(MarkerType.TICK))
-    view = view_of(tick, start(1, 1_000))
-    assert {held.deadline_at_ms for held in view.messages()} == {31_000}
-    assert [deadline_at_ms for _, _, deadline_at_ms in view.by_start()] == [31_000]
+    fold = fold_of(tick(0, 3_600_000), start(1, 1_000))
+    assert {held.deadline_at_ms for held in fold.messages()} == {31_000}
+    view = fold.view(31_000)
     assert (view.overdue(31_000), view.overdue(31_001)) == (0, 3)
 
 
 def test_looking_again_folds_only_what_is_new() -> None:
-    view = view_of(start(5, 1_000))
-    view.add([start(5, 1_000), LoggedMarker(6, 1_500, None)])
-    assert (view.state.in_flight.message_count, view.unreadable) == (3, [6])
+    fold = fold_of(start(5, 1_000))
+    fold.add([start(5, 1_000), LoggedMarker(6, 1_500, None)])
+    view = fold.view(NOW_MS)
+    assert (view.in_flight, view.unreadable, view.unreadable_at) == (3, 1, (6,))
 
 
 def test_figures_count_what_is_deferred_apart() -> None:
     deferral = start(6, 1_000, (OffsetRange(20, 2),), never_handed_out=True, due_at_ms=9_000_000)
-    found = figures(
-        "orders", NOW_MS, [view_of(start(5, 400_000), deferral)],
-        ready=Backlog(7, is_exact=True, oldest_at_ms=900_000), dead_letters=Backlog(1), tracker_lag=2,
-    )  # fmt: skip
-    assert (found.in_flight, found.deferred, found.overdue, found.ready) == (3, 2, 3, 7)
-    assert found.to_dict()["oldest_in_flight_age_ms"] == 600_000  # not the deferral's
-    assert found.to_dict()["oldest_ready_age_ms"] == 100_000
+    ready = Backlog({0: 7}, is_exact=True, oldest_at_ms=900_000)
+    view = facts_of(partitions=view_of(start(5, 400_000), deferral), ready=ready).view
+    assert (view.in_flight, view.deferred, view.overdue(), view.ready.count) == (3, 2, 3, 7)
+    assert view.figures()["oldest_in_flight_age_ms"] == 600_000  # not the deferral's
+    assert view.figures()["oldest_ready_age_ms"] == 100_000
 
 
 FIT = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete", "retention.ms": "604800000"}
 
 
-def facts_of(**changes: Any) -> QueueFacts:
-    """Return the facts of a queue that is well."""
-    well = QueueFacts(
+def facts_of(**changes: Any) -> DoctorFacts:
+    """Return the facts of a queue that is well, with changes of the view and of what only the doctor looks at."""
+    view = QueueView(
         queue="orders",
         now_ms=NOW_MS,
-        cluster=ClusterFacts("host:9092", 1, "Kafka 4.1 or newer", can_transact=True, offsets_retention_ms=604_800_000),
         queue_topic=TopicFacts("orders", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 50, 1: 50}),
         markers_topic=TopicFacts("orders.markers", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 90, 1: 90}),
         dead_letter_topic=TopicFacts("orders.dlq", 2, FIT, 1, first={0: 0, 1: 0}, end={0: 0, 1: 0}),
         consumers=GroupFacts("kmq.orders", "STABLE", {"worker-1": 2}, {0: 50, 1: 50}),
-        tracker=TrackerFacts("kmq.orders.tracker", {0: 90, 1: 90}, {0: 90, 1: 90}, {0: "t-1", 1: "t-1"}),
+        tracker=TrackerFacts(
+            "kmq.orders.tracker", {0: 90, 1: 90}, {0: 90, 1: 90}, {0: "t-1", 1: "t-1"}, heartbeat_at_ms=NOW_MS
+        ),
     )
-    return replace(well, **changes)
+    mine = {name: changes.pop(name) for name in list(changes) if hasattr(view, name)}
+    return replace(DoctorFacts(view=replace(view, **mine), cluster=ClusterFacts("host:9092", 1)), **changes)
 
 
-def bad(facts: QueueFacts) -> list[Finding]:
+def bad(facts: DoctorFacts) -> list[Finding]:
     """Return what is not well."""
     return [finding for finding in examine(facts) if finding.level is not Level.OK]
 
@@ -157,12 +171,10 @@ def test_a_queue_that_is_well_has_no_findings() -> None:
 
 def test_doctor_counts_deferred_messages_apart_as_top_does() -> None:
     """No consumer holds a message that waits for its time."""
-    view = view_of(start(5, 1_000), start(6, 1_000, (OffsetRange(20, 1),), never_handed_out=True))
-    facts = facts_of(now_ms=2_000, views={0: view})
+    fold = fold_of(start(5, 1_000), start(6, 1_000, (OffsetRange(20, 1),), never_handed_out=True))
+    facts = facts_of(now_ms=2_000, partitions={0: fold.view(2_000)})
     (found,) = [finding for finding in examine(facts) if finding.check == "in flight"]
     assert found.what == "3 messages and 1 deferred, none past its deadline"
-    shown = figures("orders", 2_000, [view], ready=Backlog(), dead_letters=Backlog(), tracker_lag=0)
-    assert (shown.in_flight, shown.deferred) == (3, 1)
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 messages"), (1, "1 message"), (2, "2 messages")])
@@ -170,62 +182,54 @@ def test_one_is_singular(count: int, text: str) -> None:
     assert counted(count, "message") == text
 
 
-def topic(facts: QueueFacts, name: str, **changes: Any) -> QueueFacts:
-    """Change one topic."""
-    return replace(facts, **{name: replace(getattr(facts, name), **changes)})
+def topic(name: str, **changes: Any) -> DoctorFacts:
+    """Return facts in which one topic has changed."""
+    return facts_of(**{name: replace(getattr(facts_of().view, name), **changes)})
 
 
-SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
-    "settings that say otherwise than the rules": (
-        facts_of(rules="version 2 of orders: max_deliveries 3", rules_differing=("max_deliveries = 5 (queue: 3)",)),
-        Level.WARNING, "max_deliveries = 5 (queue: 3)", "kmq queue alter orders",
-    ),
-    "brokers too old": (
-        facts_of(cluster=ClusterFacts("host:9092", 1, "Kafka 2.3 or newer", can_transact=False)),
-        Level.UNHEALTHY, "no KIP-447", "upgrade the brokers",
-    ),
+SICK: dict[str, tuple[DoctorFacts, Level, str, str]] = {
     "topic missing": (
-        topic(facts_of(), "dead_letter_topic", partition_count=0),
+        topic("dead_letter_topic", partition_count=0),
         Level.UNHEALTHY, "topic orders.dlq does not exist", "kmq queue create orders",
     ),
     "one broker is enough for a write": (
-        topic(facts_of(), "markers_topic", replicas=3, settings={**FIT, "min.insync.replicas": "1"}),
-        Level.UNHEALTHY, "orders.markers has min.insync.replicas=1", "--add-config min.insync.replicas=2",
+        topic("markers_topic", replicas=3, settings={**FIT, "min.insync.replicas": "1"}),
+        Level.UNHEALTHY, "'orders.markers' has min.insync.replicas=1", "--add-config min.insync.replicas=2",
     ),
     "unclean leader": (
-        topic(facts_of(), "queue_topic", replicas=2, settings={**FIT, "unclean.leader.election.enable": "true"}),
-        Level.UNHEALTHY, "orders has unclean.leader.election.enable=true", "unclean.leader.election.enable=false",
+        topic("queue_topic", replicas=2, settings={**FIT, "unclean.leader.election.enable": "true"}),
+        Level.UNHEALTHY, "'orders' has unclean.leader.election.enable=true", "unclean.leader.election.enable=false",
     ),
     "partitions uneven": (
-        topic(facts_of(), "markers_topic", partition_count=1),
+        topic("markers_topic", partition_count=1),
         Level.UNHEALTHY, "orders has 2 partitions, orders.markers has 1", "--topic orders.markers --partitions 2",
     ),
     "wrong clock": (
-        topic(facts_of(), "markers_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
-        Level.UNHEALTHY, "orders.markers has message.timestamp.type=CreateTime", "kafka-configs.sh --alter",
+        topic("markers_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
+        Level.UNHEALTHY, "'orders.markers' has message.timestamp.type=CreateTime", "kafka-configs.sh --alter",
     ),
     "wrong clock of messages": (
-        topic(facts_of(), "queue_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
-        Level.WARNING, "orders has message.timestamp.type=CreateTime", "kafka-configs.sh --alter",
+        topic("queue_topic", settings={**FIT, "message.timestamp.type": "CreateTime"}),
+        Level.WARNING, "'orders' has message.timestamp.type=CreateTime", "kafka-configs.sh --alter",
     ),
     "compacted": (
-        topic(facts_of(), "queue_topic", settings={**FIT, "cleanup.policy": "compact"}),
+        topic("queue_topic", settings={**FIT, "cleanup.policy": "compact"}),
         Level.UNHEALTHY, "cleanup.policy=compact", "cleanup.policy=delete",
     ),
     "no leader": (
-        topic(facts_of(), "queue_topic", leaderless=(1,)), Level.UNHEALTHY, "no leader: partitions 1", "start",
+        topic("queue_topic", leaderless=(1,)), Level.UNHEALTHY, "no leader: partitions 1", "start",
     ),
     "out of sync": (
-        topic(facts_of(), "queue_topic", under_replicated=(0,)), Level.WARNING, "out-of-sync replicas", "brokers",
+        topic("queue_topic", under_replicated=(0,)), Level.WARNING, "out-of-sync replicas", "brokers",
     ),
     "one replica": (facts_of(cluster=ClusterFacts("a,b", 3)), Level.WARNING, "has one replica", "raise its"),
     # 5 deliveries x 30 s x 3 = 450 s
     "retention tight": (
-        topic(facts_of(), "markers_topic", settings={**FIT, "retention.ms": "200000"}),
+        topic("markers_topic", settings={**FIT, "retention.ms": "200000"}),
         Level.WARNING, "kept for 3 min 20 s; 5 leases of 30 s", "retention.ms=450000",
     ),
     "retention below the leases": (
-        topic(facts_of(), "markers_topic", settings={**FIT, "retention.ms": "100000"}),
+        topic("markers_topic", settings={**FIT, "retention.ms": "100000"}),
         Level.UNHEALTHY, "kept for 1 min 40 s", "retention.ms=450000",
     ),
     "no tracker ever": (
@@ -233,15 +237,15 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         Level.UNHEALTHY, "no tracker has ever committed", "kmq tracker run orders",
     ),
     "tracker down": (
-        facts_of(tracker=TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, 10, NOW_MS - 45_000)),
+        facts_of(tracker=behind(10)),
         Level.UNHEALTHY, "10 markers not read, the oldest for 45 s", "kmq tracker run orders",
     ),
     "tracker down, one marker": (
-        facts_of(tracker=TrackerFacts("g", {0: 80, 1: 90}, {}, {0: "t-1"}, 1, NOW_MS - 45_000)),
+        facts_of(tracker=behind(1)),
         Level.UNHEALTHY, "1 marker not read, the oldest for 45 s", "kmq tracker run orders",
     ),
     "tracker killed": (
-        facts_of(tracker=seen(23_000), views={0: view_of(start(5, NOW_MS - 31_000))}),
+        facts_of(tracker=seen(23_000), partitions=view_of(start(5, NOW_MS - 31_000))),
         Level.UNHEALTHY, "no tracker for 23 s, 3 overdue", "kmq tracker run orders",
     ),
     "tracker killed, nothing in flight": (
@@ -253,7 +257,7 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         Level.WARNING, "the tracker was stopped 5 min ago, 0 overdue", "kmq tracker run orders",
     ),
     "tracker stopped with work left": (
-        facts_of(tracker=seen(300_000, is_stopped=True), views={0: view_of(start(5, NOW_MS - 31_000))}),
+        facts_of(tracker=seen(300_000, is_stopped=True), partitions=view_of(start(5, NOW_MS - 31_000))),
         Level.UNHEALTHY, "the tracker was stopped 5 min ago, 3 overdue", "kmq tracker run orders",
     ),
     "no snapshots": (
@@ -261,15 +265,15 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         Level.UNHEALTHY, "no snapshot of the tracker's state for 400 batches", "file system",
     ),
     "no TICK": (
-        facts_of(tracker=seen(1_000), views={0: view_of(tick(4, NOW_MS - 90_000), start(5, NOW_MS - 90_000))}),
+        facts_of(tracker=seen(1_000), partitions=view_of(tick(4, NOW_MS - 90_000), start(5, NOW_MS - 90_000))),
         Level.UNHEALTHY, "no TICK for 1 min although messages are due: partitions 0", "cannot write TICKs",
     ),
     "markers removed": (
-        topic(facts_of(), "markers_topic", first={0: 95, 1: 0}, end={0: 99, 1: 90}),
+        topic("markers_topic", first={0: 95, 1: 0}, end={0: 99, 1: 90}),
         Level.UNHEALTHY, "retention removed markers 90 to 94 of orders.markers[0]", "raise retention.ms",
     ),
     "topic deleted and created again": (
-        topic(facts_of(), "markers_topic", end={0: 3, 1: 90}),
+        topic("markers_topic", end={0: 3, 1: 90}),
         Level.UNHEALTHY, "orders.markers[0] ends at 3, the tracker has committed 90", "kmq tracker run orders",
     ),
     "two trackers": (
@@ -277,40 +281,36 @@ SICK: dict[str, tuple[QueueFacts, Level, str, str]] = {
         Level.WARNING, "2 trackers made the latest commits: t-1, t-2", "run one tracker per queue",
     ),
     "no consumer": (
-        facts_of(consumers=GroupFacts("kmq.orders", "EMPTY", {}, {0: 50, 1: 40}), ready=Backlog(10)),
+        facts_of(consumers=GroupFacts("kmq.orders", "EMPTY", {}, {0: 50, 1: 40}), ready=Backlog({0: 10})),
         Level.UNHEALTHY, "10 messages ready and no consumer", "start workers",
     ),
     "messages removed": (
-        topic(facts_of(), "queue_topic", first={0: 60, 1: 0}, end={0: 70, 1: 50}),
+        topic("queue_topic", first={0: 60, 1: 0}, end={0: 70, 1: 50}),
         Level.UNHEALTHY, "retention removed messages 50 to 59 of orders[0]", "raise retention.ms",
     ),
     "past the deadline": (
-        facts_of(views={0: view_of(start(5, NOW_MS - 90_000))}),
+        facts_of(partitions=view_of(start(5, NOW_MS - 90_000))),
         Level.UNHEALTHY, "3 of 3 messages are past their deadline, the oldest by 1 min", "kmq tracker run orders",
     ),
     "workers stuck": (
         facts_of(
-            views={0: view_of(start(5, NOW_MS - 300_000), renewal(6, NOW_MS - 5_000))},
-            ready=Backlog(40),
+            partitions=view_of(start(5, NOW_MS - 300_000), renewal(6, NOW_MS - 5_000)),
+            ready=Backlog({0: 40}),
         ),
         Level.UNHEALTHY, "no message was settled for 5 min while 40 are ready: worker-1 holds 3 for 5 min", "restart",
     ),
     "foreign records": (
-        facts_of(views={0: view_of(LoggedMarker(7, NOW_MS, None))}),
-        Level.WARNING, "1 record of orders.markers is not a marker: [0]@7", "revoke its Write",
+        facts_of(partitions=view_of(LoggedMarker(7, NOW_MS, None))),
+        Level.WARNING, "1 record of orders.markers is not a marker: [0]@7", "revoke its right to Write",
     ),
     "dead letters": (
-        facts_of(dead_letters=Backlog(4), new_dead_letters=2),
+        facts_of(dead_letters=Backlog({0: 4}), new_dead_letters=2),
         Level.WARNING, "4 in orders.dlq, growing: 2 in the last hour", "kmq dlq list orders",
     ),
     "transaction hangs": (
         facts_of(blocked={"orders": (0, 3), "orders.markers": ()}),
         Level.UNHEALTHY, "a transaction has been open in orders for more than 1 min 30 s: partitions 0, 3;",
         "find-hanging",
-    ),
-    "checkpoint unusable": (
-        facts_of(checkpoint=CheckpointFacts("/ck/orders", "no folder")),
-        Level.UNHEALTHY, "/ck/orders: no folder", "rebuilt from the markers",
     ),
 }  # fmt: skip
 
@@ -325,9 +325,45 @@ def test_each_trouble_is_found_with_its_repair(name: str) -> None:
 
 def test_long_work_with_acks_is_no_trouble() -> None:
     """A consumer that holds one message for long and settles others is at work."""
-    view = view_of(start(5, NOW_MS - 300_000), end(6, NOW_MS - 5_000, 11))
-    view.add([LoggedMarker(7, NOW_MS - 5_000, Marker(MarkerType.KEEPALIVE, 0, (OffsetRange(10, 1),), 30_000))])
-    assert [each.check for each in bad(facts_of(views={0: view}, ready=Backlog(40)))] == ["in flight"]  # 12 is overdue
+    work = fold_of(start(5, NOW_MS - 300_000), end(6, NOW_MS - 5_000, 11))
+    work.add([LoggedMarker(7, NOW_MS - 5_000, Marker(MarkerType.KEEPALIVE, 0, (OffsetRange(10, 1),), 30_000))])
+    found = bad(facts_of(partitions={0: work.view(NOW_MS)}, ready=Backlog({0: 40})))
+    assert {each.check for each in found} == {"in flight", "ticks"}  # 12 is overdue
+
+
+POSITIONS = TopicFacts("orders.producers", 1, {"cleanup.policy": "compact"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("producers", "level", "what", "repair"),
+    [
+        (
+            ProducersFacts(replace(POSITIONS, settings={"cleanup.policy": "compact,delete"})),
+            Level.UNHEALTHY, "has cleanup.policy=compact,delete, must be compact", "cleanup.policy=compact",
+        ),
+        (ProducersFacts(POSITIONS, 2, unreadable=("a",)), Level.UNHEALTHY, "of a cannot be read", "forget orders a"),
+        (ProducersFacts(POSITIONS, 1, open_for_ms=2_000), Level.WARNING, "open in orders.producers for at least", ""),
+        (
+            ProducersFacts(POSITIONS, 9, unused=("a", "b", "c", "d")),
+            Level.WARNING, "4 producer ids unused for long: a, b, c and 1 more", "forget orders a",
+        ),
+        (ProducersFacts(POSITIONS, 2), Level.OK, "2 producer ids, positions in a compacted topic", ""),
+    ],
+)  # fmt: skip
+def test_finding_about_producers_has_its_repair(
+    producers: ProducersFacts, level: Level, what: str, repair: str
+) -> None:
+    (finding,) = [each for each in examine(facts_of(producers=producers)) if each.check == "producers"]
+    assert (finding.level, what in finding.what, repair in finding.repair) == (level, True, True)
+
+
+@pytest.mark.parametrize(("longest_ms", "count"), [(0, 0), (60_000, 0), (59_999, 1)])
+def test_brokers_that_refuse_the_time_out_of_a_sink_are_named(longest_ms: int, count: int) -> None:
+    """Also before there is a producer with an id: a sink that cannot start leaves none."""
+    none = ProducersFacts(TopicFacts("orders.producers"))
+    found = bad(facts_of(producers=none, cluster=ClusterFacts("host:9092", 1, longest_ms)))
+    assert len(found) == count
+    assert all("transaction.max.timeout.ms=60000" in each.repair for each in found)
 
 
 def test_queues_are_known_by_their_topics() -> None:
@@ -370,7 +406,7 @@ def test_story_of_a_lease_is_listed_line_by_line() -> None:
         PlacedMarker(0, each.marker_offset, each.appended_at_ms, each.marker) for each in log if each.marker is not None
     ]
     mine = [each for each in markers if covers(each.marker, message)]
-    assert [event.what for event in events_of("orders.markers", mine)] == [
+    assert [event.what for event in marker_events("orders.markers", mine)] == [
         "started, delivery 1, lease 30 s", "renewed, lease 30 s", "redelivered",
     ]  # fmt: skip
     ended = last_outcome(mine)
@@ -405,11 +441,11 @@ def test_renewals_of_one_lease_are_one_line() -> None:
         # Its clock is ahead of ours.
         facts_of(tracker=seen(-5_000)),
         # The newest TICK lies behind the deadline: the decision is on its way.
-        facts_of(tracker=seen(1_000), views={0: view_of(start(5, NOW_MS - 31_000), tick(6, NOW_MS - 900))}),
+        facts_of(tracker=seen(1_000), partitions=view_of(start(5, NOW_MS - 31_000), tick(6, NOW_MS - 900))),
     ],
     ids=["idle", "clock ahead", "ticked"],
 )
-def test_tracker_that_runs_is_distinguished_from_one_that_is_gone(facts: QueueFacts) -> None:
+def test_tracker_that_runs_is_distinguished_from_one_that_is_gone(facts: DoctorFacts) -> None:
     found = [finding for finding in examine(facts) if finding.check in {"tracker", "ticks"}]
     assert [finding.level for finding in found] == [Level.OK]
     assert "the tracker runs, last heartbeat" in found[0].what

@@ -245,7 +245,7 @@ def test_topic_that_fits_has_no_problem() -> None:
         (
             {"settings": {**SETTINGS, "message.timestamp.type": "CreateTime"}},
             Level.UNHEALTHY,
-            "has message.timestamp.type=CreateTime, must be LogAppendTime: no process can join",
+            "has message.timestamp.type=CreateTime, must be LogAppendTime",
             "--add-config message.timestamp.type=LogAppendTime",
         ),
         ({"leaderless": (2,)}, Level.UNHEALTHY, "has no leader: partitions 2", "start the broker"),

@@ -2,9 +2,7 @@
 The messages in flight, folded from the markers topic by a process that only observes.
 
 Rule 1: The rules are those of `core.fold`. Only the tracker decides, so here TICKs only move the clock.
-Rule 2: A view that begins at the tracker's `needed` offset contains every message in flight.
-
-Source: "unacked" of RabbitMQ; "not visible" and "age of the oldest message" of SQS.
+Rule 2: A fold that begins at the tracker's `needed` offset contains every message in flight.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import numpy as np
 from kmq_spark.core.fold import PartitionState, Rules, fold
 from kmq_spark.core.in_flight import KEY_BITS, REJECTED
 from kmq_spark.core.markers import MAX_MESSAGE_OFFSET, MarkerType, Outcome
+from kmq_spark.inspection.facts import COUNTER_NAMES, Holder, PartitionView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kmq_spark.core.events import LoggedMarker
-    from kmq_spark.core.markers import Marker
 
 _RULES_WITHOUT_DECISIONS = Rules(decide_from_marker_offset=2**63 - 1)
 
@@ -62,46 +60,66 @@ class HeldMessage(NamedTuple):
 
 
 @dataclass(slots=True)
-class MarkersView:
-    """
-    One markers partition in its present state.
-
-    Attributes:
-        state: Messages in flight, and counters since the view began.
-        newest_at_ms: Append time of the newest record read, epoch milliseconds; 0 before the first.
-        acked_at_ms: Append time of the newest END without a copy: acknowledged, rejected or expired; 0 before the
-            first.
-        started_at_ms: Append time of the newest START that handed messages out; 0 before the first.
-        ticked_at_ms: Append time of the newest TICK; 0 before the first.
-        trackers: Append time of the newest END of each tracker, by tracker id.
-        unreadable: Marker offsets of the first unreadable records.
-    """
+class MarkersFold:
+    """One markers partition, folded as its markers are read; `view` returns its present state."""
 
     state: PartitionState = field(default_factory=PartitionState.empty)
-    newest_at_ms: int = 0
-    acked_at_ms: int = 0
-    started_at_ms: int = 0
-    ticked_at_ms: int = 0
-    trackers: dict[str, int] = field(default_factory=dict)
-    unreadable: list[int] = field(default_factory=list)
+    _newest_at_ms: int = 0
+    _acked_at_ms: int = 0
+    _ticked_at_ms: int = 0
+    _unreadable_at: list[int] = field(default_factory=list)
     _starts: dict[int, Start] = field(default_factory=dict)
 
     def add(self, markers: Sequence[LoggedMarker]) -> None:
-        """
-        Fold the markers that were appended since the last call.
-
-        Args:
-            markers: Markers in any order; those that are already folded are skipped.
-        """
+        """Fold the markers that were appended since the last call, in any order; those already folded are skipped."""
         for offset, appended_at_ms, marker in markers:
-            self.newest_at_ms = max(self.newest_at_ms, appended_at_ms)
+            self._newest_at_ms = max(self._newest_at_ms, appended_at_ms)
             if marker is None:
-                if len(self.unreadable) < UNREADABLE_KEPT:
-                    self.unreadable.append(offset)
-            else:
-                self._note_marker(offset, appended_at_ms, marker)
+                if len(self._unreadable_at) < UNREADABLE_KEPT:
+                    self._unreadable_at.append(offset)
+            elif marker.type is MarkerType.START:
+                self._starts[offset] = Start(appended_at_ms, marker.consumer_id, marker.never_handed_out)
+            elif marker.type is MarkerType.TICK:
+                self._ticked_at_ms = max(self._ticked_at_ms, appended_at_ms)
+            elif marker.type is MarkerType.END and marker.outcome not in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
+                self._acked_at_ms = max(self._acked_at_ms, appended_at_ms)
         self.state = fold(self.state, markers, _RULES_WITHOUT_DECISIONS).state
         self._remove_unneeded_starts()
+
+    def view(self, now_ms: int) -> PartitionView:
+        """Return the present state; *now_ms* decides whose lease runs."""
+        columns = self.state.in_flight.columns
+        deadlines_ms = self.state.on_brokers_clock(columns.deadline_at_ms)
+        has_deadline = columns.deadline_at_ms != REJECTED
+        in_flight = deferred = 0
+        oldest_at_ms: int | None = None
+        holders: dict[str, Holder] = {}
+        for start, count, deadline_at_ms in self._by_start(deadlines_ms):
+            if start is not None and start.is_deferral:
+                deferred += count
+                continue
+            in_flight += count
+            if start is None:
+                continue
+            oldest_at_ms = start.at_ms if oldest_at_ms is None else min(oldest_at_ms, start.at_ms)
+            if deadline_at_ms >= now_ms:
+                held, since_ms = holders.get(start.consumer_id, (0, start.at_ms))
+                holders[start.consumer_id] = Holder(held + count, min(since_ms, start.at_ms))
+        counters = self.state.counters.to_dict()
+        return PartitionView(
+            in_flight=in_flight,
+            deferred=deferred,
+            oldest_at_ms=oldest_at_ms,
+            deadlines_ms=deadlines_ms[has_deadline],
+            run_counts=columns.count[has_deadline],
+            holders=holders,
+            acked_at_ms=self._acked_at_ms,
+            newest_at_ms=self._newest_at_ms,
+            ticked_at_ms=self._ticked_at_ms,
+            counted={name: counters[name] for name in COUNTER_NAMES},
+            unreadable=counters["unreadable"],
+            unreadable_at=tuple(self._unreadable_at),
+        )
 
     def messages(self) -> Iterator[HeldMessage]:
         """Yield every message in flight, ordered by queue partition and offset."""
@@ -122,49 +140,16 @@ class MarkersView:
                 known is not None and known.is_deferral,
             )
 
-    def by_start(self) -> Iterator[tuple[Start | None, int, int]]:
-        """
-        Yield each START with messages in flight: the START if known, the number of messages, and their earliest
-        deadline.
-        """
+    def _by_start(self, deadlines_ms: NDArray[np.int64]) -> Iterator[tuple[Start | None, int, int]]:
+        """Yield each START with messages in flight, if it is known: their number, and their earliest deadline."""
         columns = self.state.in_flight.columns
         starts, place = np.unique(columns.start_marker_offset, return_inverse=True)
         counts = np.zeros(len(starts), dtype=np.int64)
         np.add.at(counts, place, columns.count)
         earliest = np.full(len(starts), 2**63 - 1, dtype=np.int64)
-        np.minimum.at(earliest, place, self._deadlines_ms())
+        np.minimum.at(earliest, place, deadlines_ms)
         for start, count, deadline_at_ms in zip(starts.tolist(), counts.tolist(), earliest.tolist(), strict=True):
             yield self._starts.get(start), count, deadline_at_ms
-
-    def overdue(self, before_ms: int) -> int:
-        """Return the number of messages whose deadline is before an instant (epoch milliseconds, broker clock)."""
-        deadline_at_ms = self._deadlines_ms()
-        is_overdue = (deadline_at_ms < before_ms) & (deadline_at_ms != REJECTED)
-        return int(self.state.in_flight.columns.count[is_overdue].sum())
-
-    def due_without_tick_since_ms(self) -> int | None:
-        """Return the earliest deadline in flight that has passed without a later TICK; None if there is none."""
-        deadlines = self._deadlines_ms()
-        has_deadline = self.state.in_flight.columns.deadline_at_ms != REJECTED
-        without_tick = deadlines[has_deadline & (deadlines >= self.ticked_at_ms)]
-        return int(without_tick.min()) if len(without_tick) else None
-
-    def _deadlines_ms(self) -> NDArray[np.int64]:
-        """Return the deadline of each run in flight on the broker's clock."""
-        return self.state.on_brokers_clock(self.state.in_flight.columns.deadline_at_ms)
-
-    def _note_marker(self, offset: int, appended_at_ms: int, marker: Marker) -> None:
-        if marker.type is MarkerType.START:
-            self._starts[offset] = Start(appended_at_ms, marker.consumer_id, marker.never_handed_out)
-            if not marker.never_handed_out:
-                self.started_at_ms = max(self.started_at_ms, appended_at_ms)
-        elif marker.type is MarkerType.TICK:
-            self.ticked_at_ms = max(self.ticked_at_ms, appended_at_ms)
-        elif marker.type is MarkerType.END:
-            if marker.outcome in {Outcome.REDELIVERED, Outcome.DEAD_LETTERED}:
-                self.trackers[marker.consumer_id] = appended_at_ms
-            else:
-                self.acked_at_ms = max(self.acked_at_ms, appended_at_ms)
 
     def _remove_unneeded_starts(self) -> None:
         """Remove STARTs without messages in flight."""
