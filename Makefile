@@ -1,7 +1,7 @@
 # Needs make, sh, Java 17 or newer, Python 3.11 or newer, and a network for the first run.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak checker-selftest check format lock clean
+.PHONY: help setup demo bench bench-guard test test-slow test-long unit with-broker integration faults faults-short soak checker-selftest check docs format lock clean
 
 BIN := .venv/bin
 LOCKS := requirements/build.txt requirements/setup.sh pyproject.toml
@@ -58,6 +58,9 @@ soak: .venv/.dev .venv/.jars ## run a busy queue for half an hour and judge what
 
 checker-selftest: .venv/.dev ## seed violations into a right story, and print what the campaign's checker finds
 	@$(BIN)/python -m tests.unit.fault_seeds
+
+docs: .venv/.dev ## write the pages of commands and settings from the code
+	@$(BIN)/python docs/generate.py
 
 check: .venv/.dev ## lint, format, types, imports, generated code: what CI asks first
 	@$(BIN)/ruff check --quiet .

@@ -63,7 +63,7 @@ NOT_RUN = {
 }
 """Blocks with a reason why they are not run, by document: one more is a decision."""
 
-OUTPUT = {"README.md": 1, "docs/commands.md": 1, "docs/ledger.md": 2}
+OUTPUT = {"README.md": 1, "docs/ledger.md": 2}
 """Blocks of `text`: output and drawings."""
 
 

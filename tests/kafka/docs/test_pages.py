@@ -86,13 +86,6 @@ def test_coordination_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader
     assert {name for _, name in assigned} == {"bert", "carl"}
 
 
-@pytest.mark.slow  # a process for each command
-def test_commands_page_runs_as_typed(own_broker: EmbeddedBroker, make_reader: Callable[[int], Reader]) -> None:
-    """A queue with messages, some of them in flight."""
-    fill_and_hold(own_broker.bootstrap_servers)
-    make_reader(own_broker.port).read("docs/commands.md")
-
-
 @pytest.mark.spark
 @pytest.mark.slow  # a JVM for each of the ledger's commands
 @pytest.mark.timeout(900)
