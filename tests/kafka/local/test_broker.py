@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
-import uuid
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,11 +18,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmq_spark.errors import SetupError
 from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.local.broker import EmbeddedBroker
-from kmq_spark.local.jars import jar_paths
-from kmq_spark.local.java import find_java
 from kmq_spark.local.probe import is_ready
 from tests.brokers import quick_broker, quick_java
 from tests.kafka.conftest import wait_until
@@ -55,30 +50,6 @@ def _read_one(servers: str, topic: str) -> bytes | None:
         return None if message is None else message.value()
     finally:
         consumer.close()
-
-
-@pytest.mark.slow
-def test_broker_starts_whatever_its_cluster_id_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One id in 64 begins with a dash, which Kafka's tool would take for an option."""
-    monkeypatch.setattr("kmq_spark.local.broker.uuid.uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
-    with quick_broker() as broker:
-        assert broker.is_running
-
-
-def test_transaction_commits_and_is_read(bootstrap_servers: str) -> None:
-    """One node serves the transaction and group coordinators too."""
-    _create_topic(bootstrap_servers, "broker-transaction")
-    producer = Producer(QUIET | {"bootstrap.servers": bootstrap_servers, "transactional.id": "broker-test"})
-    producer.init_transactions(20)
-
-    producer.begin_transaction()
-    producer.produce("broker-transaction", b"aborted")
-    producer.abort_transaction(20)
-    producer.begin_transaction()
-    producer.produce("broker-transaction", b"committed")
-    producer.commit_transaction(20)
-
-    assert _read_one(bootstrap_servers, "broker-transaction") == b"committed"
 
 
 def test_topics_are_never_made_by_mistake(bootstrap_servers: str) -> None:
@@ -215,21 +186,6 @@ def test_broker_dies_with_its_supervisor() -> None:
         assert _is_gone_soon(broker.pid)
 
 
-@pytest.mark.slow
-def test_taken_port_is_reported_with_the_brokers_last_words() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        broker = quick_broker(port=port)
-
-        with pytest.raises(SetupError, match=rf"did not start on 127\.0\.0\.1:{port}(?s:.*)Address already in use"):
-            broker.start()
-
-    assert not broker.is_running
-    broker.close()
-
-
 def up(*options: str) -> subprocess.Popen[str]:
     """Run `kmq up`."""
     command = [sys.executable, "-m", "kmq_spark.cli.main", "up", *options]
@@ -262,35 +218,6 @@ def test_log_of_a_broker_that_ended_by_itself_outlives_it() -> None:
 def _children(pid: int) -> list[int]:
     """Return the processes that a process has started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_setting_that_kafka_refuses_is_reported() -> None:
-    broker = quick_broker(extra={"num.io.threads": "none"})
-
-    with pytest.raises(SetupError, match=r"num\.io\.threads"):
-        broker.start()
-
-    broker.close()
-
-
-def test_environment_reaches_the_java_that_formats_too() -> None:
-    broker = EmbeddedBroker(environment={"JDK_JAVA_OPTIONS": "-XX:NoSuchOption"})
-
-    with pytest.raises(SetupError, match=r"cannot format .*NoSuchOption"):
-        broker.start()
-
-    broker.close()
-
-
-def test_brokers_of_tests_take_kafkas_classes_from_an_archive(tmp_path: Path) -> None:
-    """Without settings Kafka says how it is used, and ends."""
-    (name, options), log = *quick_java().items(), tmp_path / "classes.log"
-    environment = {**os.environ, name: f"{options} -Xlog:class+load:file={log}"}
-    class_path = os.pathsep.join(map(str, jar_paths("broker")))
-    command = [str(find_java()), "-XX:+UseSerialGC", "-cp", class_path, "kafka.Kafka"]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=ENDS_S)
-    assert "USAGE" in done.stdout + done.stderr
-    assert "kafka.Kafka source: shared objects file (top)" in log.read_text("utf-8")
 
 
 def _is_gone_soon(pid: int) -> bool:

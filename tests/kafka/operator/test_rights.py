@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
     AdminClient,
-    ResourcePatternType,
-    ResourceType,
 )
 
 from kmq_spark.consumer.consumer import QueueConsumer
@@ -244,16 +239,6 @@ def test_tracker_viewer_and_ledger_reach_no_foreign_group(secured: SecuredBroker
     for group in ("kmq.orders2", "kmq.orders2.tracker", "kmq.orders.subscription-billing", "kmq.orders.queue-vip"):
         assert read_committed_as(secured, "viewer", group) == "GROUP_AUTHORIZATION_FAILED", group
     assert commit_as(secured, "viewer", "kmq.orders") == "GROUP_AUTHORIZATION_FAILED"
-
-
-def revoke_read(secured: SecuredBroker, part: str, group: str) -> None:
-    """Take from a part what lets it commit for a group."""
-    grant = AclBindingFilter(
-        ResourceType.GROUP, group, ResourcePatternType.LITERAL, f"User:{part}", "*", AclOperation.READ,
-        AclPermissionType.ALLOW,
-    )  # fmt: skip
-    for future in secured.admin.delete_acls([grant]).values():
-        assert len(future.result(20)) == 1
 
 
 def write_as(secured: SecuredBroker, part: str, topic: str) -> str:
