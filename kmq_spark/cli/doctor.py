@@ -64,7 +64,7 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
         own = {} if stored is None else {rule: value for rule, value in stored.to_dict().items() if value is not None}
         rules = checked_rules({**rules_by_name(local), **own})
         with counting(topics.markers_topic) as on_progress:
-            view = inspector.look(on_progress, must_exist=False)
+            view = inspector.look(on_progress, with_members=True, must_exist=False)
         now_ms, letters = view.now_ms, view.dead_letter_topic
         producers = look_at_producers(
             cluster, topics, retention_ms=local.producer_retention_ms, now_ms=now_ms, reach=reach

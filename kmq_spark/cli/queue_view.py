@@ -78,7 +78,7 @@ def _row(queue: str, settings: Settings) -> dict[str, Any]:
 
     stored = read_rules(queue, **settings.kafka.reach())
     with inspector_of(queue, settings) as inspector:
-        view = inspector.look(with_markers=False)
+        view = inspector.look(with_markers=False, with_members=True)
     return {
         "queue": queue,
         "partitions": view.queue_topic.partition_count,

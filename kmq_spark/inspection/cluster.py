@@ -120,9 +120,11 @@ class Cluster:
         found = self.offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
-    def group(self, name: str, topic: str) -> GroupFacts:
+    def group(self, name: str, topic: str, *, with_members: bool) -> GroupFacts:
         """Return facts about a consumer group."""
         positions = {place.partition: place.offset for place in self.committed(name, topic)}
+        if not with_members:
+            return GroupFacts(name, positions=positions)
         try:
             (future,) = self.admin.describe_consumer_groups([name], request_timeout=self._timeout).values()
             described = answer_of(future, self._timeout)

@@ -91,7 +91,12 @@ class QueueInspector:
         return range(min(counts))
 
     def look(
-        self, on_progress: Callable[[int], None] | None = None, *, with_markers: bool = True, must_exist: bool = True
+        self,
+        on_progress: Callable[[int], None] | None = None,
+        *,
+        with_markers: bool = True,
+        with_members: bool = False,
+        must_exist: bool = True,
     ) -> QueueView:
         """
         Return the queue as it is now.
@@ -99,6 +104,8 @@ class QueueInspector:
         Args:
             on_progress: Called from time to time with the number of markers read so far.
             with_markers: Whether the messages in flight are read too, from the markers.
+            with_members: Whether the members of the consumer group are read too. Not for a repeated look: once the
+                broker was restarted, librdkafka's admin client does not find a group's coordinator for minutes.
             must_exist: Whether a missing queue is a `TopicError`: a broker that starts does not know its topics for a
                 moment, and zeros would be wrong.
         """
@@ -107,9 +114,9 @@ class QueueInspector:
         exists = bool(queue.partition_count and markers.partition_count)
         if must_exist and not exists:
             self.queue_partitions()
-        consumers = (
-            self.cluster.group(topics.consumer_group, queue.name) if exists else GroupFacts(topics.consumer_group)
-        )
+        consumers = GroupFacts(topics.consumer_group)
+        if exists:
+            consumers = self.cluster.group(topics.consumer_group, queue.name, with_members=with_members)
         tracker = self._tracker(markers) if exists else TrackerFacts(topics.tracker_group)
         ready = self._ready(queue, consumers.positions)
         dead_letters = self._dead_letters(letters)
