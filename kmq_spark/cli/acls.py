@@ -5,7 +5,7 @@ Rule 1: there is one table of grants. `tests/kafka/operator/test_rights.py` runs
 broker with Kafka's authorizer, and checks that other operations are denied.
 Rule 2: groups are granted by their full name. A prefix is granted only if a process chooses the rest of the name, and
 the prefix ends with a separator: `kmq.orders` is also a prefix of the tracker's group, of the groups of every
-`orders@group`, and of the groups of a queue `orders2`.
+`orders@subscription`, and of the groups of a queue `orders2`.
 
 Source: Kafka's authorizer table; no part needs ClusterAction, Delete or Alter.
 """

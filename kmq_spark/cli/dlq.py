@@ -8,6 +8,7 @@ Rule 2: control characters in text from a message are escaped, never written to 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -206,7 +207,7 @@ def _instant(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
     with contextlib.suppress(ConfigError):
-        return max(0, int((time.time() - seconds(text, option)) * 1000))
+        return datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=seconds(text, option))
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -51,7 +51,7 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
     from kmq_spark.inspection.facts import DoctorFacts
     from kmq_spark.inspection.findings import OPEN_TOO_LONG_MS
     from kmq_spark.inspection.groups import look_at_fleets
-    from kmq_spark.inspection.producers import look_at_producers
+    from kmq_spark.inspection.inspector import look_at_producers
     from kmq_spark.kafka.queue_rules import checked_rules, read_rules, rules_by_name
 
     reach = settings.kafka.reach()
@@ -66,9 +66,7 @@ def gather(name: str, settings: Settings) -> DoctorFacts:
         with counting(topics.markers_topic) as on_progress:
             view = inspector.look(on_progress, with_members=True, must_exist=False)
         now_ms, letters = view.now_ms, view.dead_letter_topic
-        producers = look_at_producers(
-            cluster, topics, retention_ms=local.producer_retention_ms, now_ms=now_ms, reach=reach
-        )
+        producers = look_at_producers(cluster, topics, reach)
         coordination = settings.tracker.coordination_topic
         recent = cluster.offsets_at(letters.name, letters.end, now_ms - ONE_HOUR_MS)
         return DoctorFacts(

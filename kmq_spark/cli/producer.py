@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kmq_spark.cli.shared.common import EXIT_FAILED, EXIT_UNHEALTHY, command, counting, quiet_client
+from kmq_spark.cli.shared.common import command, quiet_client
 from kmq_spark.cli.shared.options import Connection
 from kmq_spark.cli.shared.output import Output, OutputForm, json_bytes, print_object, print_rows, shown, table
 from kmq_spark.inspection.spans import span
@@ -75,30 +75,7 @@ def forget(
     )
 
 
-@command(app, "verify")
-def verify(name: Name, producer_id: ProducerId, connection: Connection, output: Output = OutputForm.TABLE) -> None:
-    """Read the queue and check a producer's sequence: holes, repeats, order. Exit code 3 where something is wrong."""
-    from kmq_spark.producer.registry import verify_producer
-
-    quiet_client()
-    with counting(name, "messages") as on_progress:
-        found = verify_producer(name, producer_id, on_progress=on_progress, **connection.reach())
-    if found.state is None and not found.report.messages:
-        typer.echo(
-            f"kmq: queue {name!r} has no producer {producer_id!r}, and no message of it; `kmq producer list {name}` "
-            "shows what there is",
-            err=True,
-        )
-        raise typer.Exit(EXIT_FAILED)
-    if output is OutputForm.TABLE:
-        _print_verification(name, producer_id, found)
-    else:
-        print_object(output, _verification(producer_id, found))
-    if not found.is_exact:
-        raise typer.Exit(EXIT_UNHEALTHY)
-
-
-def _row(found: Found, now_ms: int, retention_ms: int) -> dict[str, Any]:
+def _row(found: Found) -> dict[str, Any]:
     state = found.state
     if state is None:
         return {"id": found.key, "problem": found.problem}

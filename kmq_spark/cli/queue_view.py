@@ -40,7 +40,7 @@ def list_queues(
     connection: Connection,
     output: Output = OutputForm.TABLE,
 ) -> None:
-    """List the queues of a cluster, groups as queue@group: what is ready, dead, and how far the tracker is behind."""
+    """List queues and subscriptions (queue@subscription): what is ready, dead, how far the tracker is behind."""
     from kmq_spark.inspection.cluster import Cluster, queues_of
 
     settings = connection.settings()
@@ -179,7 +179,7 @@ def _messages(rows: list[dict[str, Any]]) -> Table:
     if any(row["due_at_ms"] is not None for row in rows):
         columns.append((">DUE IN", lambda row: "-" if row["due_at_ms"] is None else span(row["due_at_ms"] - now_ms)))
     if any(row["logical_queue"] for row in rows):
-        columns.append(("LOGICAL LOGICAL_QUEUE…", lambda row: shown(row["logical_queue"]) or "-"))
+        columns.append(("LOGICAL QUEUE…", lambda row: shown(row["logical_queue"]) or "-"))
     columns += [
         ("HELD BY…", lambda row: shown(row["consumer_id"]) or "-"),
         ("KEY…", lambda row: _cell(row, "key")),

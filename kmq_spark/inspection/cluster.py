@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import ClusterMetadata
 
-_GROUP = re.compile(r"(?P<queue>.+)\.group-(?P<group>[A-Za-z0-9._-]+)")
+_SUBSCRIPTION = re.compile(r"(?P<queue>.+)\.subscription-(?P<subscription>[A-Za-z0-9._-]+)")
 
 MARKERS, DEAD_LETTERS = ".markers", ".dlq"
 
@@ -41,11 +41,11 @@ def queues_of(topics: Iterable[str]) -> list[str]:
             continue
         if base.endswith(DEAD_LETTERS) and f"{base.removesuffix(DEAD_LETTERS)}{MARKERS}" in names:
             continue
-        group = _GROUP.fullmatch(base)
+        subscription = _SUBSCRIPTION.fullmatch(base)
         if base in names:
             found.append(base)
-        elif group is not None and group["queue"] in names:
-            found.append(f"{group['queue']}@{group['group']}")
+        elif subscription is not None and subscription["queue"] in names:
+            found.append(f"{subscription['queue']}@{subscription['subscription']}")
     return sorted(found)
 
 

@@ -299,7 +299,6 @@ class ProducersFacts:
     Attributes:
         topic: The topic of their positions; without partitions where it does not exist.
         ids: How many there are.
-        unused: Ids that have not committed for long.
         unreadable: Ids whose position record cannot be read.
         open_for_ms: For how long, at least, a transaction has been open in the topic of the positions; 0 for none.
     """

@@ -194,10 +194,6 @@ def _producers(facts: DoctorFacts) -> Iterator[Finding]:
         )
         repair = "start its producer again, or wait for its transaction.timeout.ms; kafka-transactions.sh find-hanging"
         found.append(Finding("producers", Level.WARNING, what, repair))
-    if producers.unused:
-        what = f"{counted(len(producers.unused), 'producer id')} unused for long: {_some(producers.unused)}"
-        repair = f"where it is needed no more: kmq producer forget {queue} {producers.unused[0]}"
-        found.append(Finding("producers", Level.WARNING, what, repair))
     if producers.ids and not found:
         text = f"{counted(producers.ids, 'producer id')}, positions in a compacted topic"
         found.append(Finding("producers", Level.OK, text))

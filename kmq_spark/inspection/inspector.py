@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Self
 from kmq_spark.core.closed import ClosedRanges
 from kmq_spark.core.events import LoggedMarker
 from kmq_spark.core.markers import MarkerType
-from kmq_spark.errors import TopicError, WireError
+from kmq_spark.errors import KafkaClientError, TopicError, WireError
 from kmq_spark.inspection.cluster import Cluster
-from kmq_spark.inspection.facts import Backlog, GroupFacts, QueueView, TopicFacts, TrackerFacts
+from kmq_spark.inspection.facts import Backlog, GroupFacts, ProducersFacts, QueueView, TopicFacts, TrackerFacts
 from kmq_spark.inspection.markers_fold import MarkersFold
+from kmq_spark.kafka.client_errors import DENIED
 from kmq_spark.kafka.log_reader import LogReader
-from kmq_spark.kafka.lookups import LATEST
+from kmq_spark.kafka.lookups import LATEST, offsets_of
 from kmq_spark.kafka.positions import Heartbeat, Position
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import new_client_id, reader_config
+from kmq_spark.producer.position_log import PARTITION, PositionLog
+from kmq_spark.producer.registry import PATIENCE_S
 from kmq_spark.wire.codec import decode_marker
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message, TopicPartition
 
+    from kmq_spark.config import Reach
     from kmq_spark.core.markers import Marker
     from kmq_spark.inspection.facts import PartitionView
 
@@ -282,6 +286,31 @@ class QueueInspector:
             return len(times), min(times, default=None)
         finally:
             reader.close()
+
+
+def look_at_producers(cluster: Cluster, topics: QueueTopics, reach: Reach) -> ProducersFacts | None:
+    """
+    Return what `kmq doctor` looks at; None where we may not read the topic of the positions.
+
+    Raises:
+        KafkaClientError: The broker cannot be reached in time.
+    """
+    (topic,) = cluster.topics([topics.producers_topic]).values()
+    if not topic.partition_count:
+        return ProducersFacts(topic)
+    began_s = time.monotonic()
+    (end,) = offsets_of(
+        cluster.admin, topic.name, [PARTITION], LATEST, reach["timeout"], with_open_transactions=True
+    ).values()
+    try:
+        found = PositionLog(topics, **reach).all(PATIENCE_S)
+    except KafkaClientError as error:
+        if error.code in DENIED:
+            return None
+        raise
+    (stable,) = cluster.offsets(topic.name, [PARTITION], LATEST).values()
+    open_ms = round(1000 * (time.monotonic() - began_s)) if stable < end else 0
+    return ProducersFacts(topic, len(found), tuple(each.key for each in found if each.state is None), open_ms)
 
 
 def _positions_of(places: list[TopicPartition]) -> dict[int, Position]:

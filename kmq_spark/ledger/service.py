@@ -76,7 +76,7 @@ def streams_of(layouts: Sequence[QueueLayout]) -> list[Stream]:
     streams: dict[str, Stream] = {}
     for layout in layouts:
         topics, count = layout.topics, layout.partition_count
-        queue, subscription = topics.queue, topics.group
+        queue, subscription = topics.queue, topics.subscription
         owner = {"queue": queue, "subscription": subscription}
         for stream in (
             Stream(

@@ -343,10 +343,6 @@ POSITIONS = TopicFacts("orders.producers", 1, {"cleanup.policy": "compact"}, 1)
         ),
         (ProducersFacts(POSITIONS, 2, unreadable=("a",)), Level.UNHEALTHY, "of a cannot be read", "forget orders a"),
         (ProducersFacts(POSITIONS, 1, open_for_ms=2_000), Level.WARNING, "open in orders.producers for at least", ""),
-        (
-            ProducersFacts(POSITIONS, 9, unused=("a", "b", "c", "d")),
-            Level.WARNING, "4 producer ids unused for long: a, b, c and 1 more", "forget orders a",
-        ),
         (ProducersFacts(POSITIONS, 2), Level.OK, "2 producer ids, positions in a compacted topic", ""),
     ],
 )  # fmt: skip
