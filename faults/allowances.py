@@ -128,7 +128,6 @@ class Refetches:
         # Who comes back has lost its place in the group: it may start messages before it learns so, and joins again.
         self._changes = sorted([*self._changed(run, events, times, names), *((each.end_ms, "") for each in self._away)])
         self._starts = hands.starts()
-        self._exact = {name for name, began in hands.began.items() if began.get("starts_in_transaction")}
         self.by_change = 0
         self.found = [
             (message_id, before, again)
@@ -166,9 +165,6 @@ class Refetches:
         lost: Counter[str] = Counter()
         refused: Counter[tuple[str, tuple[int, str]]] = Counter()
         for message_id, (process, before_ms), (_, again_ms) in self.found:
-            if process in self._exact:
-                yield f"{message_id} was started by process {process} with its position in a transaction, and again"
-                continue
             causes = [*self._causes[process], *self._away]
             if any(begin_ms <= again_ms and end_ms >= before_ms for begin_ms, end_ms in causes):
                 lost[process] += 1

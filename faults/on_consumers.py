@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from faults.clocks import FalseClock, is_available
 from faults.events import read_events
 from faults.mix import WAYS
+from faults.once import TRANSACTION
 from faults.topics import read_dump
 from kmq_spark.failpoints import EXIT_CODE, FAILPOINTS
 
@@ -57,7 +58,7 @@ UNPASSED = ("consumer.extension-sent", "consumer.revoked")
 
 CONSUMER_POINTS = tuple(name for name in FAILPOINTS if name.startswith("consumer.") and name not in UNPASSED)
 
-WAY_TO = {"consumer.tx-": "transaction", "consumer.start-tx-": "starts"}
+WAY_TO = {"consumer.tx-": "transaction"}
 """How a worker works that passes points of these names; the others are passed by the defaults."""
 
 POINT_TIMEOUT_S = 30.0
@@ -111,7 +112,7 @@ def _kill_one(stage: Stage, point: str, number: int) -> None:
 
 
 def _note_transaction(stage: Stage, way: Mapping[str, Any]) -> None:
-    if way.get("starts_in_transaction"):
+    if way.get("mode") == TRANSACTION:
         stage.held_up(TRANSACTION_S)
 
 

@@ -65,7 +65,6 @@ class Profile:
         max_in_flight: Messages held at once.
         max_batch: Messages that `run` fetches, `receive` returns and a batch has, at once.
         prefetch: As of the consumer.
-        starts_in_transaction: As of the consumer.
         work_ms: How long a message takes.
         raised: Share of deliveries whose handler raises.
         rejected: Share of deliveries that are rejected.
@@ -91,7 +90,6 @@ class Profile:
     max_in_flight: int = 200
     max_batch: int = 2_000
     prefetch: int = 0
-    starts_in_transaction: bool = False
     work_ms: int = 2
     raised: float = 0.02
     rejected: float = 0.005
@@ -211,7 +209,6 @@ def main(text: str) -> None:
         max_in_flight=profile.max_in_flight,
         prefetch=profile.prefetch,
         isolate_after=profile.isolate_after,
-        start_in_transaction=profile.starts_in_transaction,
         extra=profile.extra,
     )
     # They share the machine with the tracker and the broker, which in production they do not.
@@ -224,13 +221,7 @@ def main(text: str) -> None:
 
     signal.signal(signal.SIGTERM, end)
     # From here on it may be asked to end: before, the signal would kill it.
-    events.write(
-        "began",
-        queue=profile.logical_queue,
-        mode=profile.mode,
-        isolate_after=profile.isolate_after,
-        starts_in_transaction=profile.starts_in_transaction,
-    )
+    events.write("began", queue=profile.logical_queue, mode=profile.mode, isolate_after=profile.isolate_after)
     if profile.mode == "run":
         handler = Handler(profile, events)
         consumer.run(handler, concurrency=profile.threads, retry_delay_ms=200, max_batch=profile.max_batch)

@@ -41,8 +41,6 @@ FAILPOINTS: dict[str, str] = {
     "consumer.start-sent": "a START is sent, whether it is durable is not known",
     "consumer.deferral-sent": "the START of a deferral is sent, whether it is durable is not known",
     "consumer.start-durable": "a START is durable, the position behind it is not committed",
-    "consumer.start-tx-sent": "STARTs are sent in an open transaction, the position is not added",
-    "consumer.start-tx-before-commit": "STARTs and position are in an open transaction, its commit is not sent",
     "consumer.commit-sent": "the position is on its way to the broker",
     "consumer.commit-done": "the broker has confirmed a position",
     "consumer.in-handler": "a handler has the message",

@@ -26,7 +26,6 @@ from kmq_spark.consumer.full_watch import FullWatch
 from kmq_spark.consumer.intake import Intake
 from kmq_spark.consumer.leases import LeaseTable, Settled, Verb
 from kmq_spark.consumer.markers.producer import MarkerProducer
-from kmq_spark.consumer.markers.starts import transactional_starts
 from kmq_spark.consumer.markers.writer import MarkerWriter
 from kmq_spark.consumer.missing_offsets import MissingOffsets
 from kmq_spark.consumer.poison.admission import AdmissionPolicy
@@ -89,7 +88,6 @@ class QueueConsumer:
         consumer_id: str | None = None,
         ack_linger_ms: int = 5,
         start_timeout_ms: int | None = None,
-        start_in_transaction: bool = False,
         timeout: float = 10,
         extra: Mapping[str, str] | None = None,
     ) -> None:
@@ -127,8 +125,6 @@ class QueueConsumer:
                 earlier marker of the partition is not confirmed.
             start_timeout_ms: Longest time for a START to become durable; by default half a lease or 10 s, whichever is
                 less.
-            start_in_transaction: Whether to write STARTs and their offset commit in one transaction. A crash between
-                the two then repeats no message.
             timeout: Timeout of the broker requests of this constructor and of result transactions.
             extra: librdkafka settings.
 
@@ -175,7 +171,6 @@ class QueueConsumer:
             consumer_id=self.consumer_id,
             limits=limits,
             write_settled=self._writer.write_out,
-            starts=transactional_starts(*identity, start_timeout_ms) if start_in_transaction else None,
             missing_offsets=MissingOffsets(
                 consumer_group, self._topics.queue_topic, bootstrap_servers=bootstrap_servers, extra=extra
             ),

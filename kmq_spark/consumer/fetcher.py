@@ -172,17 +172,13 @@ class Fetcher:
             raise KafkaClientError(message, code="_STATE", retriable=True) from error
         return end
 
-    def group_metadata(self) -> object:
-        """Return the metadata of the membership in the group, for offsets that a transaction commits."""
-        return self.client.consumer_group_metadata()
-
     def return_to_buffer(self, records: Sequence[KafkaMessage]) -> None:
         """Put records that were fetched and not started back to the front of the buffer."""
         self._buffer = [*records, *self._buffer]
 
     def commit(self, positions: Mapping[int, int], *, within_s: float) -> None:
         """
-        Commit offsets of the partitions that are still assigned. Do not wait for the response, except in a transaction.
+        Commit offsets of the partitions that are still assigned. Do not wait for the response.
 
         Args:
             positions: Offset after the records that were started or skipped, by partition.
@@ -195,10 +191,6 @@ class Fetcher:
             self._wait_for_confirmation()
         else:
             self.offset_commits.send_if_due(self.client)
-
-    def record_committed(self, positions: Mapping[int, int]) -> None:
-        """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
-        self.offset_commits.record_committed({each: at for each, at in positions.items() if each in self.owned})
 
     def is_position_at_least(self, partition: int, offset: int) -> bool:
         """Return whether the offset to commit of an assigned partition is at or after *offset*."""

@@ -22,7 +22,6 @@ from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.fetcher import Fetcher
 from kmq_spark.consumer.markers.deferrals import deferrals
-from kmq_spark.consumer.markers.starts import PlainStarts, StartWriter
 from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, GATHER_COMMITS_S, GATHER_FROM
 from kmq_spark.consumer.poison.admission import MAX_SUSPECT_GROUP, BatchPlan, Room, Verdict, count_that_fits, plan_batch
 from kmq_spark.consumer.poison.suspects import SuspectSchedule
@@ -83,8 +82,6 @@ class Intake:
         consumer_id: Name written into the STARTs.
         limits: Limits of the leases and of the held messages.
         write_settled: Waits until the markers of all settled messages are durable, at most the given seconds.
-        starts: Creates the writer of STARTs from a function that returns the metadata of the group membership; by
-            default `PlainStarts`.
         missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
         is_queue_full: Returns whether too many messages of the queue are in flight to fetch more; by default never.
     """
@@ -100,7 +97,6 @@ class Intake:
         consumer_id: str,
         limits: Limits,
         write_settled: Callable[[float], object],
-        starts: Callable[[Callable[[], object]], StartWriter] | None = None,
         missing_offsets: MissingOffsets | None = None,
         is_queue_full: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -117,13 +113,12 @@ class Intake:
         self._lookahead = 1
         self._is_blocked = self._needs_reseek = False
         self._fetcher = Fetcher(config, topic, self._started_positions, missing_offsets)
-        self._starts = starts(self._fetcher.group_metadata) if starts else PlainStarts(markers)
-        self._fetcher.offset_commits.in_transaction = self._starts.commit_positions
+        self._markers = markers
 
     @property
     def clients(self) -> tuple[object, ...]:
         """The Kafka clients, which a forked child process must not use."""
-        return (self._fetcher.client, *self._starts.clients())
+        return (self._fetcher.client,)
 
     @property
     def max_in_flight(self) -> int:
@@ -223,13 +218,10 @@ class Intake:
 
     def commit(self, batch: StartedBatch) -> None:
         """Commit the offset after a batch whose START is durable, at once or with later ones."""
-        if batch.is_marked and self._starts.commit_positions is not None:
-            self._fetcher.record_committed(batch.next_offsets)
-        else:
-            within_s = COMMIT_SKIPPED_S
-            if batch.is_marked:
-                within_s = GATHER_COMMITS_S if len(batch.content) >= GATHER_FROM else 0.0
-            self._fetcher.commit(batch.next_offsets, within_s=within_s)
+        within_s = COMMIT_SKIPPED_S
+        if batch.is_marked:
+            within_s = GATHER_COMMITS_S if len(batch.content) >= GATHER_FROM else 0.0
+        self._fetcher.commit(batch.next_offsets, within_s=within_s)
         if batch in self._started:
             self._started.remove(batch)
 
@@ -249,10 +241,7 @@ class Intake:
         """Commit the offsets of delivered messages and leave the group. Other consumers fetch the pending batches."""
         # Before the last commit, which must not cover the pending batches.
         self._drop_started()
-        try:
-            self._fetcher.close(min(timeout, LEAVE_S))
-        finally:
-            self._starts.close()
+        self._fetcher.close(min(timeout, LEAVE_S))
 
     def undo_fetch(self) -> None:
         """
@@ -396,7 +385,8 @@ class Intake:
             for ranges in ranges_of_fetched(lease.offsets)
         ]
         batch.expect(len(starts) + len(deferrals))
-        self._starts.send(batch, [*((marker, batch.on_report) for marker in deferrals), *starts], self._fetcher.owned)
+        for marker, on_report in [*((marker, batch.on_report) for marker in deferrals), *starts]:
+            self._markers.send(marker, on_report)
         self._started.append(batch)
         if deferrals:
             failpoint("consumer.deferral-sent")

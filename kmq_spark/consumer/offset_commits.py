@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.pauses import RateLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from confluent_kafka import Consumer, KafkaError
 
@@ -52,15 +51,12 @@ class OffsetCommits:
     Attributes:
         positions: Offset to commit or committed, by assigned partition.
         has_confirmed: Whether the response to a commit of this process has arrived, or is no longer waited for.
-        in_transaction: Commits offsets where those of STARTs are committed in transactions; None where they are not. Of
-            two requests of two clients the older one may arrive last, and would set the group back.
     """
 
     def __init__(self, topic: str) -> None:
         """Begin without offsets."""
         self.positions: dict[int, int] = {}
         self.has_confirmed = False
-        self.in_transaction: Callable[[Mapping[int, int]], None] | None = None
         self._topic = topic
         self._uncommitted: dict[int, int] = {}
         self._commit_at = math.inf
@@ -79,13 +75,6 @@ class OffsetCommits:
         self._uncommitted.update(positions)
         self._commit_at = min(self._commit_at, self._committed_at + within_s)
 
-    def record_committed(self, positions: Mapping[int, int]) -> None:
-        """Record offsets that were committed elsewhere: in the transaction of their STARTs."""
-        self.positions.update(positions)
-        for partition in positions:
-            # An older offset, of skipped records before these: its commit would set the group back.
-            self._uncommitted.pop(partition, None)
-
     def forget(self, partitions: Collection[int]) -> None:
         """Forget the offsets of partitions that are no longer assigned."""
         for partition in partitions:
@@ -98,14 +87,11 @@ class OffsetCommits:
             self.send(client)
 
     def send(self, client: Consumer) -> None:
-        """Commit what waits. Do not wait for the response, except in a transaction."""
+        """Commit what waits. Do not wait for the response."""
         self._commit_at = math.inf
         if not self._uncommitted:
             return
         self._committed_at = time.monotonic()
-        if self.in_transaction is not None:
-            self._send_in_transaction(self.in_transaction)
-            return
         positions, self._uncommitted = self._uncommitted, {}
         try:
             client.commit(offsets=topic_partitions(self._topic, positions), asynchronous=True)
@@ -145,19 +131,6 @@ class OffsetCommits:
             return
         self.has_confirmed = True
         failpoint("consumer.commit-done")
-
-    def _send_in_transaction(self, commit: Callable[[Mapping[int, int]], None]) -> None:
-        """Commit and wait for the response. The offsets stay uncommitted if it fails or is interrupted."""
-        self._commit_at = self._committed_at + COMMIT_SKIPPED_S  # unless it succeeds
-        try:
-            commit(self._uncommitted)
-        except KmqError as error:
-            if not error.retriable:
-                raise
-            self._log_failure(str(error))
-        else:
-            self._uncommitted.clear()
-            self._commit_at = math.inf
 
     def _log_failure(self, reason: str) -> None:
         self._failed_commits += 1

@@ -20,7 +20,6 @@ from tests.unit.fault_seed_parts import (
     expire_at_its_start,
     expire_in_a_lease,
     fetch_again,
-    kill_the_worker,
     redeliver,
 )
 from tests.unit.fault_story import REDELIVERED, Story, copy_of, event, with_header
@@ -36,13 +35,6 @@ def fetch_again_after_a_clean_stop(story: Story) -> None:
     """I4: its consumer ended when it was asked to, and had all the time to commit."""
     stopped = Process("WorkerChild", "worker", 0, ended_at_ms=39_000)
     story.run = Run([stopped, Process("TrackerChild", "tracker-1", 0)], 1)
-    fetch_again(story, at_ms=40_000, by=78)
-
-
-def fetch_again_what_was_started_with_its_position(story: Story) -> None:
-    """I4: START and position were in one transaction, so that even a killed consumer leaves nothing to be repeated."""
-    story.says(starts_in_transaction=True)
-    kill_the_worker(story, at_ms=30_000)
     fetch_again(story, at_ms=40_000, by=78)
 
 

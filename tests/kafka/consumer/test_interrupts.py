@@ -30,8 +30,8 @@ FILES = {
     for name in (
         "consumer/batch", "consumer/callbacks", "consumer/fetcher", "consumer/handler_queue", "consumer/intake",
         "consumer/leases", "consumer/message", "consumer/offset_commits", "consumer/receiver", "consumer/started",
-        "consumer/markers/deferrals", "consumer/markers/producer", "consumer/markers/starts",
-        "consumer/poison/admission", "consumer/poison/suspects", "core/ranges", "kafka/transaction",
+        "consumer/markers/deferrals", "consumer/markers/producer",
+        "consumer/poison/admission", "consumer/poison/suspects", "core/ranges",
     )
 }  # fmt: skip
 """Modules of receiving; the worker's are its own test's."""
@@ -90,9 +90,7 @@ def given_back(queue: Queue) -> list[int]:
     return [offset for each in releases for offset in covered(each)]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"prefetch": 2}, pytest.param({"start_in_transaction": True}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("options", [{}, {"prefetch": 2}])
 def test_message_is_received_once_or_redelivered_whatever_step_of_receive_is_interrupted(
     queue: Queue, options: dict[str, Any]
 ) -> None:

@@ -28,7 +28,7 @@ import sys
 from kmq_spark.consumer.consumer import QueueConsumer
 servers, queue, results, consumer_id = sys.argv[1:]
 consumer = QueueConsumer(queue, bootstrap_servers=servers, lease_ms=3_000, consumer_id=consumer_id,
-                         start_in_transaction=True, extra={"session.timeout.ms": "6000"})
+                         extra={"session.timeout.ms": "6000"})
 print("ready", flush=True)
 while True:
     for message in consumer.receive(3, timeout=0.5):

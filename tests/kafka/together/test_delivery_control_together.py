@@ -84,11 +84,7 @@ import json, os, sys, time
 from kmq_spark import QueueConsumer
 # The group gives up a member that was killed after six seconds, the least that a broker allows by default.
 extra = {"session.timeout.ms": "6000"}
-# A consumer that dies between its START and its position would have its messages fetched, and sent again, twice.
-consumer = QueueConsumer(
-    sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000, extra=extra,
-    start_in_transaction=True,
-)
+consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2], lease_ms=2_000, extra=extra)
 while not os.path.exists(sys.argv[3]):
     messages = consumer.receive(10, timeout=0.5)
     for message in messages:
