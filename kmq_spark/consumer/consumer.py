@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kmq_spark.consumer.batch import Batch
 from kmq_spark.consumer.checks import check_bounds, check_logical_queue, check_topics, limits_of
-from kmq_spark.consumer.full_watch import FullWatch
 from kmq_spark.consumer.intake import Intake
 from kmq_spark.consumer.leases import LeaseTable, Settled, Verb
 from kmq_spark.consumer.markers.producer import MarkerProducer
@@ -161,7 +160,6 @@ class QueueConsumer:
             ack_linger_ms=ack_linger_ms,
             keep_alive=keep_alive,
         )
-        full_watch = self._full_watch = FullWatch(self._topics, bootstrap_servers, extra)
         self._intake = Intake(
             consumer_config(bootstrap_servers, consumer_group, self.consumer_id, extra, group_protocol=group_protocol),
             topic=self._topics.queue_topic,
@@ -174,12 +172,10 @@ class QueueConsumer:
             missing_offsets=MissingOffsets(
                 consumer_group, self._topics.queue_topic, bootstrap_servers=bootstrap_servers, extra=extra
             ),
-            is_queue_full=lambda: full_watch.is_full,
         )
         self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()
         self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout)
-        self._full_watch.start_on(self._intake)
         watch(self)
 
     def __enter__(self) -> Self:
@@ -216,7 +212,7 @@ class QueueConsumer:
 
         Returns:
             At most *max_messages* messages. The list is empty if no message arrives in time, if `max_in_flight`
-            messages or `max_in_flight_bytes` are held, while a suspect is held, or while the queue is full.
+            messages or `max_in_flight_bytes` are held, or while a suspect is held.
 
         Raises:
             ConfigError: A value is out of bounds, or *lease* is set although the consumer prefetches.
@@ -409,8 +405,7 @@ class QueueConsumer:
     def after_fork(self) -> tuple[object, ...]:
         """End every lease in a forked child process, and return the Kafka clients that the child must not use."""
         self._leases.after_fork()
-        clients = (*self._intake.clients, self._producer.client, self._full_watch.client)
-        return (*clients, *self._transactions.after_fork())
+        return (*self._intake.clients, self._producer.client, *self._transactions.after_fork())
 
     def stop(self) -> None:
         """Ask `run` to end. May be called from any thread or signal handler; `run` waits for the running handlers."""
@@ -437,14 +432,12 @@ class QueueConsumer:
         self._is_closed = True
         self._transactions.close(timeout)
         self._receiver.release_undelivered()
-        self._full_watch.stop()
         try:
             # Commit offsets first: a message released before its offset commit would be delivered twice.
             self._intake.close(timeout)
         finally:
             for lease in self._leases.end_all("the consumer was closed, the message was released"):
                 self._release_held(lease)
-            self._full_watch.close()
             self._writer.close(timeout)
 
     @contextlib.contextmanager

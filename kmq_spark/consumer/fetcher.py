@@ -25,7 +25,7 @@ from confluent_kafka import Message as KafkaMessage
 
 from kmq_spark.consumer.membership import Handlers, Membership
 from kmq_spark.consumer.offset_commits import COMMIT_SKIPPED_S, OffsetCommits
-from kmq_spark.errors import KafkaClientError, KmqError
+from kmq_spark.errors import KmqError
 from kmq_spark.failpoints import failpoint
 from kmq_spark.kafka.client_errors import UNREACHABLE, client_error
 
@@ -152,25 +152,6 @@ class Fetcher:
                     return []
         self._gathered_since = 0.0
         return records
-
-    def end_of(self, topic: str, timeout: float) -> int:
-        """
-        Return the end offset of partition 0 of any topic. Any thread may call it, but not after `close`.
-
-        Raises:
-            KmqError: The topic does not exist, the client has no permission to read it, or the broker does not answer
-                within *timeout* seconds.
-        """
-        # Not `bounds_of`: it requests metadata. If the only broker has just resumed, its metadata lists no broker, and
-        # the client may lose it for good (`coordinator_contact.py`).
-        try:
-            _, end = self.client.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
-        except KafkaException as error:
-            raise client_error(error, f"cannot read the end offset of {topic}") from error
-        except RuntimeError as error:
-            message = f"cannot read the end offset of {topic}: the client was replaced; try again"
-            raise KafkaClientError(message, code="_STATE", retriable=True) from error
-        return end
 
     def return_to_buffer(self, records: Sequence[KafkaMessage]) -> None:
         """Put records that were fetched and not started back to the front of the buffer."""

@@ -83,7 +83,6 @@ class Intake:
         limits: Limits of the leases and of the held messages.
         write_settled: Waits until the markers of all settled messages are durable, at most the given seconds.
         missing_offsets: Checks whether assigned partitions have committed offsets; None for no check.
-        is_queue_full: Returns whether too many messages of the queue are in flight to fetch more; by default never.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class Intake:
         limits: Limits,
         write_settled: Callable[[float], object],
         missing_offsets: MissingOffsets | None = None,
-        is_queue_full: Callable[[], bool] = lambda: False,
     ) -> None:
         """Subscribe to the topic. Partitions are assigned during the first `take`."""
         self._topic = topic
@@ -107,7 +105,6 @@ class Intake:
         self._consumer_id = consumer_id
         self._limits = limits
         self._write_settled = write_settled
-        self.is_queue_full = is_queue_full
         self._suspects = SuspectSchedule()
         self._started: list[StartedBatch] = []
         self._lookahead = 1
@@ -136,9 +133,7 @@ class Intake:
         return self._is_blocked
 
     def room(self) -> Room:
-        """Return what may be delivered now: nothing while the queue is full, or while a suspect is held or waits."""
-        if self.is_queue_full():
-            return Room(0, 0, is_empty=False)
+        """Return what may be delivered now: nothing while a suspect is held or waits."""
         now = time.monotonic()
         held_count = self._held_count(now)
         pending_bytes = sum([batch.byte_count for batch in self._started])
@@ -224,10 +219,6 @@ class Intake:
         self._fetcher.commit(batch.next_offsets, within_s=within_s)
         if batch in self._started:
             self._started.remove(batch)
-
-    def end_of(self, topic: str, timeout: float) -> int:
-        """Call `Fetcher.end_of`. Any thread may call this method, but not after `close`."""
-        return self._fetcher.end_of(topic, timeout)
 
     def serve_group(self) -> None:
         """Serve the consumer group without fetching."""

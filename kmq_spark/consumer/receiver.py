@@ -187,7 +187,7 @@ class Receiver:
 
     def _log_full(self, now: float) -> None:
         held_count = self._leases.held_count(now)
-        if held_count and not self._intake.is_queue_full() and self._full_log_limit.allows():
+        if held_count and self._full_log_limit.allows():
             logger.warning(
                 "fetching paused: %d messages held, max_in_flight is %d (with fewer messages: max_in_flight_bytes is "
                 "reached, or a suspect is delivered separately); settle messages or raise the limit",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -63,25 +63,6 @@ MAX_RECORD_BYTES = 65_536
 
 LEASE_READ_TIMEOUT_S = 3.0
 """Maximum time that a consumer waits at its start for the rules of its queue."""
-
-
-class FullRecord(NamedTuple):
-    """
-    The record that marks a queue as full, see `tracker/full_record.py`.
-
-    Attributes:
-        offset: Offset in the topic.
-        at_ms: Timestamp of the record, epoch milliseconds; clock of the broker or of the writer, by the topic's
-            `message.timestamp.type`.
-    """
-
-    offset: int
-    at_ms: int
-
-
-def full_key(topics: QueueTopics) -> bytes:
-    """Return the key of the record that marks a queue as full. No queue name contains its `#`."""
-    return f"{topics}#full".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +170,6 @@ class RulesReader:
     Attributes:
         is_unauthorized: Whether the last `refresh` was not authorized to read the topic.
         has_topic: Whether the last `refresh` found the topic.
-        full: The record that marks the queue as full; None if there is none.
     """
 
     def __init__(
@@ -198,14 +178,12 @@ class RulesReader:
         """Open no client yet."""
         self._local = local
         self._names = (str(topics), topics.queue)
-        self._full_key = full_key(topics)
         self._config = config
         self._reader: LogReader | None = None
         self._timeout = timeout
         self._next = 0
         self._found: dict[str, StoredRules] = {}
         self.is_unauthorized = self.has_topic = False
-        self.full: FullRecord | None = None
 
     @property
     def client(self) -> Consumer | None:
@@ -231,7 +209,7 @@ class RulesReader:
             first, end = bounds_of(reader.client, TopicPartition(RULES_TOPIC, 0), self._timeout)
             if end < self._next:
                 # The topic was deleted and created again.
-                self._next, self._found, self.full = 0, {}, None
+                self._next, self._found = 0, {}
             if max(first, self._next) < end:
                 for record in reader.read({0: max(first, self._next)}):
                     self._store(record)
@@ -261,9 +239,6 @@ class RulesReader:
         key: Any = record.key() or b""
         value: Any = record.value()
         offset = record.offset() or 0
-        if key == self._full_key:
-            self.full = None if value is None else FullRecord(offset, record.timestamp()[1])
-            return
         name = key.decode("utf-8", "replace")
         if name not in self._names:
             return
