@@ -33,7 +33,6 @@ from kmq_spark.consumer.transactions.result import ResultTransactions
 from kmq_spark.consumer.worker import MAX_BATCH, Worker
 from kmq_spark.core.durations import MIN_LEASE_MS, milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
-from kmq_spark.kafka.forks import watch
 from kmq_spark.kafka.queue_rules import lease_of
 from kmq_spark.kafka.queue_topics import QueueTopics
 from kmq_spark.kafka.settings import consumer_config, marker_producer_config, new_client_id
@@ -176,7 +175,6 @@ class QueueConsumer:
         self._receiver = Receiver(self._intake, self._leases, prefetch)
         self._writer.start()
         self._transactions = ResultTransactions(*identity, self._leases, self._producer, lease_ms, timeout)
-        watch(self)
 
     def __enter__(self) -> Self:
         """Return the consumer."""
@@ -401,11 +399,6 @@ class QueueConsumer:
         """
         self._check_usable()
         self._writer.flush(timeout)
-
-    def after_fork(self) -> tuple[object, ...]:
-        """End every lease in a forked child process, and return the Kafka clients that the child must not use."""
-        self._leases.after_fork()
-        return (*self._intake.clients, self._producer.client, *self._transactions.after_fork())
 
     def stop(self) -> None:
         """Ask `run` to end. May be called from any thread or signal handler; `run` waits for the running handlers."""

@@ -113,11 +113,6 @@ class Intake:
         self._markers = markers
 
     @property
-    def clients(self) -> tuple[object, ...]:
-        """The Kafka clients, which a forked child process must not use."""
-        return (self._fetcher.client,)
-
-    @property
     def max_in_flight(self) -> int:
         """Maximum number of messages held at once."""
         return self._limits.max_in_flight

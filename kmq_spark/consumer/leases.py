@@ -214,10 +214,6 @@ class Lease:
         self.end_reason = reason
         self.ends_at = ENDED
 
-    def after_fork(self) -> None:
-        """Replace the lock in a forked child process: another thread may have held it at the fork."""
-        self._lock = threading.RLock()
-
     def take_held(self) -> Sequence[int]:
         """Remove all held offsets and return them, ascending. No other thread can settle these messages afterwards."""
         with self._lock:
@@ -324,10 +320,3 @@ class LeaseTable:
         with self._lock:
             # Ended leases stay in the table until the next `remove_ended`, which the marker writer may call late.
             return [lease for lease in self._leases.values() if lease.held_count and lease.ends_at >= now]
-
-    def after_fork(self) -> None:
-        """End every lease in a forked child process: the thread that writes markers exists only in the parent."""
-        # If another thread held the lock at the fork, it would never be released in the child.
-        self._lock = threading.Lock()
-        for lease in self.end_all("this process is a fork of the one that received it"):
-            lease.after_fork()

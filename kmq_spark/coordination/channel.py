@@ -93,11 +93,6 @@ class Channel:
             bootstrap_servers, client_id, extra, delivery_timeout_ms=delivery_timeout_ms
         )
 
-    @property
-    def clients(self) -> tuple[object, ...]:
-        """The clients, for a fork; none after `close`."""
-        return tuple(client for client in (self._reader, self._writer) if client is not None)
-
     def open(self, timeout_s: float) -> tuple[int, int]:
         """
         Find the group's partition; return its first offset and its end.

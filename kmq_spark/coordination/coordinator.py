@@ -36,11 +36,10 @@ from kmq_spark.core.coordination.records import (
 )
 from kmq_spark.core.durations import milliseconds
 from kmq_spark.errors import ConfigError, KmqError, UsageError
-from kmq_spark.kafka import forks
 from kmq_spark.kafka.settings import admin_config, make_client, new_client_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
     from types import TracebackType
 
@@ -168,7 +167,6 @@ class Coordinator:
         self._caller: threading.Thread | None = None
         self._changes: queue.SimpleQueue[list[Effect] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        forks.watch(self)
 
     # Coming and going.
 
@@ -355,23 +353,13 @@ class Coordinator:
         session = self._session
         return None if session is None else session.failure
 
-    def after_fork(self) -> Iterable[object]:
-        """Give up in a child process; see `kmq_spark.kafka.forks`."""
-        session, channel = self._session, self._channel
-        self._session = self._channel = self._thread = self._caller = None
-        self._stopping = threading.Event()
-        # The child would be a second process of this instance.
-        self._stopping.set()
-        if session is not None:
-            session.after_fork()
-        return () if channel is None else channel.clients
-
     # Within.
 
     def _joined(self) -> Session:
         if self._session is None:
             message = f"group {self.group!r} was not joined: got a call before join, or after close; call join first"
             raise UsageError(message)
+        self._session.check_process()
         return self._session
 
     def _write(self, kind: RecordType, **fields: Any) -> None:

@@ -12,6 +12,7 @@ the work under it.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from threading import Condition, RLock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -107,6 +108,7 @@ class Session:
         clock_ms: Callable[[], float] = now_ms,
     ) -> None:
         self._clock_ms = clock_ms
+        self._pid = os.getpid()
         self.changed = Condition(RLock())
         self.claims: dict[str, Claim] = {}
         self.failure: KmqError | None = None
@@ -208,16 +210,18 @@ class Session:
                 if leave:
                     self.send(RecordType.LEAVE)
 
-    def after_fork(self) -> None:
-        """Hold nothing in a child process; the lock may have been held when it was forked."""
-        self.changed = Condition(RLock())
-        self.until_ms = NEVER_HELD
-        self.failure = UsageError("coordinator of the parent process: got a call after a fork; make one in the child")
+    def check_process(self) -> None:
+        """Raise UsageError in a fork of the process that joined: only the parent is a member."""
+        if self._pid != os.getpid():
+            message = "coordinator of the parent process: got a call after a fork; make one in the child"
+            raise UsageError(message)
 
     # Claims.
 
     def is_over(self, claim: Claim) -> bool:
-        """Return whether a claim is over by the clock, and end it then."""
+        """Return whether a claim is over by the clock, and end it then; in a fork every claim is over."""
+        if self._pid != os.getpid():
+            return True
         if self._clock_ms() < self.until_ms:
             return False
         with self.changed:

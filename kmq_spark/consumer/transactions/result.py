@@ -219,10 +219,6 @@ class ResultTransactions:
             finally:
                 self._committing.release()
 
-    def after_fork(self) -> tuple[object, ...]:
-        """Return the Kafka client that a forked child process must not use."""
-        return () if self._producer is None else (self._producer.client,)
-
     def _commit(self, commit: _Commit, messages: list[Message]) -> None:
         try:
             commit.take(messages, self._leases)

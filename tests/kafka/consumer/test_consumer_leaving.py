@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kmq_spark.consumer.consumer import QueueConsumer
-    from kmq_spark.consumer.message import Message
 
 pytestmark = pytest.mark.kafka
 
@@ -165,44 +164,23 @@ def test_forked_process_must_make_its_own_consumer(queue: Queue) -> None:
     (message,) = receive_all(consumer, 1)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if refused_in_child(consumer, message) else 1)
+        os._exit(0 if refused_in_child(consumer) else 1)
     assert os.waitpid(pid, 0)[1] == 0
     message.ack()
     consumer.close()
     assert len(queue.markers(MarkerType.END)) == 1
 
 
-def refused_in_child(consumer: QueueConsumer, message: Message) -> bool:
+def refused_in_child(consumer: QueueConsumer) -> bool:
     """Return whether a child process gets an error from each call, and leaves the parent's clients alone."""
     refused = 0
-    for call in (consumer.receive, consumer.flush, message.ack):
+    for call in (consumer.receive, consumer.flush, consumer.transaction().__enter__):
         try:
             call()
-        except (UsageError, LeaseLostError):
+        except UsageError:
             refused += 1
     consumer.close()
     return refused == 3
-
-
-def test_forked_process_ends_as_it_wants_to(queue: Queue) -> None:
-    """The child does not destroy the parent's clients: that would abort it by an assertion of librdkafka."""
-    program = (
-        "import os, sys\n"
-        "from kmq_spark.consumer.consumer import QueueConsumer\n"
-        "from kmq_spark.producer.producer import QueueProducer\n"
-        "consumer = QueueConsumer(sys.argv[1], bootstrap_servers=sys.argv[2])\n"
-        "producer = QueueProducer(sys.argv[1], bootstrap_servers=sys.argv[2])\n"
-        "consumer.receive(1, 0.5)\n"
-        "pid = os.fork()\n"
-        "if pid == 0: sys.exit(7)\n"
-        "status = os.waitpid(pid, 0)[1]\n"
-        "consumer.close(); producer.close()\n"
-        "sys.exit(os.waitstatus_to_exitcode(status))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, queue.name, queue.bootstrap_servers], timeout=ENDS_S, check=False
-    )
-    assert done.returncode == 7
 
 
 CLOSE_AT_ANY_MOMENT = """

@@ -381,15 +381,3 @@ def test_paused_group_ends_holds_and_grants_nothing(partition: Partition, pair: 
     second.session.send(RecordType.RESUME_GROUP)
     pass_time(partition, T, first, second)
     assert first.claim() is not None
-
-
-def test_child_process_holds_nothing_and_cannot_write(partition: Partition, pair: tuple[Process, Process]) -> None:
-    """Even if the lock was held by another thread when it was forked."""
-    first, _ = pair
-    claim = first.held()
-    with first.session.changed:
-        first.session.after_fork()
-        assert not claim.is_held
-        with pytest.raises(UsageError, match="got a call after a fork; make one in the child"):
-            first.session.send(RecordType.LEAVE)
-    del partition
